@@ -1,0 +1,37 @@
+# One word per task. Everything is installed into .venv; a second run starts at once.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint bench browser clean
+.DEFAULT_GOAL := demo
+
+# torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (a minute or two, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -c constraints.txt torch numpy
+	@$(PIP) -c constraints.txt --no-deps torchvision
+	@$(PIP) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m nhwc demo
+
+# Two workers, one torch thread each: the tests assert results, never times.
+test: $(READY) browser
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python -m nhwc bench resnet50
+
+browser:
+	@bash .ci/install-browser
+
+clean:
+	rm -rf $(VENV) build dist

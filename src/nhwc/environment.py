@@ -1,0 +1,87 @@
+"""The machine and the versions that a measurement belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from torch import device as Device
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a number is worth nothing without: recorded with every measurement.
+
+    >>> Environment.here().torch == torch.__version__
+    True
+    """
+
+    processor: str
+    instruction_set: str
+    cores: int
+    threads: int
+    device: str
+    torch: str
+    numpy: str
+    python: str
+    system: str
+
+    @classmethod
+    def here(cls, device: Device | str = "cpu") -> Environment:
+        """Describe this process as it is now, thread count included."""
+        device = Device(device)
+        return cls(
+            processor=_processor(),
+            instruction_set=torch.backends.cpu.get_cpu_capability(),
+            cores=available_cores(),
+            threads=torch.get_num_threads(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            torch=torch.__version__,
+            numpy=numpy.__version__,
+            python=platform.python_version(),
+            system=f"{platform.system()} {platform.machine()}",
+        )
+
+    @property
+    def key(self) -> str:
+        """A short name for this environment: equal where measurements carry over."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, str | int]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        where = self.device if self.device != "cpu" else f"{self.processor} {self.instruction_set}"
+        return f"{where}, {self.threads} of {self.cores} cores, torch {self.torch}"
+
+
+def available_cores() -> int:
+    """The cores this process may use, which a container may have made fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cache_dir() -> Path:
+    """Where nhwc remembers things between runs: `NHWC_CACHE`, or the user's cache folder."""
+    named = os.environ.get("NHWC_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "nhwc"
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,47 @@
+"""Everything nhwc raises on purpose.
+
+    NhwcError
+    ├── InputError            what was passed cannot be used
+    │   ├── ModelNotFound     no model goes by that name
+    │   └── ModelFailed       the model itself raised while it ran
+    ├── MissingPackage        an optional package is not installed
+    ├── FormatLost            inside `strict()`: an operator dropped channels last
+    ├── VerificationError     a rewritten model does not compute the same
+    └── FileError             a file is damaged, foreign, or from a newer nhwc
+
+A message says what is wrong with its value, where, and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+
+class NhwcError(Exception):
+    """The root of the tree: catch this to catch them all."""
+
+
+class InputError(NhwcError, ValueError):
+    """What was passed cannot be used."""
+
+
+class ModelNotFound(InputError):
+    """No model goes by that name."""
+
+
+class ModelFailed(InputError):
+    """The model itself raised while it ran; the cause is chained."""
+
+
+class MissingPackage(NhwcError, ImportError):
+    """An optional package is not installed; the message has the pip line."""
+
+
+class FormatLost(NhwcError, RuntimeError):
+    """An operator got channels last and returned another format."""
+
+
+class VerificationError(NhwcError, RuntimeError):
+    """A rewritten model does not compute what the original computes."""
+
+
+class FileError(NhwcError, OSError):
+    """A file is damaged, foreign, or written by a newer nhwc."""

@@ -1,0 +1,158 @@
+"""The memory formats of 4-D and 5-D tensors: name them, ask for them, convert modules to them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from .errors import InputError
+
+
+class Format(Enum):
+    """How a tensor of logical shape N, C, (D,) H, W lies in memory."""
+
+    CONTIGUOUS = "contiguous"
+    CHANNELS_LAST = "channels_last"
+    CHANNELS_LAST_3D = "channels_last_3d"
+    AMBIGUOUS = "ambiguous"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+CHANNELS_LAST_OF = {4: Format.CHANNELS_LAST, 5: Format.CHANNELS_LAST_3D}
+"""The channels-last format of a tensor with so many dimensions."""
+
+_MEMORY_FORMATS = {
+    Format.CONTIGUOUS: torch.contiguous_format,
+    Format.CHANNELS_LAST: torch.channels_last,
+    Format.CHANNELS_LAST_3D: torch.channels_last_3d,
+}
+
+
+def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
+    """Return the memory format that the strides of `tensor` show.
+
+    >>> x = torch.empty(2, 3, 8, 8)
+    >>> format_of(x), format_of(x.to(memory_format=torch.channels_last))
+    (<Format.CONTIGUOUS: 'contiguous'>, <Format.CHANNELS_LAST: 'channels_last'>)
+
+    The strides of N1HW, NC11 and empty tensors are true of both formats: `AMBIGUOUS`. A caller who
+    knows which one is meant passes it as `hint`, and gets it back wherever the strides admit it.
+
+    >>> format_of(torch.empty(2, 1, 8, 8), hint=Format.CHANNELS_LAST)
+    <Format.CHANNELS_LAST: 'channels_last'>
+    """
+    if tensor.layout is not torch.strided:
+        return Format.OTHER
+    plain = tensor.is_contiguous()
+    last = CHANNELS_LAST_OF.get(tensor.ndim)
+    if last is None or not tensor.is_contiguous(memory_format=_MEMORY_FORMATS[last]):
+        return Format.CONTIGUOUS if plain else Format.OTHER
+    if not plain:
+        return last
+    return hint if hint in (Format.CONTIGUOUS, last) else Format.AMBIGUOUS
+
+
+def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int, ...]:
+    """Return the strides that say `format` for a dense tensor of this shape.
+
+    >>> strides_of((10, 3, 16, 16), Format.CHANNELS_LAST)
+    (768, 1, 48, 3)
+    """
+    dims = list(range(len(shape)))
+    if format is not Format.CONTIGUOUS:
+        dims.append(dims.pop(1))
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(dims):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def to_format(tensor: Tensor, format: Format) -> Tensor:
+    """Return `tensor` with the strides of `format`, copying data only where data must move.
+
+    Unlike `Tensor.contiguous`, this also rewrites the strides of size-1 dimensions, so that an
+    ambiguous tensor (N1HW, NC11) says what it is to whoever reads its strides next.
+
+    >>> x = torch.empty(2, 1, 4, 4)
+    >>> to_format(x, Format.CHANNELS_LAST).stride(), x.contiguous().stride()
+    ((16, 1, 4, 1), (16, 16, 4, 1))
+    >>> to_format(x, Format.CHANNELS_LAST).data_ptr() == x.data_ptr()
+    True
+    """
+    _check_format(tensor, format)
+    dense = tensor.contiguous(memory_format=_MEMORY_FORMATS[format])
+    strides = strides_of(dense.shape, format)
+    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
+
+
+def _check_format(tensor: Tensor, format: Format) -> None:
+    if format not in _MEMORY_FORMATS:
+        raise InputError(
+            f"cannot convert to {format}: it describes strides, it is no target. "
+            "Use CONTIGUOUS, CHANNELS_LAST or CHANNELS_LAST_3D."
+        )
+    if tensor.layout is not torch.strided:
+        raise InputError(
+            f"a tensor of layout {tensor.layout} has no memory format. Call .to_dense() first."
+        )
+    if format is not Format.CONTIGUOUS and CHANNELS_LAST_OF.get(tensor.ndim) is not format:
+        needed = 4 if format is Format.CHANNELS_LAST else 5
+        raise InputError(
+            f"a tensor of shape {tuple(tensor.shape)} has {tensor.ndim} dimensions; "
+            f"{format} needs {needed}. Add the missing dimension, or ask for another format."
+        )
+
+
+def convert_(module: nn.Module, format: Format = Format.CHANNELS_LAST) -> nn.Module:
+    """Give every 2-D and 3-D convolution of `module` weights in `format`, in place.
+
+    `CHANNELS_LAST` means channels last in the weight's own number of dimensions: 5-D weights become
+    `CHANNELS_LAST_3D`. `CHANNELS_LAST_3D` converts only those. `CONTIGUOUS` undoes either.
+
+    >>> net = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU())
+    >>> format_of(convert_(net)[0].weight)
+    <Format.CHANNELS_LAST: 'channels_last'>
+
+    Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
+    """
+    if format not in _MEMORY_FORMATS:
+        raise InputError(
+            f"cannot convert a module to {format}. "
+            "Use CONTIGUOUS, CHANNELS_LAST or CHANNELS_LAST_3D."
+        )
+    for name, conv in module.named_modules():
+        if isinstance(conv, _ConvNd):
+            for weight in _weights(conv, name):
+                _restride_(weight, format)
+    return module
+
+
+def _weights(conv: _ConvNd, name: str) -> list[Tensor]:
+    """The tensors a convolution stores its weight in: one, or those of a parametrization."""
+    if is_lazy(conv.weight):
+        raise InputError(
+            f"{name or 'the module'} ({type(conv).__name__}) has no weight yet: it is lazy. "
+            "Run the model once on an example input, then convert it."
+        )
+    # A parametrized weight is computed anew on each access; what lasts is what it is computed from.
+    lists = getattr(conv, "parametrizations", {})
+    stored = lists["weight"].parameters() if "weight" in lists else conv.parameters(recurse=False)
+    return [p for p in stored if p.ndim in CHANNELS_LAST_OF]
+
+
+def _restride_(weight: Tensor, format: Format) -> None:
+    own = CHANNELS_LAST_OF[weight.ndim]
+    if format is Format.CHANNELS_LAST:
+        format = own
+    if format in (own, Format.CONTIGUOUS):
+        weight.data = to_format(weight.data, format)
+        if weight.grad is not None:
+            weight.grad.data = to_format(weight.grad.data, format)

@@ -1,0 +1,222 @@
+"""From a name to a model: torchvision, timm, `package.module:callable`, `file.py:callable`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .errors import InputError, MissingPackage, ModelNotFound
+
+
+def load_model(name: str, *, weights: str | Path | None = None, seed: int = 0) -> nn.Module:
+    """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
+
+    `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
+    `file.py:callable`. The callable is called without arguments and returns the model.
+
+    >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
+    1235496
+    """
+    builder = find_builder(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = builder()
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} returned {type(model).__name__}, not a torch.nn.Module. "
+            "Name a callable that takes no arguments and returns the model."
+        )
+    if weights is not None:
+        load_weights_(model, weights)
+    return model.eval()
+
+
+def find_builder(name: str) -> Callable[[], object]:
+    """Return the function of no arguments that builds the model called `name`."""
+    where, colon, what = name.rpartition(":")
+    if not colon:
+        return _bare_name(name)
+    if where == "torchvision":
+        return _from_torchvision(what)
+    if where == "timm":
+        return _from_timm(what)
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
+    found = getattr(module, what, None)
+    if not callable(found):
+        raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
+    return found  # type: ignore[no-any-return]
+
+
+def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give every batch norm random statistics and weights: with the defaults folding is trivial."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(like: Tensor, low: float, high: float) -> Tensor:
+        return torch.empty(like.shape).uniform_(low, high, generator=generator).to(like)
+
+    with torch.no_grad():
+        for module in model.modules():
+            if not isinstance(module, _BatchNorm):
+                continue
+            if module.running_mean is not None and module.running_var is not None:
+                module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
+                module.running_var.copy_(uniform(module.running_var, 0.6, 1.4))
+            if module.affine:
+                module.weight.copy_(uniform(module.weight, 0.6, 1.4))
+                module.bias.copy_(uniform(module.bias, -0.2, 0.2))
+    return model
+
+
+def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load a state dict from a file; nothing but tensors and plain containers is read from it."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"no such weights file: {path}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InputError(
+            f"{path} is no file of plain tensors. Save it with torch.save(model.state_dict(), ...)."
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        first = str(error).strip().splitlines()[-1].strip()
+        raise InputError(f"{path} does not fit the model: {first}") from error
+    return model
+
+
+def _bare_name(name: str) -> Callable[[], object]:
+    if name.endswith(".py"):
+        raise ModelNotFound(f"{name} names a file. Add the callable: {name}:NAME.")
+    reasons = []
+    for source in (_from_torchvision, _from_timm):
+        try:
+            return source(name)
+        except (ModelNotFound, MissingPackage) as error:
+            reasons.append(str(error))
+    raise ModelNotFound(f"no model named {name!r}: " + " ".join(reasons))
+
+
+def _from_torchvision(name: str) -> Callable[[], object]:
+    models = import_torchvision().models
+    try:
+        builder = models.get_model_builder(name)
+    except ValueError:
+        raise ModelNotFound(
+            f"torchvision has no {name!r}{_nearest(name, models.list_models())}."
+        ) from None
+    takes = inspect.signature(builder).parameters
+    nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
+    # Both would draw millions of truncated normals, most of their construction time, for nothing.
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return lambda: builder(**nothing, **quick)
+
+
+def _from_timm(name: str) -> Callable[[], object]:
+    import_torchvision()
+    try:
+        import timm
+    except ImportError:
+        raise MissingPackage("timm is not installed: pip install timm.") from None
+    if not timm.is_model(name):
+        raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}.")
+    return lambda: timm.create_model(name, pretrained=False)
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelNotFound(f"no such file: {path}. Give the path of a Python file and a callable.")
+    import_torchvision_if_present()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling look a class's module up by name while the file still runs.
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelNotFound(f"{path} could not be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    import_torchvision_if_present()
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise ModelNotFound(f"cannot import {name!r}: {error}") from error
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not match this torch.
+
+    A torchvision from the package index beside a CPU-only torch dies at import, because it
+    registers fake implementations for operators its library failed to define. Their schemas are
+    all it needs: the operators themselves stay missing, and say so when called.
+    """
+    for _ in range(20):
+        try:
+            return importlib.import_module("torchvision")
+        except ImportError:
+            raise MissingPackage("torchvision is not installed: pip install torchvision.") from None
+        except RuntimeError as error:
+            missing = _missing_operator(error)
+            if missing is None:
+                raise
+            for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
+                del sys.modules[loaded]
+            _declare(missing)
+    raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
+
+
+def import_torchvision_if_present() -> None:
+    """Make a later `import torchvision` by somebody else's code succeed, where it is installed."""
+    with contextlib.suppress(MissingPackage):
+        import_torchvision()
+
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+
+
+def _missing_operator(error: RuntimeError) -> str | None:
+    text = str(error)
+    if "operator torchvision::" not in text or "does not exist" not in text:
+        return None
+    return text.split("operator torchvision::")[1].split()[0]
+
+
+def _declare(operator: str) -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define(_SCHEMAS.get(operator, f"{operator}(Tensor input) -> Tensor"))
+    _DECLARED.append(library)
+
+
+# A Library undefines its operators when it is collected.
+_DECLARED: list[torch.library.Library] = []
