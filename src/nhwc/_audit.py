@@ -432,14 +432,14 @@ def _compare(
     model: nn.Module, inputs: Any, kwargs: Any, backward: bool, device: torch.device
 ) -> Comparison:
     """Time contiguous against channels last on two copies, in turns."""
-    with preserved(model):
-        plain = convert_(copy.deepcopy(model), Format.CONTIGUOUS)
-        last = convert_(copy.deepcopy(model))
+    plain = convert_(copy.deepcopy(model), Format.CONTIGUOUS)
+    last = convert_(copy.deepcopy(model))
     runs = {
         "contiguous": _Run(plain, inputs, kwargs, convert=False, backward=backward).go,
         "channels_last": _Run(last, inputs, kwargs, convert=True, backward=backward).go,
     }
-    times = interleave(runs, rounds=10, device=device)
+    with preserved(model):
+        times = interleave(runs, rounds=10, device=device)
     return Comparison(times["contiguous"], times["channels_last"])
 
 

@@ -44,7 +44,7 @@ class TensorSpec:
     @property
     def densest(self) -> int | None:
         """The dimension that is densest in memory; None where the strides leave it open."""
-        dims = [d for d, size in enumerate(self.shape) if size > 1]
+        dims = [d for d, size in enumerate(self.shape) if size > 1 and self.strides[d] > 0]
         if self.format is Format.AMBIGUOUS or len(dims) < 2:
             return None
         return min(dims, key=lambda d: (self.strides[d], -d))

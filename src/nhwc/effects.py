@@ -97,6 +97,7 @@ class Tracker:
 
     def __init__(self) -> None:
         self._kept: dict[int, bool] = {}
+        self._unmarked: set[int | None] = set()
         self._origin: dict[int | None, int | None] = {}
 
     def follow(self, call: Call) -> Outcome:
@@ -109,6 +110,9 @@ class Tracker:
             self._origin[call.index] = call.index if lost_here else outcome.origin
             if kept:
                 self._origin[call.index] = None
+                images = [o for o in call.outputs if len(o.shape) >= 4]
+                if all(o.densest is None for o in images):
+                    self._unmarked.add(call.index)
         return outcome
 
     def is_last(self, spec: TensorSpec) -> bool:
@@ -145,7 +149,8 @@ class Tracker:
         return Outcome(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
 
     def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
-        known = [i for i in last if i.densest is not None]
+        # What was ambiguous when it was made is not known to be channels last, whatever its views.
+        known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
         if out.densest is None or out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
             return Outcome(Effect.KEEPS)
         name = short_name(call.operator)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-
-_Slot = tuple[dict[str, Any], str, Tensor]
 
 
 @contextlib.contextmanager
@@ -25,7 +22,11 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     training = [module.training for module in modules]
-    buffers = [_remember(module._buffers, name) for module in modules for name in module._buffers]
+    buffers = [
+        _remember(module, name)
+        for module in modules
+        for name, _ in module.named_buffers(recurse=False)
+    ]
     parameters = [
         (p, p.grad, None if p.grad is None else p.grad.detach().clone(), p.requires_grad)
         for p in model.parameters()
@@ -50,23 +51,20 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 parameter.data = before
 
 
-def _remember(table: dict[str, Tensor | None], name: str) -> Any:
-    buffer = table[name]
+def _remember(module: nn.Module, name: str) -> Callable[[], None]:
+    buffer = getattr(module, name)
     copy = None if buffer is None or _has_no_data(buffer) else buffer.detach().clone()
-    version = None if buffer is None else _version(buffer)
 
     def restore() -> None:
-        table[name] = buffer
-        # A buffer nobody wrote to is not written to here either: it may be shared or mapped.
-        if buffer is not None and copy is not None and _version(buffer) != version:
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
+        # Batch norm writes its statistics without raising their version: only the values tell. A
+        # buffer nobody wrote to is not written to here either: it may be shared or mapped.
+        if buffer is not None and copy is not None and not torch.equal(buffer, copy):
             with torch.no_grad():
                 buffer.copy_(copy)
 
     return restore
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _has_no_data(tensor: Tensor) -> bool:

@@ -83,7 +83,8 @@ def _copies(event: Any) -> Iterator[Copy]:
         if len(tensors) < 2:
             continue
         target, source = tensors[:2]
-        if len(target.sizes) < 3 or _densest(target) == _densest(source):
+        same = target.sizes == source.sizes
+        if not same or len(target.sizes) < 3 or _densest(target) == _densest(source):
             continue
         yield Copy(
             shape=tuple(target.sizes),
