@@ -182,7 +182,7 @@ class Recorder(contextlib.ExitStack):
         walk: FrameType | None = sys._getframe(2)
         while walk is not None and (not module or frame is None):
             code = walk.f_code
-            if frame is None and not code.co_filename.startswith(_NOT_THE_USERS):
+            if frame is None and is_users(code.co_filename):
                 frame = walk
             if not module and code.co_argcount and code.co_varnames[0] == "self":
                 module = self.names.get(id(walk.f_locals.get("self")), "")
@@ -269,6 +269,11 @@ _QUERIES = frozenset(
         "tolist",
     ]
 )
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours, so that a user can be pointed to it."""
+    return not file.startswith(_NOT_THE_USERS)
 
 
 def _tensors(tree: object) -> list[Tensor]:
