@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, clean
-from ..layers import Cat
+from ..mended import Cat
 from ..report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments

@@ -1,4 +1,4 @@
-"""The channel shuffle that models write by hand (view, transpose, view) in one call that keeps NHWC.
+"""The channel shuffle that models write by hand (view, transpose, view), kept in NHWC.
 
 On a channels-last tensor the first view is no dense tensor and the copy between them lands in
 NCHW. A `cat` just before it becomes part of the same copy.
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, clean
-from ..layers import ChannelShuffle, Interleave
+from ..mended import ChannelShuffle, Interleave
 from ..report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments, only_user, size_read

@@ -6,7 +6,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from ..graph import add_module, clean, erase
-from ..layers import GridSample
+from ..mended import GridSample
 from ..report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments

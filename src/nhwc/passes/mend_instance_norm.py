@@ -8,7 +8,8 @@ from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import clean, module_of, replace_module
-from ..layers import BatchNorm, InstanceNorm
+from ..layers import BatchNorm
+from ..mended import InstanceNorm
 from ..report import PassReport, Site
 from ..tracer import opaque_by_nature
 

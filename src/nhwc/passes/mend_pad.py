@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, clean, erase, module_of
-from ..layers import CircularPad
+from ..mended import CircularPad
 from ..report import PassReport, Site
 from ..tracer import opaque_by_nature
 from ._folding_sites import input_of, name_of
