@@ -3,6 +3,7 @@
 from ._audit import Audit as Audit
 from ._audit import Finding as Finding
 from ._audit import audit as audit
+from ._fuse import fuse as fuse
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -37,6 +38,7 @@ __all__ = [
     "audit",
     "convert_",
     "format_of",
+    "fuse",
     "load_model",
     "strict",
     "to_format",
