@@ -1,0 +1,1 @@
+"""Float32 kernels on channels-last data, generated through LLVM."""
