@@ -72,8 +72,8 @@ TILE = Kernel("tile", FIELDS, _emit)
 class TileCall:
     """Calls `TILE` from within another kernel, through its address and a block on the stack."""
 
-    def __init__(self, e: Emitter, address: Value, thread: Value) -> None:
-        self._e, self._address, self._thread = e, address, thread
+    def __init__(self, e: Emitter, address: Value) -> None:
+        self._e, self._address = e, address
         self._block = e.stack(len(FIELDS), INT)
 
     def __call__(self, **given: Any) -> None:
@@ -115,14 +115,14 @@ _KINDS = (POINTER, POINTER, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT,
 
 
 def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
-    def emit(inner: Emitter, *values: Value) -> None:
-        _emit_body(inner, Tile(*values), rows, vectors)
+    def emit(own: Emitter, *values: Value) -> None:
+        _emit_body(own, Tile(*values), rows, vectors)
 
     def call(*given: Value) -> None:
         pairs = zip(given, _KINDS, strict=True)
-        function(*(v.floats() if kind == POINTER else v for v, kind in pairs))
+        inner(*(v.floats() if kind == POINTER else v for v, kind in pairs))
 
-    function = e.function(f"tile_{rows}x{vectors}", _KINDS, emit)
+    inner = e.function(f"tile_{rows}x{vectors}", _KINDS, emit)
     return call
 
 

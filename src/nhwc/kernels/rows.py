@@ -28,28 +28,36 @@ FIELDS = (
 )
 """How output pixels see input pixels.
 
-`run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1. `depth` is
-r * s * c. `flat` says that output pixel i sees input pixel i and nothing else; `whole` that runs are
-multiples of the vector, so that they go straight to their chunks.
+`run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1. `depth`
+is r * s * c. `flat` says that output pixel i sees input pixel i and nothing else; `whole` that runs
+are multiples of the vector, so that they go straight to their chunks.
 """
 
 
-def emit_pack(e: Emitter, a: Args, x: Value, first: Value, rows: Value, into: Value) -> None:
-    """Pack what the output pixels `first` to `first + rows` see into `into` as [k / W][row][W].
+def emit_pack(
+    e: Emitter,
+    a: Args,
+    memory: tuple[Value, Value],
+    which: tuple[Value, Value],
+    into: Value,
+) -> None:
+    """Pack what some output pixels see as [depth / width][pixel][width].
 
-    Before `into` there is room for one pixel's floats and a vector: `line`.
+    `memory` is the image and a line of `line_floats` to work in; `which` the first pixel and how
+    many follow.
     """
+    (x, line), (first, rows) = memory, which
     with e.range(0, rows) as i:
         here = into + i * e.width
         e.branch(
             a.flat != 0,
             lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.depth, rows),
-            lambda: _windows(e, a, x, first + i, rows, here),
+            lambda: _windows(e, a, (x, line), (first + i, rows), here),
         )
 
 
 def line_floats(depth: int, width: int) -> int:
-    """The room that `emit_pack` needs before `into`."""
+    """The size of the line that `emit_pack` works in."""
     return (-(-depth // width) + 1) * width
 
 
@@ -70,9 +78,15 @@ def _clear(e: Emitter, to: Value, count: Value, scale: Value) -> None:
         e.store(e.vector(0.0), to + i * scale)
 
 
-def _windows(e: Emitter, a: Args, x: Value, pixel: Value, rows: Value, here: Value) -> None:
-    line_start = a.line.floats()
-    to = e.select(a.whole != 0, here, line_start)
+def _windows(
+    e: Emitter,
+    a: Args,
+    memory: tuple[Value, Value],
+    which: tuple[Value, Value],
+    here: Value,
+) -> None:
+    (x, line), (pixel, rows) = memory, which
+    to = e.select(a.whole != 0, here, line)
     scale = e.select(a.whole != 0, rows, e.i64(1))
     top = pixel // a.out_w % a.out_h * a.stride_h - a.pad_h
     left = pixel % a.out_w * a.stride_w - a.pad_w
@@ -89,4 +103,4 @@ def _windows(e: Emitter, a: Args, x: Value, pixel: Value, rows: Value, here: Val
         _copy(e, source, place + begin * a.c * scale, (end - begin) * a.c, scale)
         _clear(e, place + end * a.c * scale, (a.run - end) * a.c, scale)
     with e.when(a.whole == 0):
-        _copy(e, line_start, here, (a.depth + e.width - 1) // e.width * e.width, rows)
+        _copy(e, line, here, (a.depth + e.width - 1) // e.width * e.width, rows)
