@@ -29,7 +29,7 @@ from .steps import Scratch, Step, View, step
 from .transforms import F2, F4, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
-from .weights import pack_bias, pack_panels
+from .weights import after, pack_bias, pack_panels
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
@@ -126,18 +126,15 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
                 y, x = top + i, left + j
                 here = (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
                 at = patch + (i * t.size + j) * e.width
-                e.branch(
-                    here,
-                    lambda: e.store(e.load(source + ((i * a.w + j) * a.x_pixel + c), mask), at),
-                    lambda: e.store(e.vector(0.0), at),
-                )
+                e.store(e.vector(0.0), at)
+                with e.when(here):
+                    e.store(e.load(source + ((i * a.w + j) * a.x_pixel + c), mask), at)
             function(patch, t.size * e.width, e.width, to, count * depth)
 
-        e.branch(
-            inside & (c + e.width <= a.c),
-            lambda c=c, to=to: function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth),
-            gathered,
-        )
+        def in_place(c: Value = c, to: Value = to) -> None:
+            function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth)
+
+        e.branch(inside & (c + e.width <= a.c), in_place, gathered)
 
 
 def _emit_forward(
@@ -254,8 +251,18 @@ def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | N
     return torch.cat((*panels, pack_bias(bias, spec.k, 1, isa)))
 
 
+def packed_floats(t: Transform, spec: ConvSpec) -> int:
+    """How many numbers `pack_winograd` returns."""
+    return (t.size**2 * spec.c + 1) * (-(-spec.k // isas.host().width) * isas.host().width)
+
+
 def winograd_steps(
-    t: Transform, spec: ConvSpec, x: View, y: View, packed: Tensor, residual: View | None = None
+    t: Transform,
+    spec: ConvSpec,
+    x: View,
+    y: View,
+    packed: Tensor | View,
+    residual: View | None = None,
 ) -> tuple[Step, ...]:
     """One step, or two where the tiles are too few to give each thread blocks of its own."""
     isa, threads = isas.host(), torch.get_num_threads()
@@ -274,7 +281,7 @@ def winograd_steps(
         x=x,
         y=y,
         weights=packed,
-        bias=packed[t.size**2 * spec.c * padded_k :],
+        bias=after(packed, t.size**2 * spec.c * padded_k),
         residual=residual,
         shared=shared,
         own=Scratch(4 * own_floats, per_thread=True),
