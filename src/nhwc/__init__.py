@@ -1,5 +1,6 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
+from ._fuse import fuse as fuse
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -30,6 +31,7 @@ __all__ = [
     "VerificationError",
     "convert_",
     "format_of",
+    "fuse",
     "load_model",
     "to_format",
 ]
