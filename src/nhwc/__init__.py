@@ -1,6 +1,7 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
 from ._fuse import fuse as fuse
+from ._optimize import optimize as optimize
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -10,6 +11,8 @@ from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
 from .errors import VerificationError as VerificationError
+from .files import load as load
+from .files import save as save
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
@@ -32,6 +35,9 @@ __all__ = [
     "convert_",
     "format_of",
     "fuse",
+    "load",
     "load_model",
+    "optimize",
+    "save",
     "to_format",
 ]

@@ -19,7 +19,7 @@ from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
 from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
 from .plan.program import Program
-from .runtime import Optimized, Recipe, signature
+from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verify import Truth, Verification, observe, random_inputs, verify
 
@@ -121,7 +121,7 @@ class _Work:
         key = signature(inputs)
         self.planned_for.append(inputs)
         self.plans.append(_plan_report(plan, shapes))
-        self.recipes.append(Recipe(key, plan.kernels))
+        self.recipes.append(Recipe(key, shapes, plan.kernels))
         self.programs[key] = plan.program
 
     def check(self) -> None:
@@ -164,7 +164,9 @@ class _Work:
         times = interleave(
             calls, rounds=rounds, warmup=1, device="cpu" if device == "cpu" else "cuda"
         )
-        self.memory.put(key, {name: list(samples.seconds) for name, samples in times.items()})
+        # What a noisy minute said is no thing to remember.
+        if Comparison(times["input"], times[_choose(times)[0]]).verdict != "too noisy to tell":
+            self.memory.put(key, {name: list(s.seconds) for name, s in times.items()})
         return times, False
 
     def finish(self, times: dict[str, Samples], remembered: bool, start: float) -> Optimized:
@@ -188,7 +190,7 @@ class _Work:
             return Optimized(self.model, report=report)
         if chosen == "graph":
             return Optimized(self.graph, report=report)
-        return Optimized(self.graph, self.recipes, self.programs, report, self.exact)
+        return Optimized(self.graph, self.recipes, self.programs, report=report, exact=self.exact)
 
     def _built(self) -> Optimized:
         return Optimized(self.graph, self.recipes, self.programs)
@@ -227,20 +229,6 @@ def _kernel_time(option: Option) -> KernelTime:
     return KernelTime(option.kernel, str(option.reads or "any layout"), option.seconds)
 
 
-def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
-    """`1x3x224x224 float32` for every tensor.
-
-    >>> describe((torch.zeros(2, 3), 7))
-    ('2x3 float32', '7')
-    """
-    return tuple(
-        f"{'x'.join(map(str, x.shape))} {str(x.dtype).removeprefix('torch.')}"
-        if isinstance(x, Tensor)
-        else repr(x)
-        for x in inputs
-    )
-
-
 def _check(model: Any, inputs: tuple[Any, ...]) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
@@ -274,5 +262,3 @@ def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[],
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-
-

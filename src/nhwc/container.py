@@ -1,13 +1,13 @@
 """One file of a header and raw tensors, every byte of it under a checksum.
 
-    offset  bytes
-    0       8       89 4E 48 57 43 0D 0A 1A: "NHWC" guarded against text modes and truncation
-    8       4       version of the container, little endian, as all numbers here
-    12      8       length of the header
-    20      8       length of the whole file
-    28      32      SHA-256 of bytes 0 to 28 and of the header
-    60      ...     header: JSON, UTF-8
-    ...             tensors, each at a multiple of 64, in the order and sizes the header lists
+offset  bytes
+0       8       89 4E 48 57 43 0D 0A 1A: "NHWC" guarded against text modes and truncation
+8       4       version of the container, little endian, as all numbers here
+12      8       length of the header
+20      8       length of the whole file
+28      32      SHA-256 of bytes 0 to 28 and of the header
+60      ...     header: JSON, UTF-8
+...             tensors, each at a multiple of 64, in the order and sizes the header lists
 """
 
 from __future__ import annotations

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from .container import damaged, read, write
 from .environment import Environment
-from .errors import FileError, NhwcError
+from .errors import NhwcError
 from .formats import Format, to_format
 from .graph import capture
 from .memory import Memory
 from .plan import Unplannable, make_plan
-from .runtime import Optimized, Recipe, signature
+from .runtime import Optimized, Recipe, describe, signature
 from .serial import Foreign, dump, restore
 from .verify import Truth, flatten, verify
 
@@ -29,7 +30,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     planned: list[Any] = []
     exact = False
     if isinstance(model, Optimized):
-        planned, exact = [r.inputs for r in model.recipes], model.exact
+        planned, exact = [list(r.inputs) for r in model.recipes], model.exact
         model = model.graph
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
     header, tensors = dump(graph)
@@ -69,32 +70,20 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
             continue
         key = signature(inputs)
-        recipes.append(Recipe(key, describe_inputs(inputs), plan.kernels))
+        recipes.append(Recipe(key, describe(inputs), plan.kernels))
         programs[key] = plan.program
     memory.save()
     return Optimized(graph, recipes, programs, exact=exact)
 
 
-def describe_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Input shapes as plain values, from which `load` makes examples to plan for."""
-    return tuple(
-        {
-            "shape": list(x.shape),
-            "dtype": str(x.dtype).removeprefix("torch."),
-            "last": x.ndim == 4 and not x.is_contiguous(),
-        }
-        if isinstance(x, Tensor)
-        else x
-        for x in inputs
-    )
-
-
-def _example(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    dtype = getattr(torch, plain["dtype"])
+def _example(text: str) -> Any:
+    """The tensor, or other value, that `describe` made this text of."""
+    words = text.split(" ")
+    dtype = getattr(torch, words[1], None) if len(words) > 1 else None
     if not isinstance(dtype, torch.dtype):
-        raise FileError(f"an input of type {plain['dtype']!r}")
+        return ast.literal_eval(text)
+    shape = [int(size) for size in words[0].split("x") if size]
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(plain["shape"], generator=generator).to(dtype)
-    return to_format(drawn, Format.CHANNELS_LAST) if plain["last"] else drawn
+    drawn = torch.randn(shape, generator=generator).to(dtype)
+    last = words[2:] == [str(Format.CHANNELS_LAST)]
+    return to_format(drawn, Format.CHANNELS_LAST) if last else drawn

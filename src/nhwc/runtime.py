@@ -7,13 +7,15 @@ import operator
 import threading
 import warnings
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from .plan import Option, Program, Unplannable, remake_plan
+from .formats import Format, format_of
+from .plan import Option, Unplannable, remake_plan
+from .plan.program import Program
 
 _version = operator.attrgetter("_version")
 
@@ -23,7 +25,8 @@ class Recipe:
     """What was chosen for one set of input shapes; a program is made from it when it is needed."""
 
     signature: Hashable
-    kernels: dict[str, Option] = field(compare=False)
+    inputs: tuple[Any, ...]
+    kernels: dict[str, Option]
 
 
 class Optimized(nn.Module):
@@ -44,11 +47,14 @@ class Optimized(nn.Module):
         graph: nn.Module,
         recipes: Sequence[Recipe] = (),
         programs: dict[Hashable, Program] | None = None,
+        *,
         report: Any = None,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.graph = graph
         self.report = report
+        self.exact = exact
         self.train(graph.training)
         self._recipes = {recipe.signature: recipe for recipe in recipes}
         self._programs: dict[Hashable, Program] = dict(programs or {})
@@ -131,12 +137,29 @@ class Optimized(nn.Module):
         self._programs = {}
         self._renew_stamp()
 
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What is planned; a program is made from each when it is first called."""
+        return tuple(self._recipes.values())
+
     def extra_repr(self) -> str:
-        shapes = [
-            " ".join(str(tuple(p[0])) if isinstance(p, tuple) else repr(p) for p in recipe.signature)  # type: ignore[attr-defined]
-            for recipe in self._recipes.values()
-        ]
-        return f"planned for {', '.join(shapes)}" if shapes else "nothing planned"
+        shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
+        return f"planned for {'; '.join(shapes) or 'nothing'}"
+
+
+def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
+
+    >>> describe((torch.zeros(2, 3), 7))
+    ('2x3 float32', '7')
+    """
+    return tuple(_described(x) if isinstance(x, Tensor) else repr(x) for x in inputs)
+
+
+def _described(x: Tensor) -> str:
+    last = format_of(x) in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+    words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
+    return " ".join([*words, "channels_last"] if last else words)
 
 
 def signature(inputs: Sequence[Any]) -> Hashable:
@@ -156,7 +179,7 @@ def _is_observed() -> bool:
     """Whether torch is recording the call, or runs it in another precision."""
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch.is_autocast_enabled("cpu")
         or torch.is_autocast_enabled("cuda")
     )

@@ -187,9 +187,7 @@ def _restore_state(root: nn.Module, places: list[dict[str, Any]], tensors: list[
     return len(used)
 
 
-def _place(
-    root: nn.Module, path: str, value: Any, *, check: bool, persistent: bool = True
-) -> None:
+def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: bool = True) -> None:
     """Put a module, parameter or buffer where `path` says, making the holders it needs."""
     *owners, leaf = path.split(".")
     holder = root

@@ -1,11 +1,11 @@
 """Lower a graph to kernels: which layout and which kernel, by measurement on the real shapes.
 
-    record     run the graph once: shapes, layouts, what is fixed
-    recognize  nodes -> layers with specifications
-    candidates the kernels that can serve a layer
-    measure    how long each takes here, from memory where it is known
-    assign     one candidate per layer, conversions between them counted
-    program    weights prepared, steps in a row
+record     run the graph once: shapes, layouts, what is fixed
+recognize  nodes -> layers with specifications
+candidates the kernels that can serve a layer
+measure    how long each takes here, from memory where it is known
+assign     one candidate per layer, conversions between them counted
+program    weights prepared, steps in a row
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..formats import Format
+from .cuda import fused_convolutions
 from .specs import Activation, Affine, Convolution, Linear, Weighted
 
 Run = Callable[..., Any]
@@ -39,12 +40,13 @@ def candidates_for(spec: Weighted) -> tuple[Candidate, ...]:
         return linear_candidates(spec)
     if isinstance(spec, Affine):
         return affine_candidates(spec)
-    found = convolution_candidates(spec)
     if spec.device.startswith("cuda"):
-        from .cuda import convolution_candidates as on_cuda
-
-        found = (*found, *on_cuda(spec))
-    return found
+        fused = fused_convolutions(spec)
+        return (
+            *convolution_candidates(spec),
+            *(Candidate("cudnn", layout, layout, True, prepare) for layout, prepare in fused),
+        )
+    return convolution_candidates(spec)
 
 
 def convolution_candidates(spec: Convolution) -> tuple[Candidate, ...]:
@@ -97,7 +99,7 @@ def activate_(activation: Activation | None) -> Callable[[Tensor], Tensor]:
     """The function that applies `activation` to a tensor nobody else reads, in place if it can."""
     if activation is None:
         return lambda x: x
-    first, *_ = (*activation.numbers, 0.0)
+    low, high = (*activation.numbers, 0.0, 0.0)[:2]
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": torch.relu_,
         "sigmoid": torch.sigmoid_,
@@ -105,8 +107,8 @@ def activate_(activation: Activation | None) -> Callable[[Tensor], Tensor]:
         "silu": lambda x: F.silu(x, inplace=True),
         "hardswish": lambda x: F.hardswish(x, inplace=True),
         "hardsigmoid": lambda x: F.hardsigmoid(x, inplace=True),
-        "hardtanh": lambda x: F.hardtanh(x, *activation.numbers, inplace=True),
-        "leaky_relu": lambda x: F.leaky_relu(x, first, inplace=True),
+        "hardtanh": lambda x: F.hardtanh(x, low, high, inplace=True),
+        "leaky_relu": lambda x: F.leaky_relu(x, low, inplace=True),
         "gelu": F.gelu,
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     }
@@ -183,7 +185,5 @@ def _onednn_linear(
     alone = torch.ops.mkldnn._linear_pointwise.default
     if spec.residual:
         activate = activate_(spec.activation)
-        return lambda x, residual: activate(
-            alone(x, packed, bias, "none", [], "").add_(residual)
-        )
+        return lambda x, residual: activate(alone(x, packed, bias, "none", [], "").add_(residual))
     return lambda x: alone(x, packed, bias, *attribute)

@@ -139,9 +139,7 @@ def _time_candidates(
         chosen[str(number)] = candidate
     device = getattr(spec, "device", "cpu")
     times = _fastest(runs, device, between=_evict if device == "cpu" else None)
-    return tuple(
-        Option(c.name, c.reads, c.writes, times[number]) for number, c in chosen.items()
-    )
+    return tuple(Option(c.name, c.reads, c.writes, times[number]) for number, c in chosen.items())
 
 
 def _time_layouts(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Option, ...]:
@@ -211,7 +209,8 @@ def _image_in(value: Any) -> Seen | None:
 def _as_recorded(record: Record, layer: Layer) -> Option:
     read = next((s for s in (_image_in(record.values.get(n)) for n in layer.inputs) if s), None)
     wrote = _image_in(record.values.get(layer.node))
-    return Option("torch", read and read.layout, wrote and wrote.layout, 0.0)
+    reads, writes = read.layout if read else None, wrote.layout if wrote else None
+    return Option("torch", reads, writes, 0.0)
 
 
 def _close(result: Any, expected: Any) -> bool:

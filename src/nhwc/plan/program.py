@@ -87,7 +87,8 @@ class _Binder:
             self._add(layer)
         (result,) = self.graph.graph.find_nodes(op="output")
         output = fx.node.map_arg(result.args[0], self._returned)
-        program = Program(_with_drops(self.steps, output, constants), len(self.slots), feeds, output)
+        steps = _with_drops(self.steps, output, constants)
+        program = Program(steps, len(self.slots), feeds, output)
         for slot, value in constants.items():
             program.constant(slot, value)
         return program

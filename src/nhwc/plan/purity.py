@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import fx
 
 _WRITING_OPERATORS = {
-    function for name, function in vars(operator).items() if name.startswith("i") and "__" not in name
-} - {operator.index, operator.indexOf, operator.inv, operator.invert, operator.is_, operator.is_not,
-     operator.itemgetter}  # fmt: skip
+    *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),
+    *(operator.imatmul, operator.imod, operator.imul, operator.ior, operator.ipow),
+    *(operator.irshift, operator.isub, operator.itruediv, operator.ixor),
+    *(operator.setitem, operator.delitem),
+}
 
 _MAY_BE_VIEWS = {
     "chunk", "contiguous", "detach", "dropout", "expand", "expand_as", "flatten", "getitem",
@@ -54,12 +56,12 @@ def _written_into(graph: fx.GraphModule, node: fx.Node) -> Any:
         return first if name.endswith("_") and not name.endswith("__") else None
     if node.op == "call_module":
         return first if getattr(graph.get_submodule(str(node.target)), "inplace", False) else None
-    if node.op != "call_function":
+    if not callable(node.target):
         return None
     if node.kwargs.get("out") is not None:
         return node.kwargs["out"]
     name = getattr(node.target, "__name__", "")
-    if node.target is operator.setitem or node.target in _WRITING_OPERATORS:
+    if node.target in _WRITING_OPERATORS:
         return first
     if name.endswith("_") and not name.endswith("__"):
         return first

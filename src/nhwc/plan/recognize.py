@@ -86,7 +86,7 @@ def _specify(op: nn.Module, common: dict[str, Any]) -> Convolution | Linear | Af
         geometry = _geometry(op)
         if geometry is None:
             return None
-        weighted = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
+        weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
     if isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward:
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)

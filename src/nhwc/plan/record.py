@@ -96,7 +96,23 @@ _SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
 _SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 _PURE: set[Any] = {
     *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
-    *(abs, bool, divmod, float, int, isinstance, len, list, max, min, pow, round, slice, sum, tuple),
+    *(
+        abs,
+        bool,
+        divmod,
+        float,
+        int,
+        isinstance,
+        len,
+        list,
+        max,
+        min,
+        pow,
+        round,
+        slice,
+        sum,
+        tuple,
+    ),
     torch.Size,
 }
 

@@ -43,9 +43,7 @@ class Convolution:
 
     @property
     def key(self) -> str:
-        geometry = (
-            f"s{_x(self.stride)} p{_x(self.padding)} d{_x(self.dilation)} g{self.groups}"
-        )
+        geometry = f"s{_x(self.stride)} p{_x(self.padding)} d{_x(self.dilation)} g{self.groups}"
         return f"conv2d {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
 
 
@@ -121,7 +119,7 @@ class Layer:
 
 def constants_of(graph: fx.GraphModule, layer: Layer) -> tuple[Tensor, Tensor | None]:
     """Weight and bias, or scale and shift, of a weighted layer, detached from autograd."""
-    op = graph.get_submodule(layer.op or "")
+    op: Any = graph.get_submodule(layer.op or "")
     if isinstance(layer.spec, Affine):
         return _scale_and_shift(op)
     bias = op.bias
