@@ -1,5 +1,8 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
+from ._audit import Audit as Audit
+from ._audit import Finding as Finding
+from ._audit import audit as audit
 from ._fuse import fuse as fuse
 from ._optimize import optimize as optimize
 from .environment import Environment as Environment
@@ -17,13 +20,16 @@ from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
+from .strict import strict as strict
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "Environment",
     "FileError",
+    "Finding",
     "Format",
     "FormatLost",
     "InputError",
@@ -32,6 +38,7 @@ __all__ = [
     "ModelNotFound",
     "NhwcError",
     "VerificationError",
+    "audit",
     "convert_",
     "format_of",
     "fuse",
@@ -39,5 +46,6 @@ __all__ = [
     "load_model",
     "optimize",
     "save",
+    "strict",
     "to_format",
 ]
