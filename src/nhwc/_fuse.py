@@ -26,8 +26,9 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     batch norm whether it was folded, or why not, and which parts could not be looked into.
     """
     captured = capture(model)
+    unseen = _unseen(captured)
     reports = run_passes(captured.module, passes)
-    report = FuseReport((*reports, _unseen(captured)), captured.opaque, captured.notes)
+    report = FuseReport((*reports, unseen), captured.opaque, captured.notes)
     return attach_report(captured.module, report)
 
 

@@ -261,6 +261,7 @@ def fresh_name(owner: nn.Module, name: str) -> str:
 
 
 _READING = {getattr, operator.getitem, operator.eq, operator.add, operator.sub, operator.mul}
+_READING |= {operator.floordiv, operator.truediv, operator.mod, operator.neg, operator.pow}
 
 
 def _without_effect(node: fx.Node) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+
 
 class Spread(nn.Module):
     """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
@@ -58,3 +60,44 @@ class FoldedLinear(nn.Linear):
             return folded
         unfolded = (folded - self.shift) / self.scale
         return unfolded * self.scale.unsqueeze(-1) + self.shift.unsqueeze(-1)
+
+
+class Fused(nn.Module):
+    """`activation(op(x) + residual)`: what one kernel can do, written as one call.
+
+    `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
+    step is left out. The inputs are never written to.
+
+    >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
+    >>> x = torch.randn(1, 4, 2, 2)
+    >>> torch.equal(layer(x, x), torch.relu(layer.op(x) + x))
+    True
+    """
+
+    def __init__(self, op: nn.Module, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.op = op
+        self.activation = activation
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y: Tensor = self.op(x)
+        if residual is not None:
+            y = y + residual
+        if self.activation is not None:
+            y = self.activation(y)
+        return y
+
+
+LAYERS: tuple[type[nn.Module], ...] = (
+    BatchNorm,
+    Cat,
+    ChannelShuffle,
+    CircularPad,
+    FoldedLinear,
+    Fused,
+    GridSample,
+    InstanceNorm,
+    Interleave,
+    Spread,
+)
+"""All of them, for whoever stores a graph and builds it again."""

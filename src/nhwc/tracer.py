@@ -89,7 +89,7 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, _CONTAINERS) or "forward" in vars(module):
         return False
     home = definer(type(module), "forward").__module__
-    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.layers")):
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.layers", "nhwc.mended")):
         return is_frozen_batch_norm(module) or type(module) in _untraceable_modules()
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")

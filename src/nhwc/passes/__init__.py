@@ -14,7 +14,14 @@ from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
 from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
+from .fuse_bn_activation import fuse_bn_activation
+from .fuse_epilogue import fuse_epilogue
 from .lift_functional import lift_functional
+from .mend_cat_format import mend_cat_format
+from .mend_channel_shuffle import mend_channel_shuffle
+from .mend_grid_sample import mend_grid_sample
+from .mend_instance_norm import mend_instance_norm
+from .mend_pad import mend_pad
 
 Pass = Callable[[fx.GraphModule], PassReport]
 
@@ -28,7 +35,16 @@ FOLDING: tuple[Pass, ...] = (
 )
 """What `fuse` runs: batch norms go, and what stands between them and their convolutions."""
 
-PASSES: tuple[Pass, ...] = FOLDING
+MENDING: tuple[Pass, ...] = (
+    mend_channel_shuffle,
+    mend_cat_format,
+    mend_pad,
+    mend_grid_sample,
+    mend_instance_norm,
+)
+"""What keeps channels last through operators that lose it."""
+
+PASSES: tuple[Pass, ...] = (*FOLDING, *MENDING, fuse_epilogue, fuse_bn_activation)
 """Everything, in the order `optimize` runs it."""
 
 
