@@ -56,7 +56,7 @@ def optimize(
     start = time.perf_counter()
     _check(model, example_inputs)
     say = progress or (lambda text: None)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng():
         _try(model, example_inputs)
         work = _Work(model, example_inputs, exact, say)
         say("capturing the graph")
@@ -198,7 +198,7 @@ class _Work:
     def _fingerprint(self) -> str:
         """The same for the same graph, shapes and kernels: then times carry over."""
         parts = [self.graph.code, repr(self.graph), *describe(self.example)]
-        parts += [f"{n} {o.label}" for r in self.recipes for n, o in r.kernels.items()]
+        parts += [f"{n} {o.label}" for r in self.recipes for n, o in r.kernels]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 

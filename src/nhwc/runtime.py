@@ -26,7 +26,7 @@ class Recipe:
 
     signature: Hashable
     inputs: tuple[Any, ...]
-    kernels: dict[str, Option]
+    kernels: tuple[tuple[str, Option], ...]
 
 
 class Optimized(nn.Module):
@@ -41,6 +41,7 @@ class Optimized(nn.Module):
     """
 
     graph: nn.Module
+    _programs: dict[Hashable, Program]
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Optimized(nn.Module):
         self.exact = exact
         self.train(graph.training)
         self._recipes = {recipe.signature: recipe for recipe in recipes}
-        self._programs: dict[Hashable, Program] = dict(programs or {})
+        self._programs = dict(programs or {})
         self._told = False
         self._renew_stamp()
 

@@ -119,8 +119,9 @@ def _dump_module(module: nn.Module, path: str) -> dict[str, Any]:
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         raise _refusal(path, "it has hooks or parametrizations, which are code of your own")
     arguments = {}
-    for name in inspect.signature(type(module)).parameters:
-        if name not in ("device", "dtype"):
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if named and name not in ("device", "dtype"):
             arguments[name] = _dump_argument(module, name, f"{path}.{name}")
     return {"class": kind, "arguments": arguments}
 

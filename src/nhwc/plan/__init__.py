@@ -1,10 +1,10 @@
 """Lower a graph to kernels: which layout and which kernel, by measurement on the real shapes.
 
-record     run the graph once: shapes, layouts, what is fixed
+recording  run the graph once: shapes, layouts, what is fixed
 recognize  nodes -> layers with specifications
 candidates the kernels that can serve a layer
-measure    how long each takes here, from memory where it is known
-assign     one candidate per layer, conversions between them counted
+measuring  how long each takes here, from memory where it is known
+assigning  one candidate per layer, conversions between them counted
 program    weights prepared, steps in a row
 """
 
@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from ..memory import Memory
-from .assign import Choice, assign
-from .measure import Option, Options, conversion_seconds, measure
+from .assigning import Choice, assign
+from .calls import is_opaque
+from .measuring import Option, Options, conversion_seconds, measure
 from .program import Program, bind
 from .purity import why_impure
 from .recognize import layers_of
-from .record import Record, record
+from .recording import Record, record
 from .specs import Layer
 
 __all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
@@ -44,9 +45,9 @@ class Plan:
     measured: int
 
     @property
-    def kernels(self) -> dict[str, Option]:
-        """The chosen option of every layer by its node's name: enough to make the plan again."""
-        return {node.name: option for node, option in self.choice.items()}
+    def kernels(self) -> tuple[tuple[str, Option], ...]:
+        """What every layer is and what was chosen for it: enough to make the plan again."""
+        return tuple((layer.spec.key, self.choice[layer.node]) for layer in self.layers)
 
 
 def make_plan(
@@ -68,13 +69,13 @@ def make_plan(
 
 
 def remake_plan(
-    graph: fx.GraphModule, inputs: Sequence[Any], kernels: dict[str, Option]
+    graph: fx.GraphModule, inputs: Sequence[Any], kernels: Sequence[tuple[str, Option]]
 ) -> Program:
     """The program that `kernels` describe, with the weights that `graph` has now."""
     found, layers = _layers(graph, inputs)
-    if {layer.node.name for layer in layers} != set(kernels):
+    if [layer.spec.key for layer in layers] != [key for key, _ in kernels]:
         raise Unplannable("the graph is not the one that was planned")
-    choice = {layer.node: kernels[layer.node.name] for layer in layers}
+    choice = {layer.node: option for layer, (_, option) in zip(layers, kernels, strict=True)}
     with torch.no_grad():
         return bind(graph, found, layers, choice)
 
@@ -84,4 +85,7 @@ def _layers(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Record, list[
     if reason is not None:
         raise Unplannable(reason)
     found = record(graph, inputs)
-    return found, layers_of(graph, found)
+    layers = layers_of(graph, found)
+    if all(is_opaque(graph, layer.node) for layer in layers):
+        raise Unplannable("no graph could be made of any part of it")
+    return found, layers

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..layers import LAYERS
-from .record import Record
+from .recording import Record
 from .specs import Layer
 
 

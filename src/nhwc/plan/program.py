@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format
-from .assign import Choice, written
+from .assigning import Choice, written
 from .calls import caller
 from .candidates import candidates_for
-from .record import Record, Seen
+from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
 

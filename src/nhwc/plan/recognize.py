@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..layers import Fused
-from .record import Record
+from ..layers import BatchNorm, FoldedLinear, Fused
+from .recording import Record
 from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
 
 _ACTIVATIONS: dict[type, Callable[[Any], Activation]] = {
@@ -80,7 +80,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
     return Layer(spec, node, inputs, name) if spec else None
 
 
-def _specify(op: nn.Module, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
+def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
     image = len(common["input"]) == 4
     if type(op) is nn.Conv2d and image:
         geometry = _geometry(op)
@@ -88,9 +88,15 @@ def _specify(op: nn.Module, common: dict[str, Any]) -> Convolution | Linear | Af
             return None
         weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
-    if isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward:
+    flat = isinstance(op, FoldedLinear) and len(common["input"]) == 2
+    if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
-    if type(op) is nn.BatchNorm2d and image and not op.training and op.running_mean is not None:
+    if (
+        type(op) in (nn.BatchNorm2d, BatchNorm)
+        and image
+        and not op.training
+        and op.running_mean is not None
+    ):
         return Affine(**common) if op.running_mean.dtype == common["dtype"] else None
     return None
 
@@ -118,7 +124,7 @@ def _geometry(conv: nn.Conv2d) -> dict[str, Any] | None:
 def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
     inputs = tuple(n for n in node.all_input_nodes if n not in record.fixed)
     shown = fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: _Shown(str(record.values.get(n, n.name)))
+        (node.args, node.kwargs), lambda n: _Shown(_show(record.values.get(n, n.name)))
     )
     if node.op == "call_module":
         name = " ".join(repr(graph.get_submodule(str(node.target))).split())
@@ -128,7 +134,16 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
         name = getattr(node.target, "__name__", str(node.target))
     seen = [tensor for tensor in map(record.tensor, node.all_input_nodes) if tensor]
     device = seen[0].device if seen else "cpu"
-    return Layer(Operator(name, str(shown), device), node, inputs)
+    args, kwargs = shown
+    words = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return Layer(Operator(name, ", ".join(words), device), node, inputs)
+
+
+def _show(value: Any) -> str:
+    """A shape and a type for a tensor, the same within brackets for several."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_show, value))})"
+    return str(value)
 
 
 class _Shown(str):

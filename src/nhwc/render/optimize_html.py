@@ -27,7 +27,12 @@ def optimize_html(
 def _strip(audit: Mapping[str, Any]) -> dict[str, Any]:
     """Of an audit, what the strip of coloured operators needs."""
     calls = [
-        {key: call[key] for key in ("operator", "module", "effect", "seconds")}
+        {
+            "operator": call["operator"],
+            "module": call["site"]["module"],
+            "effect": call["effect"],
+            "seconds": call["seconds"],
+        }
         for call in audit["calls"]
     ]
     return {"calls": calls, "counts": audit["counts"], "clean": audit["clean"]}

@@ -22,7 +22,10 @@ def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> 
         _verdict(report, color),
         "",
         "passes",
-        *(line for one in report.passes for line in _pass(one)),
+        *(line for one in report.passes if one.sites for line in _pass(one)),
+        wrap(
+            f"nothing to do: {', '.join(one.name for one in report.passes if not one.sites)}", "  "
+        ),
     ]
     for part in report.opaque:
         lines.append(wrap(f"{part.path or 'the model'} ({part.kind}) stays: {part.reason}", "  "))

@@ -50,7 +50,9 @@ function drawAudits() {
 }
 
 function drawPasses() {
+  const idle = data.passes.filter((pass) => !pass.sites.length).map((pass) => pass.name);
   for (const pass of data.passes) {
+    if (!pass.sites.length) continue;
     const applied = pass.sites.filter((site) => site.applied), left = pass.sites.length - applied.length;
     const list = make("ul");
     for (const site of pass.sites) {
@@ -60,8 +62,9 @@ function drawPasses() {
     const row = make("summary", {}, make("span", { class: "mono" }, pass.name),
       make("span", { class: applied.length ? "applied" : "soft" }, applied.length ? plural(applied.length, "change") : "nothing to do"),
       make("span", { class: "soft" }, left ? `${left} left alone` : ""));
-    $("#passes").append(make("details", { class: pass.sites.length ? "more" : "" }, row, pass.sites.length ? list : ""));
+    $("#passes").append(make("details", { class: "more" }, row, list));
   }
+  if (idle.length) $("#passes").append(make("p", { class: "soft" }, `Nothing to do: ${idle.join(", ")}.`));
   for (const part of data.opaque) $("#passes").append(make("p", { class: "soft" }, `${part.path || "the model"} (${part.kind}) stays as it is: ${part.reason}`));
 }
 

@@ -13,8 +13,8 @@ from typing import Any
 from torch import fx
 
 from ..formats import Format
-from .measure import Option, Options
-from .record import Record, Seen
+from .measuring import Option, Options
+from .recording import Record, Seen
 from .specs import Layer, Operator
 
 Choice = dict[fx.Node, Option]

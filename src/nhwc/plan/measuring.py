@@ -14,7 +14,7 @@ from ..memory import Memory
 from ..timing import interleave
 from .calls import caller, is_opaque
 from .candidates import Candidate, Run, candidates_for
-from .record import Record, Seen, layout_of
+from .recording import Record, Seen, layout_of
 from .specs import Layer, Operator, constants_of
 
 LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
