@@ -13,7 +13,10 @@ from torch import Tensor, fx, nn
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 # The machinery itself asks what a traced value is, and takes no harm from a plain answer.
-_MACHINERY = tuple(f"{_TORCH}{part}" for part in ("fx/", "nn/parameter.py", "utils/", "overrides"))
+_MACHINERY = tuple(
+    f"{_TORCH}{part}"
+    for part in ("fx/", "nn/parameter.py", "nn/modules/module.py", "utils/", "overrides.py")
+)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
@@ -90,7 +93,7 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     home = definer(type(module), "forward").__module__
     if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.layers", "nhwc.mended")):
-        return is_frozen_batch_norm(module) or type(module) in _untraceable_modules()
+        return is_frozen_batch_norm(module)
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")
 
@@ -192,8 +195,8 @@ class State:
 
 
 def _versions(module: nn.Module) -> Iterator[int]:
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is not None and not tensor.is_inference():
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_inference():
             yield tensor._version
 
 
@@ -260,8 +263,3 @@ def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
     """Functions that timm, where it is loaded, declares to be leaves of a trace."""
     declared = sys.modules.get("timm.layers._fx")
     return tuple(declared.get_notrace_functions()) if declared else ()
-
-
-def _untraceable_modules() -> tuple[type, ...]:
-    declared = sys.modules.get("timm.layers._fx")
-    return tuple(declared.get_notrace_modules()) if declared else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
@@ -48,10 +48,8 @@ def _asks_shape(node: fx.Node) -> bool:
 
 
 def calls_of(node: fx.Node) -> list[fx.Node]:
-    """Every call in the graph of the module that `node` calls."""
-    module = module_of(node)
-    nodes = node.graph.find_nodes(op="call_module")
-    return [other for other in nodes if module_of(other) is module]
+    """Every call in the graph of the module that `node` calls; a trace has one name for each."""
+    return list(node.graph.find_nodes(op="call_module", target=node.target))
 
 
 def norm_unfit(norm: nn.Module) -> str | None:
@@ -104,13 +102,19 @@ def weight_read_elsewhere(node: fx.Node) -> str | None:
     return None
 
 
-def shared_with(gm: fx.GraphModule, node: fx.Node) -> str:
-    """A note for the report where the weight is tied to another module's."""
+def owners_of(gm: fx.GraphModule) -> dict[Tensor, list[str]]:
+    """Who holds each parameter, to tell which are tied."""
+    owners: dict[Tensor, list[str]] = {}
+    for name, parameter in gm.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
+    return owners
+
+
+def tied_note(node: fx.Node, owners: dict[Tensor, list[str]]) -> str:
+    """A note for the report where the weight was tied to another module's."""
     module: Any = module_of(node)
-    for name, other in gm.named_modules():
-        if other is not module and any(p is module.weight for p in other._parameters.values()):
-            return f"its weight was tied to {name}'s; folded, it has its own"
-    return ""
+    others = [name for name in owners.get(module.weight, []) if name != node.target]
+    return f"its weight was tied to {others[0]}'s; folded, it has its own" if others else ""
 
 
 def _of_torch(module: nn.Module) -> bool:

@@ -39,7 +39,8 @@ def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "dropout", not reason, reason))
         if not reason:
             erase(node, value)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("eliminate_dropout", tuple(sites))
 
 

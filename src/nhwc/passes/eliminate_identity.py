@@ -21,5 +21,6 @@ def eliminate_identity(gm: fx.GraphModule) -> PassReport:
         if not reason and value is not None:
             erase(node, value)
         sites.append(Site(str(node.target), "Identity", not reason, reason))
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("eliminate_identity", tuple(sites))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..folding import fold_after, fold_before, overflows, scale_and_shift
@@ -17,35 +17,40 @@ from ._folding_sites import (
     layer_unfit,
     name_of,
     norm_unfit,
+    owners_of,
     readers,
-    shared_with,
+    tied_note,
     weight_read_elsewhere,
 )
+
+Owners = dict[Tensor, list[str]]
 
 
 def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
     """Fold every batch norm that has a convolution right before it, or right after it."""
     sites: list[Site] = []
     done: set[fx.Node] = set()
+    owners = owners_of(gm)
     for node in list(gm.graph.nodes):
         if node in done or not is_batch_norm(module_of(node)):
             continue
         before, after = input_of(node), _only_reader(node)
         if isinstance(module_of(before), _ConvNd):
             assert before is not None
-            sites += _fold_back(gm, before, node, done)
+            sites += _fold_back(before, node, done, owners)
         elif isinstance(module_of(after), _ConvNd):
             assert after is not None
-            sites.append(_fold_forward(gm, node, after))
+            sites.append(_fold_forward(node, after, owners))
         elif not isinstance(module_of(before), nn.Linear) and not isinstance(
             module_of(after), nn.Linear
         ):
             sites.append(_skip(node, name_of(node), _lone(before)))
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("fold_bn_into_conv", tuple(sites))
 
 
-def _fold_back(gm: fx.GraphModule, conv: fx.Node, norm: fx.Node, done: set[fx.Node]) -> list[Site]:
+def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners) -> list[Site]:
     what = f"{name_of(conv)} + {name_of(norm)}"
     layer, batch_norm = module_of(conv), module_of(norm)
     assert layer is not None
@@ -63,7 +68,7 @@ def _fold_back(gm: fx.GraphModule, conv: fx.Node, norm: fx.Node, done: set[fx.No
         folded, reason = _folded(layer, batch_norm)
     if folded is None:
         return [_skip(norm, what, reason or "")]
-    note = shared_with(gm, conv)
+    note = tied_note(conv, owners)
     for call in calls:
         [follower] = readers(call)
         done.add(follower)
@@ -86,7 +91,7 @@ def _folded(layer: Any, norm: Any) -> tuple[nn.Module | None, str | None]:
     return folded, None
 
 
-def _fold_forward(gm: fx.GraphModule, norm: fx.Node, conv: fx.Node) -> Site:
+def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     what = f"{name_of(norm)} + {name_of(conv)}"
     layer: Any = module_of(conv)
     batch_norm: Any = module_of(norm)
@@ -105,7 +110,7 @@ def _fold_forward(gm: fx.GraphModule, norm: fx.Node, conv: fx.Node) -> Site:
     folded = fold_before(layer, scale, shift)
     if overflows(folded):
         return _skip(norm, what, f"the folded weights do not fit {layer.weight.dtype}")
-    note = shared_with(gm, conv)
+    note = tied_note(conv, owners)
     before = input_of(norm)
     assert before is not None
     erase(norm, before)

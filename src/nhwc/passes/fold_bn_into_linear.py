@@ -22,8 +22,9 @@ from ._folding_sites import (
     layer_unfit,
     name_of,
     norm_unfit,
+    owners_of,
     readers,
-    shared_with,
+    tied_note,
     weight_read_elsewhere,
 )
 from ._ranks import rank_of
@@ -41,7 +42,8 @@ def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
             sites.append(_fold(node, before, node, before))
         elif after is not None and isinstance(module_of(after), nn.Linear):
             sites.append(_fold(node, after, node, before))
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("fold_bn_into_linear", tuple(sites))
 
 
@@ -66,7 +68,7 @@ def _fold(node: fx.Node, linear: fx.Node, norm: fx.Node, instead: fx.Node | None
         return Site(str(node.target), what, False, reason or "")
     owner = node.graph.owning_module
     assert owner is not None
-    note = shared_with(owner, linear)
+    note = tied_note(linear, owners_of(owner))
     erase(norm, instead)
     replace_module(linear, folded)
     return Site(str(node.target), what, True, note)

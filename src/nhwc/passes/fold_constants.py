@@ -39,7 +39,8 @@ def fold_constants(gm: fx.GraphModule) -> PassReport:
             continue
         sites.append(Site(name_of(node), "constant", True))
         _replace(gm, node, value)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("fold_constants", tuple(sites))
 
 

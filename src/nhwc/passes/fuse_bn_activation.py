@@ -27,5 +27,6 @@ def fuse_bn_activation(gm: fx.GraphModule) -> PassReport:
         if reason is None:
             erase(after, node)
             replace_module(node, Fused(norm, activation).eval())
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("fuse_bn_activation", tuple(sites))

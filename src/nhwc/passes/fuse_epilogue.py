@@ -30,7 +30,8 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
         site = _fuse(node, layer, follower, order)
         if site is not None:
             sites.append(site)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("fuse_epilogue", tuple(sites))
 
 

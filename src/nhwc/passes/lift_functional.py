@@ -68,7 +68,8 @@ def lift_functional(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), kind.__name__, not reason, reason))
         if not reason:
             _lift(gm, node, arguments, kind)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("lift_functional", tuple(sites))
 
 

@@ -38,7 +38,8 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
             call = add_module(gm.graph, "cat", Cat(), (list(tensors),))
         node.replace_all_uses_with(call)
         gm.graph.erase_node(node)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("mend_cat_format", tuple(sites))
 
 

@@ -36,12 +36,13 @@ def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
             gm.graph.erase_node(old)
         shuffles.append((call, groups))
         sites.append(Site(str(call.target), "channel shuffle", True))
-    clean(gm)
+    clean(gm)  # what only read the sizes of a cat is gone, and the cat has one user
     for call, groups in shuffles:
         joined = _absorb_cat(gm, call, groups)
         if joined is not None:
             sites.append(joined)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("mend_channel_shuffle", tuple(sites))
 
 

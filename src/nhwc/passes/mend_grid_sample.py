@@ -34,5 +34,6 @@ def mend_grid_sample(gm: fx.GraphModule) -> PassReport:
             with gm.graph.inserting_before(node):
                 call = add_module(gm.graph, "grid_sample", layer, values)
             erase(node, call)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("mend_grid_sample", tuple(sites))

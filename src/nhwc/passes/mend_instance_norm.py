@@ -33,7 +33,8 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
         if not reason:
             tracked = norm.track_running_stats and norm.running_mean is not None
             replace_module(node, _as_batch_norm(norm) if tracked else _wrapped(norm))
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("mend_instance_norm", tuple(sites))
 
 

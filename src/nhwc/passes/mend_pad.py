@@ -33,7 +33,8 @@ def mend_pad(gm: fx.GraphModule) -> PassReport:
             with gm.graph.inserting_before(node):
                 call = add_module(gm.graph, "pad", CircularPad(tuple(padding)), (value,))
             erase(node, call)
-    clean(gm)
+    if any(site.applied for site in sites):
+        clean(gm)
     return PassReport("mend_pad", tuple(sites))
 
 
