@@ -88,6 +88,9 @@ class Value:
     def __or__(self, other: Any) -> Value:
         return self._binary(other, "or_", "")
 
+    def __invert__(self) -> Value:
+        return self._emit("not_", self.llvm)
+
     def __lshift__(self, other: Any) -> Value:
         return self._binary(other, "shl", "")
 

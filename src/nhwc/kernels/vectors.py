@@ -124,6 +124,8 @@ class Emitter:
         with self.builder.goto_entry_block():
             room = self.builder.alloca(ir.ArrayType(element, count))
             room.align = 64
+            # llvmlite still types what alloca returns; every other pointer here is opaque.
+            room.type = POINTER
         return Value(self, room, element)
 
     def prefetch(self, pointer: Value, level: int = 3) -> None:
