@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InputError
@@ -28,13 +28,18 @@ class Buffer:
     offset: int = 0
     movable: bool = True
 
+    @property
+    def root(self) -> Buffer:
+        """The buffer that it is a part of, as far as decided; itself, if of none."""
+        return self if self.parent is None else self.parent.root
+
+    @property
+    def start(self) -> int:
+        """The first of its channels within the root."""
+        return 0 if self.parent is None else self.parent.start + self.offset
+
     def view(self) -> View:
-        """Where it lies, as far as decided."""
-        buffer, offset = self, 0
-        while buffer.parent is not None:
-            offset += buffer.offset
-            buffer = buffer.parent
-        return View(buffer, self.shape, buffer.shape[1], offset)
+        return View(self.root, self.shape, self.root.shape[1], self.start)
 
 
 Make = Callable[..., Step | Sequence[Step]]
@@ -81,8 +86,9 @@ class Builder:
     def cat(self, parts: Sequence[Buffer]) -> Buffer:
         """The channels of all parts, one after the other; parts are moved here where they can be.
 
-        A part stays where it is, and is copied, if it is an input, an output, a slice, part of
-        another concatenation already, or was asked to be dense.
+        A part stays where it is, and is copied, if it is an input, an output, a slice, or was asked
+        to be dense. Parts that an earlier concatenation joined already move as that whole: so
+        DenseNet's ever longer concatenations become one buffer.
         """
         n, _, h, w = parts[0].shape
         if any((p.shape[0], *p.shape[2:]) != (n, h, w) for p in parts):
@@ -90,7 +96,7 @@ class Builder:
             raise InputError(f"only channels may differ in a concatenation; got {shapes}.")
         whole = self.buffer((n, sum(p.shape[1] for p in parts), h, w))
         offset = 0
-        for part in parts:
+        for part in _joined(parts):
             if part.movable:
                 part.parent, part.offset, part.movable = whole, offset, False
             else:
@@ -142,6 +148,22 @@ class Builder:
             records += [made] if isinstance(made, Step) else list(made)
         outputs = [Output(buffer.view(), shape, format) for buffer, shape, format in self._outputs]
         return Program(records, [b.view() for b in self._inputs], outputs)
+
+
+def _joined(parts: Sequence[Buffer]) -> Iterator[Buffer]:
+    """The parts, where neighbours that fill a movable buffer are replaced by that buffer."""
+    index = 0
+    while index < len(parts):
+        whole, end, filled = parts[index].root, index, 0
+        while end < len(parts) and parts[end].root is whole and parts[end].start == filled:
+            filled += parts[end].shape[1]
+            end += 1
+        if end > index and whole.movable and filled == whole.shape[1]:
+            yield whole
+            index = end
+        else:
+            yield parts[index]
+            index += 1
 
 
 def _four(shape: Sequence[int]) -> Shape:
