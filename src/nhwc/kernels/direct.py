@@ -24,7 +24,7 @@ from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .values import Value
 from .vectors import Emitter
-from .weights import pack_convolution
+from .weights import after, pack_convolution
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
@@ -131,8 +131,14 @@ def pack_direct(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     return pack_convolution(weight, bias, spec.groups, isas.host())
 
 
+def packed_floats(spec: ConvSpec) -> int:
+    """How many numbers `pack_direct` returns."""
+    columns = -(-spec.k // spec.groups // isas.host().width) * isas.host().width
+    return spec.groups * (spec.depth + 1) * columns
+
+
 def direct_steps(
-    spec: ConvSpec, x: View, y: View, packed: Tensor, residual: View | None = None
+    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
 ) -> tuple[Step, ...]:
     """The convolution as one step."""
     isa = isas.host()
@@ -150,7 +156,7 @@ def direct_steps(
             x=x,
             y=y,
             weights=packed,
-            bias=packed[spec.groups * spec.depth * padded_k :],
+            bias=after(packed, spec.groups * spec.depth * padded_k),
             residual=residual,
             scratch=Scratch(4 * scratch_floats, per_thread=True),
             tile=TILE.address,

@@ -135,7 +135,7 @@ class Emitter:
 
     # Arithmetic.
 
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
+    def fma(self, a: Any, b: Any, c: Any) -> Value:
         """a * b + c, rounded once where the processor can."""
         left, right = self.alike(a, b)
         added = self.value(c, left.llvm.type)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .isa import Isa
 from .microkernel import panel_columns
+from .steps import View
 
 
 def pack_panels(matrix: Tensor, isa: Isa) -> Tensor:
@@ -36,3 +39,10 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
     taps_first = weight.detach().float().permute(0, 2, 3, 1).reshape(groups, k, -1)
     panels = [pack_panels(group.t(), isa) for group in taps_first]
     return torch.cat((*panels, pack_bias(bias, k, groups, isa)))
+
+
+def after(packed: Tensor | View, floats: int) -> Tensor | View:
+    """What lies `floats` behind the beginning of packed weights, which may be yet to be bound."""
+    if isinstance(packed, View):
+        return replace(packed, offset=packed.offset + floats)
+    return packed[floats:]
