@@ -255,6 +255,7 @@ def test_its_graph_can_be_scripted_exported_and_traced(planned, image):
     model, fast = planned
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.", DeprecationWarning)
+        warnings.filterwarnings("ignore", "The TorchScript type system", UserWarning)
         close(torch.jit.script(fast)(image), model(image))
         close(torch.jit.trace(fast, image)(image), model(image))
     close(torch.export.export(fast, (image,)).module()(image), model(image))

@@ -10,6 +10,7 @@ program    weights prepared, steps in a row
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,15 @@ from torch import fx
 from ..memory import Memory
 from .assigning import Choice, assign
 from .calls import is_opaque
-from .measuring import Option, Options, conversion_seconds, measure
+from .measuring import (
+    Option,
+    Options,
+    conversion_seconds,
+    fastest,
+    measure,
+    sample,
+    switch_seconds,
+)
 from .program import Program, bind
 from .purity import why_impure
 from .recognize import layers_of
@@ -63,9 +72,45 @@ def make_plan(
     before = memory.measured
     with torch.no_grad():
         options = measure(graph, found, layers, memory, exact=exact, progress=progress)
-        choice = assign(layers, options, found, lambda seen: conversion_seconds(seen, memory))
-        program = bind(graph, found, layers, choice)
+        choice, program = _choose(graph, found, layers, options, memory)
     return Plan(program, tuple(layers), choice, options, memory.measured - before)
+
+
+def _choose(
+    graph: fx.GraphModule, found: Record, layers: list[Layer], options: Options, memory: Memory
+) -> tuple[Choice, Program]:
+    """The fastest of a few assignments, as whole programs.
+
+    The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
+    mixture stands against the best without our kernels, and the best with as many as can be.
+    """
+    with_ours = {k: tuple(o for o in some if o.native) or some for k, some in options.items()}
+    without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
+    conversion = lambda seen: conversion_seconds(seen, memory)
+    switch = switch_seconds(memory)
+    choices: list[Choice] = []
+    for some in (options, with_ours, without):
+        choice = assign(layers, some, found, conversion, switch)
+        if choice not in choices:
+            choices.append(choice)
+    if len(choices) == 1:
+        return choices[0], bind(graph, found, layers, choices[0])
+    key = "best of " + _digest(layers, choices)
+    best = memory.get(key)
+    if not isinstance(best, int) or not 0 <= best < len(choices):
+        programs = [bind(graph, found, layers, choice) for choice in choices]
+        inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
+        best = fastest(programs, inputs)
+        memory.put(key, best)
+        return choices[best], programs[best]
+    return choices[best], bind(graph, found, layers, choices[best])
+
+
+def _digest(layers: list[Layer], choices: list[Choice]) -> str:
+    words = [
+        f"{layer.spec.key} {choice[layer.node].label}" for choice in choices for layer in layers
+    ]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]
 
 
 def remake_plan(

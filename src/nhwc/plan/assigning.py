@@ -25,9 +25,13 @@ def assign(
     options: Options,
     record: Record,
     conversion: Callable[[Seen], float],
+    switch: float = 0.0,
 ) -> Choice:
-    """The cheapest choice found, by the node that each layer stands for."""
-    problem = _Problem(layers, options, record, conversion)
+    """The cheapest choice found, by the node that each layer stands for.
+
+    `switch` is what it costs to go from kernels of ours to others, or back.
+    """
+    problem = _Problem(layers, options, record, conversion, switch)
     starts = [
         {layer.node: _preferred(problem.options(layer), layout) for layer in layers}
         for layout in (None, Format.CHANNELS_LAST, Format.CONTIGUOUS)
@@ -46,7 +50,9 @@ class _Problem:
         options: Options,
         record: Record,
         conversion: Callable[[Seen], float],
+        switch: float,
     ) -> None:
+        self.switch = switch
         self.layers = layers
         self.record = record
         self._options = options
@@ -75,11 +81,16 @@ class _Problem:
         """A value is converted once, however many read it in the other layout."""
         seen = self.record.values.get(value)
         has = written(choice, self.record, value)
-        wanted = {choice[user].reads for user in value.users if user in choice}
-        if has is None or not (wanted - {has, None}):
-            return 0.0
+        users = [choice[user] for user in value.users if user in choice]
+        switches = value in choice and any(u.native != choice[value].native for u in users)
+        converts = has is not None and bool({user.reads for user in users} - {has, None})
         if not isinstance(seen, Seen):
-            return 1.0  # Several tensors at once: nothing converts those.
+            # Several tensors at once: nothing converts those, or hands them over.
+            return 1.0 if switches or converts else 0.0
+        switch = self.switch if switches else 0.0
+        return switch + (self._copy_seconds(seen) if converts else 0.0)
+
+    def _copy_seconds(self, seen: Seen) -> float:
         if len(seen.shape) != 4 or seen.layout is None:
             return 0.0
         if seen not in self._seconds:

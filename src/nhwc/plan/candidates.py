@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
+from .. import kernels
 from ..formats import Format
 from .cuda import fused_convolutions
-from .specs import Activation, Affine, Convolution, Linear, Weighted
+from .recording import Record
+from .specs import Activation, Affine, Convolution, Layer, Linear, Operator, Weighted
+
+if TYPE_CHECKING:
+    from .native import Native
 
 Run = Callable[..., Any]
-Prepare = Callable[[Tensor, "Tensor | None"], Run]
+Prepare = Callable[..., Run]
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,38 @@ class Candidate:
     prepare: Prepare
 
 
+def candidates_of(graph: fx.GraphModule, record: Record, layer: Layer) -> list[Candidate]:
+    """All that can compute a layer, torch's kernels first; of an operator ours alone."""
+    found = [] if isinstance(layer.spec, Operator) else list(candidates_for(layer.spec))
+    for native in natives_of(graph, record, layer):
+        found += _native_candidates(record, layer, native)
+    return found
+
+
+def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
+    """Our own kernels for a layer, where this machine can have them."""
+    if not kernels.available():
+        return ()
+    from .native import natives_of as found
+
+    return found(graph, record, layer)
+
+
+def _native_candidates(record: Record, layer: Layer, native: Native) -> list[Candidate]:
+    def prepare(weight: Tensor | None, bias: Tensor | None) -> Run:
+        from .native import single
+
+        constants = None if weight is None else (weight, bias)
+        return single(native, layer, constants, record)
+
+    last, plain = Format.CHANNELS_LAST, Format.CONTIGUOUS
+    image = record.image(layer.inputs[0])
+    reads = [last, plain] if image and image.shape[1] <= 4 else [last]
+    return [Candidate(native.name, layout, last, native.exact, prepare) for layout in reads]
+
+
 def candidates_for(spec: Weighted) -> tuple[Candidate, ...]:
-    """All the kernels that compute `spec`; the first is what eager torch does."""
+    """Torch's kernels, oneDNN's and cuDNN's for `spec`; the first is what eager torch does."""
     if isinstance(spec, Linear):
         return linear_candidates(spec)
     if isinstance(spec, Affine):
@@ -83,8 +118,7 @@ def linear_candidates(spec: Linear) -> tuple[Candidate, ...]:
 def affine_candidates(spec: Affine) -> tuple[Candidate, ...]:
     """A multiplication and an addition in one pass over the data, in either layout."""
 
-    def prepare(scale: Tensor, shift: Tensor | None) -> Run:
-        assert shift is not None
+    def prepare(scale: Tensor, shift: Tensor) -> Run:
         scale, shift = scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
         activate = activate_(spec.activation)
         if spec.residual:

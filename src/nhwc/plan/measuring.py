@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import kernels
 from ..formats import Format, to_format
 from ..memory import Memory
 from ..timing import interleave
 from .calls import caller, is_opaque
-from .candidates import Candidate, Run, candidates_for
+from .candidates import Candidate, Run, candidates_of
 from .recording import Record, Seen, layout_of
 from .specs import Layer, Operator, constants_of
 
@@ -31,6 +32,11 @@ class Option:
     reads: Format | None
     writes: Format | None
     seconds: float
+
+    @property
+    def native(self) -> bool:
+        """Whether it is a kernel of ours, which can share a program with others of ours."""
+        return self.kernel.startswith("nhwc")
 
     @property
     def label(self) -> str:
@@ -79,6 +85,17 @@ def conversion_seconds(seen: Seen, memory: Memory) -> float:
     return known
 
 
+def fastest(programs: Sequence[Callable[..., Any]], inputs: Sequence[Any]) -> int:
+    """The number of the program with the shortest median on these inputs."""
+    device = next((str(x.device) for x in inputs if isinstance(x, Tensor)), "cpu")
+    calls = {str(number): _bound(program, inputs) for number, program in enumerate(programs)}
+    first = interleave(calls, rounds=1, warmup=1, device=device)
+    longest = max(samples.seconds[0] for samples in first.values())
+    rounds = max(3, min(15, int(0.2 / max(longest, 1e-6))))
+    taken = interleave(calls, rounds=rounds, warmup=0, device=device)
+    return min(range(len(programs)), key=lambda number: taken[str(number)].median_s)
+
+
 def sample(value: Any, layout: Format | None) -> Any:
     """A tensor, or a tuple of them, that looks like what was recorded, in `layout`."""
     if isinstance(value, tuple):
@@ -91,43 +108,62 @@ def sample(value: Any, layout: Format | None) -> Any:
     return to_format(tensor, layout) if layout and tensor.ndim == 4 else tensor
 
 
+def switch_seconds(memory: Memory) -> float:
+    """What it costs to enter a program of our kernels once."""
+    if not kernels.available():
+        return 0.0
+    known = memory.get("call of a program")
+    if not isinstance(known, float):
+        from .native import call_seconds
+
+        known = call_seconds()
+        memory.put("call of a program", known)
+    return known
+
+
 def _options(
     graph: fx.GraphModule, record: Record, layer: Layer, memory: Memory, exact: bool
 ) -> tuple[Option, ...]:
-    if isinstance(layer.spec, Operator):
-        if not _has_images(record, layer) or is_opaque(graph, layer.node):
-            return (_as_recorded(record, layer),)
-        candidates: Sequence[Candidate] = ()
-        names = sorted(f"torch {layout}" for layout in LAYOUTS)
-    else:
-        candidates = [c for c in candidates_for(layer.spec) if c.exact or not exact]
-        if len(candidates) == 1:
-            return (Option(candidates[0].name, candidates[0].reads, candidates[0].writes, 0.0),)
-        names = sorted(f"{c.name} {c.reads}" for c in candidates)
+    plain = isinstance(layer.spec, Operator)
+    if plain and (not _has_images(record, layer) or is_opaque(graph, layer.node)):
+        return (_as_recorded(record, layer),)
+    candidates = [c for c in candidates_of(graph, record, layer) if c.exact or not exact]
+    names = [f"{c.name} {c.reads}" for c in candidates] + ["torch"] * plain
+    if len(candidates) == 1 and not plain:
+        return (Option(candidates[0].name, candidates[0].reads, candidates[0].writes, 0.0),)
     # A newer nhwc has other candidates: what an older one measured does not answer for them.
-    key = f"{layer.spec.key} of {', '.join(names)}"
+    key = f"{layer.spec.key} of {', '.join(sorted(names))}"
     known = _remembered(memory.get(key))
     if known is None:
-        timed = (
-            _time_candidates(graph, record, layer, candidates)
-            if candidates
-            else _time_layouts(graph, record, layer)
-        )
+        timed = _time(graph, record, layer, candidates, switch_seconds(memory))
         known = timed or (_as_recorded(record, layer),)
         memory.put(key, [option.to_dict() for option in known])
     return known
 
 
-def _time_candidates(
-    graph: fx.GraphModule, record: Record, layer: Layer, candidates: Sequence[Candidate]
+@dataclass(frozen=True)
+class _Trial:
+    """One candidate on inputs of its layout, ready to be timed."""
+
+    kernel: str
+    reads: Format | None
+    writes: Format | None
+    call: Callable[[], Any]
+
+
+def _time(
+    graph: fx.GraphModule,
+    record: Record,
+    layer: Layer,
+    candidates: Sequence[Candidate],
+    switch: float,
 ) -> tuple[Option, ...]:
-    spec = layer.spec
-    constants = constants_of(graph, layer)
-    runs: dict[str, Callable[[], Any]] = {}
-    chosen: dict[str, Candidate] = {}
-    expected = None
     values = [sample(record.values[node], None) for node in layer.inputs]
-    for number, candidate in enumerate(candidates):
+    weighted = not isinstance(layer.spec, Operator)
+    constants = constants_of(graph, layer) if weighted else (None, None)
+    trials = [] if weighted else _trials_as_is(caller(graph, record, layer), values)
+    expected = trials[0].call() if trials else None
+    for candidate in candidates:
         run = candidate.prepare(*constants)
         inputs = [_laid_out(value, candidate.reads) for value in values]
         result = run(*inputs)
@@ -135,29 +171,33 @@ def _time_candidates(
             expected = result
         elif not _close(result, expected):
             continue
-        runs[str(number)] = _bound(run, inputs)
-        chosen[str(number)] = candidate
-    device = getattr(spec, "device", "cpu")
-    times = _fastest(runs, device, between=_evict if device == "cpu" else None)
-    return tuple(Option(c.name, c.reads, c.writes, times[number]) for number, c in chosen.items())
+        reads, writes = candidate.reads, candidate.writes
+        trials.append(_Trial(candidate.name, reads, writes, _bound(run, inputs)))
+    device = layer.spec.device
+    calls = {str(number): trial.call for number, trial in enumerate(trials)}
+    evict = _evict if weighted and device == "cpu" else None
+    times = _fastest(calls, device, between=evict)
+    options = []
+    for number, trial in enumerate(trials):
+        seconds = times[str(number)]
+        if trial.kernel.startswith("nhwc"):
+            # Within a program of many steps, what it costs to enter one is shared by all.
+            seconds = max(seconds - switch, 0.05 * seconds)
+        options.append(Option(trial.kernel, trial.reads, trial.writes, seconds))
+    return tuple(options)
 
 
-def _time_layouts(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Option, ...]:
-    """The operator as it is, on contiguous and on channels-last input."""
-    run = caller(graph, record, layer)
-    found: dict[str, tuple[Format, Format | None]] = {}
-    runs: dict[str, Callable[[], Any]] = {}
-    values = [sample(record.values[node], None) for node in layer.inputs]
+def _trials_as_is(run: Run, values: Sequence[Any]) -> list[_Trial]:
+    """The operator as torch has it, on contiguous and on channels-last input."""
+    found = []
     for layout in LAYOUTS:
         inputs = [_laid_out(value, layout) for value in values]
         try:
             result = run(*inputs)
         except (RuntimeError, ValueError, TypeError, IndexError):
             continue  # `view` on channels-last data, say: then it reads the other layout.
-        found[str(layout)] = (layout, _written(result))
-        runs[str(layout)] = _bound(run, inputs)
-    times = _fastest(runs, layer.spec.device)
-    return tuple(Option("torch", r, w, times[name]) for name, (r, w) in found.items())
+        found.append(_Trial("torch", layout, _written(result), _bound(run, inputs)))
+    return found
 
 
 def _fastest(
@@ -214,6 +254,8 @@ def _as_recorded(record: Record, layer: Layer) -> Option:
 
 
 def _close(result: Any, expected: Any) -> bool:
+    if not isinstance(result, Tensor) or not isinstance(expected, Tensor):
+        return True
     if result.shape != expected.shape:
         return False
     scale = expected.abs().max().clamp_min(1e-30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 from ..formats import Format
 from .assigning import Choice, written
 from .calls import caller
-from .candidates import candidates_for
+from .candidates import candidates_of, natives_of
 from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
@@ -68,6 +69,31 @@ def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice:
     return _Binder(graph, record, choice).bind(layers)
 
 
+def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
+    """The layers in an order in which they can run, those of our kernels together where possible.
+
+    Each layer of another's kernel is alone. By turns, all that can run of one kind runs.
+    """
+    rest, units = list(layers), []
+    waiting = {layer.node for layer in layers}
+    native = False
+    while rest:
+        chosen, later = [], []
+        for layer in rest:
+            ready = waiting.isdisjoint(layer.inputs)
+            if ready and choice[layer.node].native is native:
+                chosen.append(layer)
+                waiting.discard(layer.node)
+            else:
+                later.append(layer)
+        if native and chosen:
+            units.append(chosen)
+        else:
+            units += [[layer] for layer in chosen]
+        rest, native = later, not native
+    return units
+
+
 class _Binder:
     def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
         self.graph, self.record, self.choice = graph, record, choice
@@ -83,8 +109,11 @@ class _Binder:
                 feeds.append(self._feed(node))
             elif node.op == "get_attr":
                 constants[self._hold(node)] = _attribute(self.graph, str(node.target))
-        for layer in layers:
-            self._add(layer)
+        for unit in stretches(layers, self.choice):
+            if len(unit) > 1:
+                self._add_stretch(unit)
+            else:
+                self._add(unit[0])
         (result,) = self.graph.graph.find_nodes(op="output")
         output = fx.node.map_arg(result.args[0], self._returned)
         steps = _with_drops(self.steps, output, constants)
@@ -107,16 +136,43 @@ class _Binder:
     def _add(self, layer: Layer) -> None:
         option = self.choice[layer.node]
         inputs = tuple(self._read(node, option.reads) for node in layer.inputs)
-        if isinstance(layer.spec, Operator):
+        operator = isinstance(layer.spec, Operator)
+        if operator and not option.native:
             run = caller(self.graph, self.record, layer)
         else:
-            (candidate,) = (
+            candidate = next(
                 c
-                for c in candidates_for(layer.spec)
+                for c in candidates_of(self.graph, self.record, layer)
                 if (c.name, c.reads) == (option.kernel, option.reads)
             )
-            run = candidate.prepare(*constants_of(self.graph, layer))
+            constants = (None, None) if operator else constants_of(self.graph, layer)
+            run = candidate.prepare(*constants)
         self._step(layer.name, run, inputs, (layer.node, None))
+
+    def _add_stretch(self, layers: Sequence[Layer]) -> None:
+        """One program for all of `layers`; it reads its inputs in whatever layout they have."""
+        from .native import Stretch
+
+        inside = {layer.node for layer in layers}
+        outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
+        stretch = Stretch(outputs)
+        for layer in layers:
+            option = self.choice[layer.node]
+            natives = natives_of(self.graph, self.record, layer)
+            native = next(one for one in natives if one.name == option.kernel)
+            weighted = not isinstance(layer.spec, Operator)
+            constants = constants_of(self.graph, layer) if weighted else None
+            stretch.add(native, layer, constants, self.record)
+        name = f"{layers[0].name} to {layers[-1].name}"
+        inputs = tuple(self.slots[node, None] for node in stretch.inputs)
+        run = stretch.build(self.record)
+        if len(outputs) == 1:
+            self._step(name, run, inputs, (outputs[0], None))
+            return
+        self._step(name, run, inputs, (layers[-1].node, Format.OTHER))
+        held = (self.slots[layers[-1].node, Format.OTHER],)
+        for index, node in enumerate(outputs):
+            self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
 
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""
