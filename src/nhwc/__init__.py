@@ -4,6 +4,7 @@ from ._audit import Audit as Audit
 from ._audit import Finding as Finding
 from ._audit import audit as audit
 from ._fuse import fuse as fuse
+from ._optimize import optimize as optimize
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -13,6 +14,8 @@ from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
 from .errors import VerificationError as VerificationError
+from .files import load as load
+from .files import save as save
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
@@ -39,7 +42,10 @@ __all__ = [
     "convert_",
     "format_of",
     "fuse",
+    "load",
     "load_model",
+    "optimize",
+    "save",
     "strict",
     "to_format",
 ]

@@ -18,6 +18,7 @@ from ..errors import InputError, NhwcError
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
     "demo": "all of it on a small built-in choice of model, with a page to look at",
+    "optimize": "the same answers, faster, never slower: fold, fuse, choose kernels by measurement",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 

@@ -68,6 +68,10 @@ class Emitter:
         low = self.builder.trunc(number.llvm, WORD)
         return Value(self, self.builder.bitcast(low, FLOAT))
 
+    def to_float(self, number: Value) -> Value:
+        """An int64 as a float32."""
+        return Value(self, self.builder.sitofp(number.llvm, FLOAT))
+
     def lanes(self, count: Any) -> Value:
         """The mask of the first `count` lanes."""
         every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD))
