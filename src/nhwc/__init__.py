@@ -1,5 +1,6 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
+from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -28,6 +29,7 @@ __all__ = [
     "ModelNotFound",
     "NhwcError",
     "VerificationError",
+    "bench",
     "convert_",
     "format_of",
     "load_model",
