@@ -122,15 +122,10 @@ class Row:
             return None
         return Comparison(before.per_turn, after.per_turn)
 
-    @property
-    def best_peer(self) -> Measurement | None:
-        """The fastest variant that is not made by nhwc."""
-        peers = [m for m in self.measured if not find_engine(m.variant).ours]
-        return min(peers, key=lambda m: m.median_s, default=None)
-
-    @property
-    def best(self) -> Measurement | None:
-        return min(self.measured, key=lambda m: m.median_s, default=None)
+    def best(self, *, ours: bool) -> Measurement | None:
+        """The fastest of nhwc's own variants, or the fastest of all others."""
+        field = [m for m in self.measured if find_engine(m.variant).ours == ours]
+        return min(field, key=lambda m: m.median_s, default=None)
 
     @property
     def judgement(self) -> str:

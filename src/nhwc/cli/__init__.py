@@ -16,6 +16,7 @@ from ..errors import NhwcError
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
+    "bench": "prove it: ways to run a model, timed side by side",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 

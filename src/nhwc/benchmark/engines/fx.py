@@ -13,4 +13,4 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return optimize_for_inference(model), inputs
 
 
-ENGINE = Engine("fx", "torch.fx optimize_for_inference", prepare, cuda=False)
+ENGINE = Engine("fx", "torch.fx for inference", prepare, cuda=False)

@@ -17,4 +17,4 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         return torch.jit.optimize_for_inference(torch.jit.freeze(traced)), inputs
 
 
-ENGINE = Engine("jit", "torch.jit optimize_for_inference", prepare)
+ENGINE = Engine("jit", "torch.jit for inference", prepare)
