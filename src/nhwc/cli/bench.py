@@ -124,9 +124,7 @@ def read(path: Path) -> Benchmark:
     try:
         return Benchmark.from_dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
-        raise InputError(
-            f"no such file: {path}. Write one with: nhwc bench ... -o {path}"
-        ) from None
+        raise InputError(f"no such file: {path}. Write one with -o {path}.") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from string import Template
 
-from ..benchmark import Benchmark, Row
+from ..benchmark import Benchmark, Measurement, Row
 from ..errors import MissingPackage
 from . import bench_words as words
 from .bench_plot import bench_plot
@@ -65,10 +65,10 @@ def _section(row: Row, baseline: str) -> str:
         notes.append(f"published {row.published}: {row.judgement} ({row.published.where})")
     if row.failure:
         notes.append(f"not measured: {row.failure}")
-    cells = [_cells(row, m.variant, baseline) for m in sorted(row.measured, key=_speed)]
-    body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in line)}</tr>" for line in cells
-    )
+    fastest_first = sorted(row.measured, key=lambda m: m.median_s)
+    cells = [_cells(row, m, baseline) for m in fastest_first]
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in cells)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     head = "".join(f"<th>{name}</th>" for name in (*_HEAD, *_HEAD_MORE))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if cells else ""
     return (
@@ -77,17 +77,12 @@ def _section(row: Row, baseline: str) -> str:
     )
 
 
-def _speed(measurement: object) -> float:
-    return measurement.median_s  # type: ignore[attr-defined, no-any-return]
-
-
-def _cells(row: Row, variant: str, baseline: str) -> list[str]:
-    m, found = row.measurement(variant), row.comparison(variant, baseline)
-    assert m is not None
+def _cells(row: Row, m: Measurement, baseline: str) -> list[str]:
+    found = row.comparison(m.variant, baseline)
     low, high = m.samples.quartiles_s
-    compared = found is not None and variant != baseline
+    compared = found is not None and m.variant != baseline
     return [
-        words.label(variant) + (f" {m.version}" if m.version else ""),
+        words.label(m.variant) + (f" {m.version}" if m.version else ""),
         words.milliseconds(m.median_s),
         f"{words.milliseconds(low)}-{words.milliseconds(high)}",
         f"{row.case.batch / m.median_s:.1f}",

@@ -18,7 +18,7 @@ PLAIN, PEER = "#64748b", "#b6bec9"
 BAND, BAND_TEXT = "#fde9c8", "#a16207"
 INK, FAINT = "#1e293b", "#64748b"
 
-_STYLE = {
+_STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
@@ -111,10 +111,8 @@ def _group(row: Row, baseline: str) -> list[tuple[Comparison, str, str]]:
     ):
         found = row.comparison(variant, baseline) if variant else None
         if found:
-            text = words.times(found.ratio)
-            chosen.append(
-                (found, colour, f"{text} {words.label(variant)}" if colour == PEER else text)
-            )
+            name = f" {words.label(variant)}" if colour == PEER else ""
+            chosen.append((found, colour, words.times(found.ratio) + name))
     return chosen
 
 

@@ -84,20 +84,20 @@ def answer(row: Row, baseline: str) -> str:
     found = row.comparison(best.variant, baseline) if best else None
     if best is None or found is None:
         return ""
-    if best.variant == baseline or found.verdict in ("same", "too noisy to tell"):
-        word = "beats" if found.verdict != "too noisy to tell" else "surely beats"
-        return f"Nothing {word} {label(baseline)} here."
+    if best.variant == baseline or found.verdict == "same":
+        return f"Nothing is faster than {label(baseline)} here."
+    if found.verdict != "faster":
+        return f"The machine is too noisy to tell whether anything beats {label(baseline)}."
     text = (
-        f"{label(best.variant)} is fastest: {times(found.ratio)} {label(baseline)} "
-        f"(99 % sure: {interval(found)})."
+        f"{label(best.variant)} is fastest: {times(found.ratio)} as fast as {label(baseline)} "
+        f"(99 % sure of {interval(found)})."
     )
     own, peer = row.best(ours=True), row.best(ours=False)
-    if own and peer and peer.variant != baseline:
-        against = row.comparison(own.variant, peer.variant)
-        assert against is not None
+    against = row.comparison(own.variant, peer.variant) if own and peer else None
+    if own and peer and against and peer.variant != baseline:
         text += (
-            f" {label(own.variant)} against the best of the others, {label(peer.variant)}: "
-            f"{times(against.ratio)} ({interval(against)}), {against.verdict}."
+            f" {label(own.variant)} is {times(against.ratio)} as fast as {label(peer.variant)}, "
+            f"the best of the others ({interval(against)}: {against.verdict})."
         )
     return text
 

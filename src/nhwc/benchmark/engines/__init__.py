@@ -36,7 +36,7 @@ def find_engine(name: str) -> Engine:
     """Return the engine called `name`.
 
     >>> find_engine("eager").label
-    'eager, NCHW'
+    'eager NCHW'
     """
     for engine in ENGINES:
         if engine.name == name:

@@ -19,4 +19,4 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return convert_(model), to_channels_last(inputs)
 
 
-ENGINE = Engine("channels_last", "eager, channels last", prepare, trains=True, autocasts=True)
+ENGINE = Engine("channels_last", "eager channels last", prepare, trains=True, autocasts=True)

@@ -11,4 +11,4 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return model, inputs
 
 
-ENGINE = Engine("eager", "eager, NCHW", prepare, trains=True, autocasts=True)
+ENGINE = Engine("eager", "eager NCHW", prepare, trains=True, autocasts=True)
