@@ -142,9 +142,9 @@ def _set_up(
             side.worker = stack.enter_context(Worker(case.threads))
             side.send(order, sent)
         judge.receive()
+        judge.send({"do": "truth", "truth": truth})
         for side in able:
             side.receive()
-        judge.send({"do": "truth", "truth": truth})
         found = judge.receive()
     for position, side in enumerate(able):
         tell(f"setting up {side.variant}", 0.1 + 0.4 * position / len(able))

@@ -8,15 +8,13 @@ from torch import Tensor, nn
 
 
 def propagation(model: nn.Module, inputs: Sequence[Tensor]) -> str:
-    """`clean`, or how many calls lost the format; empty where it cannot be told."""
+    """`clean`, or how many calls lost the format."""
     # Asked as a user would ask: the verbs stand side by side and know nothing of one another.
     import nhwc
 
-    audit = getattr(nhwc, "audit", None)
-    if audit is None:
-        return ""
     try:
-        lost = sum(finding.calls for finding in audit(model, *inputs).findings)
+        report = nhwc.audit(model, *inputs, convert=True)
     except nhwc.NhwcError:
         return "not audited"
-    return f"lost at {lost} calls" if lost else "clean"
+    lost = sum(len(finding.calls) for finding in report.lost)
+    return f"lost at {lost} call{'s' * (lost != 1)}" if lost else "clean"

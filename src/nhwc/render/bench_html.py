@@ -83,8 +83,8 @@ def _cells(row: Row, m: Measurement, baseline: str) -> list[str]:
     compared = found is not None and m.variant != baseline
     return [
         words.label(m.variant) + (f" {m.version}" if m.version else ""),
-        words.milliseconds(m.median_s),
-        f"{words.milliseconds(low)}-{words.milliseconds(high)}",
+        words.bare_ms(m.median_s),
+        f"{words.bare_ms(low)}-{words.bare_ms(high)}",
         f"{row.case.batch / m.median_s:.1f}",
         words.times(found.ratio) if found else "",
         words.interval(found) if found and compared else "",

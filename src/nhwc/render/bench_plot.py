@@ -13,7 +13,7 @@ from ..errors import MissingPackage
 from ..timing import Comparison
 from . import bench_words as words
 
-OURS, OURS_LIGHT = "#0f766e", "#5fb3a8"
+OURS, OURS_LIGHT = "#0e8f84", "#79c3bb"
 PLAIN, PEER = "#64748b", "#b6bec9"
 BAND, BAND_TEXT = "#fde9c8", "#a16207"
 INK, FAINT = "#1e293b", "#64748b"
@@ -95,7 +95,7 @@ def _one(row: Row, baseline: str) -> list[Bar]:
     for place, m in enumerate(slowest_first):
         found = row.comparison(m.variant, baseline)
         assert found is not None
-        text = f"{words.times(found.ratio)}   {words.milliseconds(m.median_s)} ms"
+        text = f"{words.times(found.ratio)}   {words.bare_ms(m.median_s)} ms"
         bars.append((words.label(m.variant), float(place), found, _colour(m.variant), text))
     return bars
 

@@ -37,8 +37,8 @@ def changes_text(changes: Changes) -> str:
         table.append(
             (
                 f"{words.short(change.case, cases)}, {change.variant}",
-                words.milliseconds(found.before.median_s),
-                words.milliseconds(found.after.median_s),
+                words.bare_ms(found.before.median_s),
+                words.bare_ms(found.after.median_s),
                 words.times(found.ratio),
                 words.interval(found),
                 change.verdict,
@@ -79,7 +79,7 @@ def _one(row: Row, baseline: str) -> list[str]:
         table.append(
             (
                 words.label(m.variant),
-                words.milliseconds(m.median_s),
+                words.bare_ms(m.median_s),
                 f"{(1 if training else row.case.batch) / m.median_s:.1f}",
                 "" if found is None else words.times(found.ratio),
                 "" if found is None or base else words.interval(found),
@@ -113,7 +113,7 @@ def _many(result: Benchmark) -> list[str]:
     table = [head]
     for row in result.rows:
         base = row.measurement(result.baseline)
-        line = [words.short(row.case, cases), words.milliseconds(base.median_s) if base else "-"]
+        line = [words.short(row.case, cases), words.bare_ms(base.median_s) if base else "-"]
         for variant in shown:
             found = row.comparison(variant, result.baseline)
             line.append(_marked(found.ratio, found.verdict) if found else "-")

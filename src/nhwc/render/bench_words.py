@@ -7,6 +7,7 @@ import math
 from ..benchmark import Benchmark, Case, Changes, Row
 from ..benchmark.engines import ENGINES, find_engine
 from ..timing import Comparison
+from .text import milliseconds, plural
 
 
 def times(ratio: float) -> str:
@@ -23,15 +24,13 @@ def interval(comparison: Comparison) -> str:
     return f"{low:.2f}-{high:.2f}"
 
 
-def milliseconds(seconds: float) -> str:
-    """Three digits that matter.
+def bare_ms(seconds: float) -> str:
+    """Milliseconds for a column that names its unit.
 
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.3', '1500')
+    >>> bare_ms(0.0123456)
+    '12.3'
     """
-    ms = seconds * 1e3
-    digits = max(0, 2 - math.floor(math.log10(ms))) if ms > 0 else 2
-    return f"{ms:.{min(digits, 3)}f}"
+    return milliseconds(seconds).removesuffix(" ms")
 
 
 def label(variant: str) -> str:
@@ -59,7 +58,7 @@ def common(cases: list[Case]) -> str:
     if len({case.batch for case in cases}) == 1:
         words.append(f"batch {first.batch}")
     if len({case.threads for case in cases}) == 1:
-        words.append(f"{first.threads} thread{'s' * (first.threads != 1)}")
+        words.append(plural(first.threads, "thread"))
     if all(case.train for case in cases):
         words.append("training step")
     words.append("mixed precision" if all(case.amp for case in cases) else "float32")
@@ -74,7 +73,7 @@ def short(case: Case, cases: list[Case]) -> str:
     if len({other.batch for other in cases}) > 1:
         words.append(f"batch {case.batch}")
     if len({other.threads for other in cases}) > 1:
-        words.append(f"{case.threads} thread{'s' * (case.threads != 1)}")
+        words.append(plural(case.threads, "thread"))
     return ", ".join(words) or case.model
 
 
