@@ -1,103 +1,66 @@
-"""A benchmark as one self-contained page: the answer, the picture, every number."""
+"""A benchmark as one self-contained page: the answer, the bars, every number."""
 
 from __future__ import annotations
 
-import html
-import re
-from importlib.resources import files
-from string import Template
+from typing import Any
 
 from ..benchmark import Benchmark, Measurement, Row
-from ..errors import MissingPackage
+from ..benchmark.engines import find_engine
 from . import bench_words as words
-from .bench_plot import bench_plot
-
-_HEAD = ("variant", "ms", "quartiles", "images/s", "speed", "99 % sure", "verdict")
-_HEAD_MORE = ("set-up s", "peak MB", "error")
+from .page import page
+from .text import size
 
 
 def bench_html(result: Benchmark) -> str:
-    """Fill the page; without matplotlib it has no picture, and says so."""
-    page = Template((files(__package__) / "templates" / "bench.html").read_text("utf-8"))
+    """The page, as one file that loads nothing."""
     title = result.title or ", ".join(dict.fromkeys(row.case.model for row in result.rows))
-    return page.substitute(
-        title=html.escape(f"nhwc bench: {title}"),
-        heading=html.escape(title),
-        answer=_paragraphs(_answers(result)),
-        picture=_picture(result),
-        tables="\n".join(_section(row, result.baseline) for row in result.rows),
-        problems=_problems(result),
-        environment=html.escape(words.environment(result)),
-    )
+    cases = [row.case for row in result.rows]
+    data = {
+        "title": title,
+        "setting": words.common(cases) if cases else "",
+        "answer": words.answers(result),
+        "baseline": words.label(result.baseline),
+        "environment": words.environment(result),
+        "problems": words.failures(result),
+        "rows": [_row(row, result) for row in result.rows if not row.failure],
+    }
+    return page("bench", f"nhwc bench: {title}", data)
 
 
-def _answers(result: Benchmark) -> list[str]:
-    if len(result.rows) == 1:
-        lines = [words.answer(result.rows[0], result.baseline)]
-    else:
-        lines = [
-            f"{words.label(variant)}: {words.times(result.geometric_mean(variant))} "
-            f"{words.label(result.baseline)} (geometric mean)"
-            for variant in result.variants
-            if variant != result.baseline and result.geometric_mean(variant) > 0
-        ]
-    if result.interrupted:
-        lines.append("Interrupted: this is what was measured until then.")
-    return [line for line in lines if line]
+def _row(row: Row, result: Benchmark) -> dict[str, Any]:
+    own, peer = row.best(ours=True), row.best(ours=False)
+    claim = row.published
+    return {
+        "name": words.short(row.case, [other.case for other in result.rows]),
+        "case": str(row.case),
+        "propagation": row.propagation,
+        "published": claim and {"low": claim.low, "high": claim.high, "text": str(claim)},
+        "source": claim.where if claim else "",
+        "judgement": row.judgement,
+        "own": own.variant if own else None,
+        "peer": peer.variant if peer else None,
+        "variants": [
+            _variant(row, m, result.baseline)
+            for m in sorted(row.measured, key=lambda m: m.median_s)
+        ],
+    }
 
 
-def _paragraphs(lines: list[str]) -> str:
-    return "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
-
-
-def _picture(result: Benchmark) -> str:
-    try:
-        drawn = bench_plot(result, "svg").decode()
-    except MissingPackage as error:
-        return f"<p>{html.escape(str(error))}</p>"
-    # The prologue names a document type on another server; inline SVG needs neither.
-    return re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.S)
-
-
-def _section(row: Row, baseline: str) -> str:
-    notes = [f"channels last: {row.propagation}"] if row.propagation else []
-    if row.published:
-        notes.append(f"published {row.published}: {row.judgement} ({row.published.where})")
-    if row.failure:
-        notes.append(f"not measured: {row.failure}")
-    fastest_first = sorted(row.measured, key=lambda m: m.median_s)
-    cells = [_cells(row, m, baseline) for m in fastest_first]
-    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in cells)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    head = "".join(f"<th>{name}</th>" for name in (*_HEAD, *_HEAD_MORE))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if cells else ""
-    return (
-        f"<details{' open' if len(row.measured) else ''}><summary>{html.escape(str(row.case))}"
-        f"<small>{html.escape('; '.join(notes))}</small></summary>{table}</details>"
-    )
-
-
-def _cells(row: Row, m: Measurement, baseline: str) -> list[str]:
+def _variant(row: Row, m: Measurement, baseline: str) -> dict[str, Any]:
     found = row.comparison(m.variant, baseline)
-    low, high = m.samples.quartiles_s
-    compared = found is not None and m.variant != baseline
-    return [
-        words.label(m.variant) + (f" {m.version}" if m.version else ""),
-        words.bare_ms(m.median_s),
-        f"{words.bare_ms(low)}-{words.bare_ms(high)}",
-        f"{row.case.batch / m.median_s:.1f}",
-        words.times(found.ratio) if found else "",
-        words.interval(found) if found and compared else "",
-        found.verdict if found and compared else "",
-        f"{m.setup_s:.1f}",
-        "" if m.peak_bytes is None else f"{m.peak_bytes / 1e6:.0f}",
-        f"{m.error:.0e}",
-    ]
-
-
-def _problems(result: Benchmark) -> str:
-    found = words.failures(result)
-    if not found:
-        return ""
-    lines = "".join(f"<li>{html.escape(what)}: {html.escape(why)}</li>" for what, why in found)
-    return f"<h2>Not measured</h2><ul>{lines}</ul>"
+    quartiles = " - ".join(words.bare_ms(second) for second in m.samples.quartiles_s)
+    return {
+        "variant": m.variant,
+        "label": words.label(m.variant),
+        "version": m.version,
+        "kind": words.kind(find_engine(m.variant)),
+        "ratio": found.ratio if found else None,
+        "interval": list(found.interval) if found else None,
+        "verdict": found.verdict if found and m.variant != baseline else "",
+        "ms": words.bare_ms(m.median_s),
+        "quartiles": quartiles,
+        "rate": f"{row.case.batch / m.median_s:.1f}",
+        "setup": f"{m.setup_s:.1f}",
+        "peak": "" if m.peak_bytes is None else size(m.peak_bytes),
+        "error": f"{m.error:.0e}",
+    }

@@ -123,9 +123,8 @@ def _gain(row: Row, baseline: str) -> float:
 
 
 def _colour(variant: str) -> str:
-    if find_engine(variant).ours:
-        return OURS if variant == "optimized" else OURS_LIGHT
-    return PLAIN if variant in ("eager", "channels_last") else PEER
+    colours = {"ours": OURS, "fuse": OURS_LIGHT, "torch": PLAIN, "peer": PEER}
+    return colours[words.kind(find_engine(variant))]
 
 
 def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..benchmark import Benchmark, Case, Changes, Row
-from ..benchmark.engines import ENGINES, find_engine
+from ..benchmark.engines import ENGINES, Engine, find_engine
 from ..timing import Comparison
 from .text import milliseconds, plural
 
@@ -99,6 +99,27 @@ def answer(row: Row, baseline: str) -> str:
             f"the best of the others ({interval(against)}: {against.verdict})."
         )
     return text
+
+
+def answers(result: Benchmark) -> list[str]:
+    """The answer for one case; the geometric means for many."""
+    if len(result.rows) == 1:
+        lines = [answer(result.rows[0], result.baseline)]
+    else:
+        means = {v: result.geometric_mean(v) for v in result.variants if v != result.baseline}
+        best_first = sorted((mean, label(v)) for v, mean in means.items() if not math.isnan(mean))
+        named = ", ".join(f"{name} {times(mean)}" for mean, name in reversed(best_first))
+        lines = [f"As fast as {label(result.baseline)}, geometric mean: {named}."] * bool(named)
+    if result.interrupted:
+        lines.append("Interrupted: this is what was measured until then.")
+    return [line for line in lines if line]
+
+
+def kind(engine: Engine) -> str:
+    """Which colour an engine has: `ours` is what we offer, `torch` what torch does by itself."""
+    if engine.ours:
+        return "ours" if engine.name == "optimized" else "fuse"
+    return "torch" if engine.name in ("eager", "channels_last") else "peer"
 
 
 def failures(result: Benchmark) -> list[tuple[str, str]]:
