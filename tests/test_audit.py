@@ -263,9 +263,7 @@ def test_the_model_is_left_as_found_when_it_raises():
     model = Broken(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train()
     x = torch.rand(2, 3, 8, 8)
     before = snapshot(model)
-    with pytest.raises(
-        nhwc.ModelFailed, match="Broken raised KeyError on this input at .*py:\d+: 'inside'"
-    ):
+    with pytest.raises(nhwc.ModelFailed, match="Broken raised KeyError on this input at .*py:\d+: 'inside'"):
         audit(model, x)
     torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
 
