@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .capture import Call, Recorder, Site, is_users
@@ -236,6 +237,7 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
             "Call audit(model, input)."
         )
+    _check_initialized(model)
     tensors = _tensors((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
@@ -251,6 +253,15 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
     _check_devices(model, tensors)
+
+
+def _check_initialized(model: nn.Module) -> None:
+    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+    if lazy:
+        raise InputError(
+            f"{_some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
+            "Run the model once on an example input first."
+        )
 
 
 def _check_devices(model: nn.Module, tensors: list[Tensor]) -> None:
