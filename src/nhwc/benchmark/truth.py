@@ -17,6 +17,9 @@ from .step import Step
 FACTOR = 20.0
 """How many times eager's own error an engine may err: others round in other orders."""
 
+ROUGH = 5e-2
+"""What mixed precision may err. Who errs more than that in float32 answers at random."""
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -58,9 +61,9 @@ def find_truth(
         exact = arrays_of(answer(wide.double(), [x.double() for x in inputs]))
     except Exception:
         # Whatever a forward raises in a precision it was not written for: eager is the truth then.
-        return Truth(own, 5e-2 if amp else 1e-3)
+        return Truth(own, ROUGH if amp else 1e-3)
     eager = Truth(exact, 0.0).error_of(list(own))
-    return Truth(exact, max(5e-2 if amp else 1e-5, FACTOR * eager))
+    return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))
 
 
 def arrays_of(output: Any) -> tuple[numpy.ndarray, ...]:

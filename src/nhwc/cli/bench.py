@@ -11,8 +11,8 @@ from typing import Any
 from ..benchmark import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
 from ..benchmark.engines import ENGINES, QUICK
 from ..benchmark.results import Case
-from ..benchmark.run import SECONDS
-from ..benchmark.run import run as measure
+from ..benchmark.runner import SECONDS
+from ..benchmark.runner import run as measure
 from ..environment import available_cores
 from ..errors import FileError, InputError
 from ..render.bench_csv import bench_csv
