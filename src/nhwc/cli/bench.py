@@ -92,7 +92,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
     done = _done(args, format)
     # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = measure(
             tasks,
@@ -103,15 +103,16 @@ def run_bench(args: argparse.Namespace) -> int:
             checkpoint=keep,
         )
     finally:
+        signal.signal(signal.SIGTERM, before)
         line.clear()
     if not any(row.measured for row in result.rows):
         if result.interrupted:
             raise KeyboardInterrupt
         raise InputError(f"nothing could be measured. {_first_reason(result)}")
+    write_output(_text(result, format), args.output)
     if args.plot:
         write_file(args.plot, bench_plot(result, args.plot.suffix.lstrip(".")))
         note(f"wrote {args.plot}")
-    write_output(_text(result, format), args.output)
     return 130 if result.interrupted else 0
 
 

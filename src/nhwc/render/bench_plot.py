@@ -9,7 +9,7 @@ from typing import Any
 
 from ..benchmark import Benchmark, Case, Row
 from ..benchmark.engines import find_engine
-from ..errors import MissingPackage
+from ..errors import InputError, MissingPackage
 from ..timing import Comparison
 from . import bench_words as words
 
@@ -40,18 +40,21 @@ def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingPackage("matplotlib is not installed: pip install matplotlib.") from None
+    rows = [row for row in result.rows if row.measurement(result.baseline)]
+    if not rows:
+        raise InputError(
+            f"{words.label(result.baseline)} was not measured, and speeds are drawn against it. "
+            f"Add {result.baseline} to the variants."
+        )
     with matplotlib.rc_context(_STYLE):
-        rows = [row for row in result.rows if row.measurement(result.baseline)]
         panels = _panels(rows)
-        tallest = max((len(_bars(panel, result)) for panel in panels), default=1)
-        step = 0.42 if len(rows) == 1 else 0.14
-        height = 2.3 + step * (tallest + (0 if len(rows) == 1 else len(rows) / len(panels)))
-        figure = Figure(figsize=(4.6 + 4.8 * max(1, len(panels)), height), dpi=150)
-        axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
-        for axis, panel in zip(axes, panels, strict=False):
+        tallest = max(len(_bars(panel, result)) for panel in panels)
+        single = len(rows) == 1
+        height = 2.3 + (0.42 * tallest if single else 0.14 * (tallest + len(rows) / len(panels)))
+        figure = Figure(figsize=(4.6 + 4.8 * len(panels), height), dpi=150)
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, panel in zip(axes, panels, strict=True):
             _draw(axis, panel, result)
-        if not panels:
-            axes[0].set_axis_off()
         _frame(figure, result, height)
         data = io.BytesIO()
         figure.savefig(data, format=format, metadata={"Date": None} if format == "svg" else None)
@@ -61,7 +64,7 @@ def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
 def _panels(rows: list[Row]) -> list[list[Row]]:
     """Suites get a panel per batch and thread count; a sweep of one model is one panel."""
     if len({row.case.model for row in rows}) < 2:
-        return [rows] if rows else []
+        return [rows]
 
     def setting(row: Row) -> tuple[int, int]:
         return row.case.batch, row.case.threads
