@@ -5,6 +5,7 @@ from ._audit import Finding as Finding
 from ._audit import audit as audit
 from ._fuse import fuse as fuse
 from ._optimize import optimize as optimize
+from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -39,6 +40,7 @@ __all__ = [
     "NhwcError",
     "VerificationError",
     "audit",
+    "bench",
     "convert_",
     "format_of",
     "fuse",
