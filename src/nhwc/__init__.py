@@ -1,5 +1,8 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
+from ._audit import Audit as Audit
+from ._audit import Finding as Finding
+from ._audit import audit as audit
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -13,13 +16,16 @@ from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
+from .strict import strict as strict
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "Environment",
     "FileError",
+    "Finding",
     "Format",
     "FormatLost",
     "InputError",
@@ -28,8 +34,10 @@ __all__ = [
     "ModelNotFound",
     "NhwcError",
     "VerificationError",
+    "audit",
     "convert_",
     "format_of",
     "load_model",
+    "strict",
     "to_format",
 ]
