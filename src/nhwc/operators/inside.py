@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..profile import profiled
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ def layout_copies(call: Callable[[], object], at_least: int = 1) -> tuple[Layout
     >>> [str(copy) for copy in layout_copies(x.contiguous)]
     ['aten::contiguous > aten::clone copies 2x3x4x5']
     """
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as run:
-        call()
-    tree = run.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    tree = profiled(call, cuda=False).profiler.kineto_results.experimental_event_tree()
     found = [copy for root in tree for copy in _walk(root, ())]
     return tuple(copy for copy in found if copy.elements >= at_least)
 
