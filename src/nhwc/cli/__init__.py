@@ -17,6 +17,7 @@ from ..errors import InputError, NhwcError
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
+    "ops": "which operators of this torch keep channels last on this device, measured",
     "demo": "all of it on a small built-in choice of model, with a page to look at",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""

@@ -23,7 +23,6 @@ from ..render.ops_html import ops_html
 from ..render.ops_markdown import ops_markdown
 from ..render.ops_text import difference_text, ops_text
 from ..render.rules_text import rules_markdown, rules_text
-
 from ..zoo import find_builder
 from .common import (
     add_output_arguments,
@@ -64,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--diff", metavar=("OLD", "NEW"), nargs=2, type=Path, help="compare two JSON tables"
     )
     parser.add_argument(
-        "--rules", action="store_true", help="check the rules of memory formats; exit 1 if one fails"
+        "--rules",
+        action="store_true",
+        help="check the rules of memory formats; exit 1 if one fails",
     )
     add_output_arguments(parser, FORMATS)
 

@@ -2,6 +2,9 @@
 
 from ._ops import DTYPES as DTYPES
 from ._ops import ops as ops
+from .custom import check_operator as check_operator
+from .rules import RuleResult as RuleResult
+from .rules import check_rules as check_rules
 from .table import Difference as Difference
 from .table import Operator as Operator
 from .table import OperatorTable as OperatorTable

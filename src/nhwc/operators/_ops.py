@@ -145,5 +145,3 @@ def _notes() -> tuple[str, ...]:
     except Exception as error:
         return (f"copies inside operators could not be observed: {error!r}",)
     return ()
-
-

@@ -18,10 +18,18 @@ from torch.utils._pytree import tree_map_only
 from .own import OWN, Maker
 from .samples import LARGE, SHAPES, Enter, Sample, enter_all, lift, spread_out
 
-PER_DIMS = 5
+PER_DIMS = 3
 """Calls taken from torch's samples, for each number of dimensions."""
 
 Problems = dict[str, str]
+
+UNCHECKED_ARGUMENTS = (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "_segment_reduce",
+)
+"""Operators that read past the end of tensors of the wrong size: not to be called with guesses."""
 
 BY_STRIDES = ("as_strided", "as_strided_copy", "as_strided_scatter")
 """Operators that read memory by strides they are given: they have no format to keep."""
@@ -46,12 +54,14 @@ class Entry:
         self, device: str, dtype: torch.dtype, enter: Enter = enter_all
     ) -> Iterator[Sample]:
         """Calls whose first 4-D or 5-D tensor can tell its format: ours, torch's, lifted ones."""
-        raw = self.raw(device, dtype)
+        raw = [s for s in self.raw(device, dtype) if not s.converts_on_request]
         yield from (s for s in self.own(Maker(device, dtype)) if s.dims)
         for dims, shape in SHAPES.items():
-            ready = [sample for sample in raw if sample.dims == dims]
+            if dims == 4 and self.name.endswith("3d"):
+                continue  # Four dimensions are one volume there, and the first is the channels.
+            ready = [sample for sample in raw if sample.dims == dims and not _is_volume(sample)]
             yield from spread_out(ready, PER_DIMS)
-            if len(ready) < 2:
+            if len(ready) < 2 and self.name not in UNCHECKED_ARGUMENTS:
                 yield from _lifted(spread_out(raw, 3 * PER_DIMS), shape, enter)
 
     def own(self, maker: Maker) -> list[Sample]:
@@ -71,6 +81,13 @@ class Entry:
         if not own and self.group != "nn module":
             grown = (lift(s, LARGE, spread=True) for s in spread_out(self.raw(device, dtype), 6))
             yield from (replace(s, large=True) for s in grown if s)
+
+
+def _is_volume(sample: Sample) -> bool:
+    """Whether four dimensions are padded in the last three of them: one volume, no batch."""
+    padding = next((a for a in sample.args[1:] if isinstance(a, tuple | list)), ())
+    modes = {sample.kwargs.get("mode"), *(a for a in sample.args if isinstance(a, str))}
+    return sample.dims == 4 and len(padding) == 6 and bool(modes & {"reflect", "replicate"})
 
 
 def _lifted(raw: list[Sample], shape: tuple[int, ...], enter: Enter) -> Iterator[Sample]:
@@ -139,7 +156,6 @@ def _operator(info: Any) -> Entry:
     def raw(device: str, dtype: torch.dtype) -> list[Sample]:
         smooth = dtype.is_floating_point and info.supports_autograd
         found = info.sample_inputs(device, dtype, requires_grad=smooth)
-        # An OpInfo of a view cannot be differentiated in place; that is no matter of formats.
         return [
             Sample(
                 info.op,
@@ -149,7 +165,7 @@ def _operator(info: Any) -> Entry:
                 takes_out=bool(info.supports_out),
                 differentiable=smooth,
             )
-            for sample in itertools.islice(found, 1500)
+            for sample in itertools.islice(found, 400)
         ]
 
     def supports(device: str, dtype: torch.dtype) -> bool:
@@ -178,6 +194,9 @@ def _modules(problems: Problems) -> Iterator[Entry]:
     for info in module_db:
         try:
             name = str(info.name)
+            if name.startswith("nn.Lazy"):
+                problems[name] = "has no parameters before its first call; see the eager module"
+                continue
             raw = _module_samples(info)
             yield Entry(name, "", "nn module", raw, lambda _, dtype, i=info: dtype in i.dtypes)
         except Exception as error:

@@ -196,7 +196,7 @@ class _Judge:
         self, form: Form, layout: Layout, reference: Reference, wanted: Format | None
     ) -> tuple[Outcome, str]:
         prepared = form(self.sample, layout)
-        given = {t.untyped_storage().data_ptr() for t in prepared.laid}
+        given = {_memory(tensor) for tensor in prepared.laid}
         results = _results(prepared, seed=0)
         copies = _copied(form(self.sample, layout), reference.half)
         if self.comparable:
@@ -226,7 +226,7 @@ class _Judge:
             found = format_of(result)
             if found is wanted:
                 seen = Outcome.KEEPS
-            elif result.untyped_storage().data_ptr() in given or _is_broadcast(result):
+            elif _memory(result) in given or _is_broadcast(result):
                 seen = Outcome.VIEW if seen is Outcome.NONE else seen
             else:
                 shape = "x".join(map(str, result.shape))
@@ -254,14 +254,18 @@ def _copied(prepared: Prepared, at_least: int) -> tuple[LayoutCopy, ...]:
         return layout_copies(prepared.call, at_least)
 
 
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0  # A gradient that is zero throughout may have no memory at all.
+
+
 def _is_broadcast(tensor: Tensor) -> bool:
     return any(
-        stride == 0 and size > 1
-        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     )
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:130]
-
-

@@ -28,16 +28,20 @@ class Sample:
     """Of a size worth timing, and too large for anything else."""
 
     @property
+    def converts_on_request(self) -> bool:
+        return "memory_format" in self.kwargs
+
+    @property
     def tensors(self) -> list[Tensor]:
         return tensors_in((self.args, self.kwargs))
 
     @property
     def dims(self) -> int:
-        """4 or 5 where the first tensor of so many dimensions can say its format; 0 otherwise.
+        """4 or 5 where the first tensor has so many dimensions and can say its format; else 0.
 
         A size of 1 leaves a stride open, and what an operator makes of it says little.
         """
-        first = next((t for t in self.tensors if t.ndim in CHANNELS_LAST_OF), None)
+        first = next(iter(self.tensors), None)
         return first.ndim if first is not None and can_tell(first) and min(first.shape) > 1 else 0
 
 

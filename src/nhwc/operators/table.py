@@ -208,9 +208,7 @@ def operator_from_dict(data: dict) -> Operator:
         for dtype in dtypes
     )
     speeds = tuple(Speed(*values, tuple(interval)) for *values, interval in data.get("speeds", ()))
-    return Operator(
-        data["name"], data["variant"], data["group"], rows, speeds, data.get("problem")
-    )
+    return Operator(data["name"], data["variant"], data["group"], rows, speeds, data.get("problem"))
 
 
 def load_table(path: str | Path) -> OperatorTable:
@@ -220,7 +218,9 @@ def load_table(path: str | Path) -> OperatorTable:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
-        raise FileError(f"{path} is no JSON: {error}. Write one with: nhwc ops -o {path}") from error
+        raise FileError(
+            f"{path} is no JSON: {error}. Write one with: nhwc ops -o {path}"
+        ) from error
     if not isinstance(data, dict) or data.get("kind") != "nhwc operators":
         raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o {path}")
     if data.get("schema") != SCHEMA:

@@ -10,7 +10,9 @@ from .page import page
 def ops_html(table: OperatorTable) -> str:
     """Render the page: searched, sorted and filtered in the browser, from the data inside it."""
     env = table.environment
-    where = env["device"] if table.device != "cpu" else f"{env['processor']} {env['instruction_set']}"
+    where = (
+        env["device"] if table.device != "cpu" else f"{env['processor']} {env['instruction_set']}"
+    )
     data = {
         **table.to_dict(),
         "aspects": ASPECTS,

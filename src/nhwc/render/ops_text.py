@@ -27,7 +27,9 @@ def ops_text(table: OperatorTable, *, color: bool = False) -> str:
 def _overview(table: OperatorTable, color: bool) -> str:
     dtype = table.dtypes[0]
     lines = [
-        paint(f"{len(table.operators)} operators of torch {table.environment['torch']}", "bold", color)
+        paint(
+            f"{len(table.operators)} operators of torch {table.environment['torch']}", "bold", color
+        )
         + f" on {table.device}, {dtype}; {table.seconds:.0f} s",
     ]
     for dims, aspect in ((4, "forward"), (4, "backward"), (5, "forward")):
