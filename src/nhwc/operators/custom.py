@@ -34,7 +34,7 @@ def check_operator(
 
     It runs in this process, in both formats, forward and backward. The inputs are copied.
     """
-    name = name or getattr(function, "__name__", str(function))
+    name = name or str(getattr(function, "__name__", function))
     args = tuple(_leaf(value) for value in inputs)
     sample = Sample(function, args, kwargs, large=timed)
     if not sample.dims:

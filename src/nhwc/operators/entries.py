@@ -197,10 +197,13 @@ def _modules(problems: Problems) -> Iterator[Entry]:
             if name.startswith("nn.Lazy"):
                 problems[name] = "has no parameters before its first call; see the eager module"
                 continue
-            raw = _module_samples(info)
-            yield Entry(name, "", "nn module", raw, lambda _, dtype, i=info: dtype in i.dtypes)
+            yield Entry(name, "", "nn module", _module_samples(info), _module_supports(info))
         except Exception as error:
             problems[str(getattr(info, "name", info))] = f"cannot be read: {error!r}"
+
+
+def _module_supports(info: Any) -> Callable[[str, torch.dtype], bool]:
+    return lambda device, dtype: dtype in info.dtypes
 
 
 def _module_samples(info: Any) -> Callable[[str, torch.dtype], list[Sample]]:

@@ -86,7 +86,7 @@ def draws_random_numbers(call: Callable[[], object]) -> bool:
     """
     with _RandomFinder() as finder:
         call()
-    return finder.found
+    return bool(finder.found)
 
 
 class _LoserFinder(TorchDispatchMode):
@@ -115,7 +115,7 @@ def first_loser(call: Callable[[], object]) -> str:
     """
     with _LoserFinder() as finder:
         call()
-    return finder.found
+    return str(finder.found)
 
 
 def _is_last(value: object) -> bool:

@@ -113,8 +113,8 @@ def _take(task: Task, answer: dict[str, Any]) -> None:
     if "case" in answer:
         case = answer["case"]
         task.cases.append(Case(**{**case, "outcome": Outcome(case["outcome"])}))
-    for *values, interval in answer.get("speeds", ()):
-        task.speeds.append(Speed(*values, (interval[0], interval[1])))
+    for values in answer.get("speeds", ()):
+        task.speeds.append(Speed.from_list(values))
     if "unsupported" in answer:
         task.supported = False
     task.problem = answer.get("problem", task.problem)

@@ -242,7 +242,7 @@ _NAMES = {
     Format.CHANNELS_LAST_3D: "channels last",
 }
 
-_SETTINGS = {
+_SETTINGS: dict[tuple[str, Layout], str] = {
     ("mixed", first_alone): "first operand channels last, the others contiguous",
     ("mixed", all_but_first): "first operand contiguous, the others channels last",
     ("slice", first_sliced): "a channel slice of a channels-last tensor",

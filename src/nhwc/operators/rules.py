@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..formats import format_of
+from ..formats import convert_, format_of
 
 LAST = torch.channels_last
 LAST_3D = torch.channels_last_3d
@@ -63,12 +63,12 @@ class Ground:
     def conv(self, *, last: bool) -> nn.Module:
         torch.manual_seed(0)
         conv = nn.Conv2d(3, 8, 3).to(self.device)
-        return conv.to(memory_format=LAST) if last else conv
+        return convert_(conv) if last else conv
 
     def net(self) -> nn.Module:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-        return net.to(self.device).to(memory_format=LAST)
+        return convert_(net.to(self.device))
 
 
 Program = Callable[[Ground], Any]
@@ -97,7 +97,8 @@ def _cuda(g: Ground) -> str:
 
 def _compiled(module: nn.Module, x: Tensor) -> Tensor:
     try:
-        return torch.compile(module)(x)
+        result: Tensor = torch.compile(module)(x)
+        return result
     except Exception as error:
         if "compiler" in str(error).lower() or "triton" in str(error).lower():
             raise CannotTry(f"torch.compile: {str(error).splitlines()[0]}") from error

@@ -82,6 +82,11 @@ class Speed:
     ratio: float
     interval: tuple[float, float]
 
+    @classmethod
+    def from_list(cls, values: list) -> Speed:
+        case, shape, dtype, nchw_s, nhwc_s, ratio, (low, high) = values
+        return cls(case, shape, dtype, nchw_s, nhwc_s, ratio, (low, high))
+
     @property
     def slower(self) -> bool:
         """Clearly slower in NHWC: the whole interval lies more than a tenth below NCHW."""
@@ -207,7 +212,7 @@ def operator_from_dict(data: dict) -> Operator:
         for aspect, dims, outcome, cases, of, example, dtypes in data["rows"]
         for dtype in dtypes
     )
-    speeds = tuple(Speed(*values, tuple(interval)) for *values, interval in data.get("speeds", ()))
+    speeds = tuple(Speed.from_list(values) for values in data.get("speeds", ()))
     return Operator(data["name"], data["variant"], data["group"], rows, speeds, data.get("problem"))
 
 
