@@ -13,7 +13,7 @@ from ..errors import InputError, NhwcError
 from .pool import Task, Worker, WorkerDied, run_tasks
 from .table import Operator, OperatorTable, Row, summarize
 
-DTYPES = ("float32", "bfloat16", "float16", "float64", "uint8")
+DTYPES = ("float32", "bfloat16", "float16", "uint8")
 
 Progress = Callable[[int, int, str], None]
 """Called with the tasks done, the tasks in all, and the name of the latest."""
