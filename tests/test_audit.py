@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import nhwc
@@ -263,7 +264,9 @@ def test_the_model_is_left_as_found_when_it_raises():
     model = Broken(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train()
     x = torch.rand(2, 3, 8, 8)
     before = snapshot(model)
-    with pytest.raises(nhwc.ModelFailed, match="Broken raised KeyError on this input: 'inside'"):
+    with pytest.raises(
+        nhwc.ModelFailed, match=r"raised KeyError on this input at .*py:\d+: 'inside'"
+    ):
         audit(model, x)
     torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
 
@@ -337,3 +340,50 @@ def test_on_a_gpu():
     assert all(call.seconds >= 0 for call in report.calls)
     assert any(call.seconds > 0 for call in report.calls)
     assert report.environment.device != "cpu"
+
+
+def run_in(function):
+    class Model(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "model",
+    [
+        run_in(lambda x: torch.nested.nested_tensor([x[0], x[1]])),
+        run_in(lambda x: x.to_sparse()),
+        run_in(lambda x: torch.fft.fft2(x).abs()),
+        run_in(lambda x: x[:, :2]),
+        run_in(lambda x: (x * 255).to(torch.uint8)),
+        nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(False)),
+        nn.DataParallel(nn.Conv2d(3, 4, 3)),
+    ],
+    ids=["nested", "sparse", "complex", "view", "integer", "frozen", "parallel"],
+)
+def test_unusual_models_are_audited_all_the_same(model):
+    audit(model, torch.rand(2, 3, 8, 8))
+
+
+def test_hooks_run_and_stay():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    net[0].register_forward_hook(lambda module, args, out: out.contiguous())
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("converted", "contiguous", 1)]
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel():
+    net = nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)))
+    (finding,) = audit(net, torch.rand(2, 3, 8, 8)).findings
+    assert "copies its weight" in finding.remedy
+
+
+def test_a_lazy_model_is_refused():
+    with pytest.raises(
+        nhwc.InputError, match=r"^0\.weight, 0\.bias of Sequential has no shape yet"
+    ):
+        audit(nn.Sequential(nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .capture import Call, Recorder, Site
+from .capture import Call, Recorder, Site, is_users
 from .effects import MIXING, Effect, Outcome, Tracker, short_name
 from .environment import Environment
 from .errors import InputError, ModelFailed, NhwcError
@@ -54,7 +56,7 @@ class Finding:
     remedy: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "place": self.site.place}
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,12 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data; `schema` grows when its meaning changes."""
         calls = [
-            {**_plain(asdict(call)), "effect": str(outcome.effect), "origin": outcome.origin}
+            {
+                **_plain(asdict(call)),
+                "place": call.site.place,
+                "effect": str(outcome.effect),
+                "origin": outcome.origin,
+            }
             for call, outcome in zip(self.calls, self.outcomes, strict=True)
         ]
         return {
@@ -235,6 +242,7 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
             "Call audit(model, input)."
         )
+    _check_initialized(model)
     tensors = _tensors((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
@@ -250,6 +258,15 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
     _check_devices(model, tensors)
+
+
+def _check_initialized(model: nn.Module) -> None:
+    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+    if lazy:
+        raise InputError(
+            f"{_some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
+            "Run the model once on an example input first."
+        )
 
 
 def _check_devices(model: nn.Module, tensors: list[Tensor]) -> None:
@@ -313,11 +330,20 @@ def _guarded(go: Any, model: nn.Module) -> None:
     except NhwcError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        advice = "Check the input's shape and type, and that the model runs by itself."
+        if "view size is not compatible" in text:
+            advice = "Channels-last memory has no such view: write .reshape or .flatten there."
         raise ModelFailed(
-            f"{type(model).__name__} raised {type(error).__name__} on this input: {text[:300]}. "
-            "Check the input's shape and type, and that the model runs by itself."
+            f"{type(model).__name__} raised {type(error).__name__} on this input"
+            f"{_where(error)}: {text}. {advice}"
         ) from error
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of the traceback that is neither torch's nor ours."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _seconds(go: Any, device: torch.device) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class TensorSpec:
     @property
     def densest(self) -> int | None:
         """The dimension that is densest in memory; None where the strides leave it open."""
-        dims = [d for d, size in enumerate(self.shape) if size > 1 and self.strides[d] > 0]
+        dims = [d for d, step in enumerate(self.strides) if step > 0 and self.shape[d] > 1]
         if self.format is Format.AMBIGUOUS or len(dims) < 2:
             return None
         return min(dims, key=lambda d: (self.strides[d], -d))
@@ -62,10 +63,12 @@ class Site:
 
     @property
     def place(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.file else "(no source line)"
-
-
-_NOWHERE = Site("", "", "", 0, "")
+        """File and line, short: from the package on, or from the working directory on."""
+        if not self.file:
+            return "(no source line)"
+        packaged = re.split(r"(?:site|dist)-packages[/\\]", self.file)
+        short = packaged[-1] if len(packaged) > 1 else os.path.relpath(self.file)
+        return f"{self.file if short.startswith('..') else short}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -166,23 +169,23 @@ class Recorder(contextlib.ExitStack):
         memory = _memory(tensor)
         own = isinstance(tensor, nn.Parameter) or memory in self.constants
         return TensorSpec(
-            shape=tuple(tensor.shape),
-            strides=tuple(tensor.stride()) if tensor.layout is torch.strided else (),
+            shape=() if tensor.is_nested else tuple(tensor.shape),
+            strides=tuple(tensor.stride()) if _has_strides(tensor) else (),
             dtype=str(tensor.dtype).removeprefix("torch."),
             format=format_of(tensor),
-            bytes=tensor.numel() * tensor.element_size(),
+            bytes=0 if tensor.is_nested else tensor.numel() * tensor.element_size(),
             source=None if own else self.sources.get(memory, -1),
         )
 
     def _site(self, node: Any) -> Site:
-        if node is not None:
+        if node is not None and node._sequence_nr() in self.sites:
             # The backward of an operator is charged to the line that called it forward.
-            return self.sites.get(node._sequence_nr(), _NOWHERE)
+            return self.sites[node._sequence_nr()]
         module, frame = "", None
         walk: FrameType | None = sys._getframe(2)
         while walk is not None and (not module or frame is None):
             code = walk.f_code
-            if frame is None and not code.co_filename.startswith(_NOT_THE_USERS):
+            if frame is None and is_users(code.co_filename):
                 frame = walk
             if not module and code.co_argcount and code.co_varnames[0] == "self":
                 module = self.names.get(id(walk.f_locals.get("self")), "")
@@ -211,8 +214,8 @@ class _Functions(TorchFunctionMode):
         if self.recorder.current is not None or name in _QUERIES:
             return func(*args, **kwargs)
         full = resolve_name(func) or name
-        if full.endswith("backward") or "autograd" in full:
-            # `loss.backward()` runs user-visible operators of its own: the dispatch mode sees them.
+        if name in ("backward", "grad"):
+            # No operator itself: the dispatch mode sees what it runs, one by one.
             return func(*args, **kwargs)
         return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
 
@@ -252,6 +255,7 @@ _QUERIES = frozenset(
         "is_floating_point",
         "is_complex",
         "data_ptr",
+        "is_nested",
         "storage_offset",
         "untyped_storage",
         "requires_grad_",
@@ -271,12 +275,21 @@ _QUERIES = frozenset(
 )
 
 
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours, so that a user can be pointed to it."""
+    return not file.startswith(_NOT_THE_USERS)
+
+
 def _tensors(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def _has_strides(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def _memory(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
+    if not _has_strides(tensor):
         return id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)

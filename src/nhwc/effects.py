@@ -143,10 +143,19 @@ class Tracker:
     def _in_place(self, call: Call, images: list[TensorSpec]) -> Outcome:
         if not images or not call.outputs:
             return Outcome(Effect.NEUTRAL)
+        if short_name(call.operator) == "copy_" and len(images) == 2:
+            return self._copied(*images)
         before, after = images[0], call.outputs[0]
         if (before.shape, before.strides) != (after.shape, after.strides):
             return Outcome(Effect.VIEWS)
         return Outcome(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
+
+    def _copied(self, target: TensorSpec, source: TensorSpec) -> Outcome:
+        if not self.is_last(target):
+            return Outcome(Effect.CONVERTS if self.is_last(source) else Effect.PLAIN)
+        if self.is_last(source):
+            return Outcome(Effect.KEEPS)
+        return Outcome(Effect.RESTORES, self._origin.get(source.source))
 
     def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
         # What was ambiguous when it was made is not known to be channels last, whatever its views.

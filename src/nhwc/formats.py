@@ -48,7 +48,7 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     >>> format_of(torch.empty(2, 1, 8, 8), hint=Format.CHANNELS_LAST)
     <Format.CHANNELS_LAST: 'channels_last'>
     """
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return Format.OTHER
     plain = tensor.is_contiguous()
     last = CHANNELS_LAST_OF.get(tensor.ndim)

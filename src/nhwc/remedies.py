@@ -21,6 +21,12 @@ def remedy(call: Call, effect: Effect) -> str:
             f"`{name}` has channels-last weights and copies its input to match them on every call. "
             "Convert the input once: x = x.to(memory_format=torch.channels_last)."
         )
+    if effect is Effect.KEEPS and _only_weights(call):
+        return (
+            f"`{name}` copies its weight to channels last on every call, because the weight is "
+            "computed anew each time (a parametrization or a standardized convolution). For "
+            "inference compute it once: torch.nn.utils.parametrize.remove_parametrizations."
+        )
     if effect is Effect.KEEPS:
         return (
             f"`{name}` returns channels last but its kernel has no path for it here: it copies in "
@@ -31,6 +37,11 @@ def remedy(call: Call, effect: Effect) -> str:
     if name in _CONCATENATING:
         return _cat(call)
     return _SPECIAL.get(name) or _general(call, name)
+
+
+def _only_weights(call: Call) -> bool:
+    weight = call.inputs[1].shape if len(call.inputs) > 1 else None
+    return "conv" in call.operator and all(copy.shape == weight for copy in call.copies)
 
 
 def _first_image(call: Call) -> TensorSpec | None:
