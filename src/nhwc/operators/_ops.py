@@ -53,9 +53,8 @@ def _tasks(wanted: list[Operator], device: str, dtypes: tuple[str, ...], timed: 
     tasks = []
     for op in wanted:
         deadly: dict[str, str] = {}
-        tasks += [Task(op.title, device, dtype, deadly=deadly) for dtype in dtypes]
-        if timed:
-            tasks.append(Task(op.title, device, dtypes[0], time=True, deadly=deadly))
+        for dtype in dtypes:
+            tasks.append(Task(op.title, device, dtype, timed and dtype == dtypes[0], deadly))
     return tasks
 
 

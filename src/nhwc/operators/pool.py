@@ -25,7 +25,7 @@ START_S = 120.0
 
 @dataclass
 class Task:
-    """One operator in one dtype, to be checked or timed, and what came of it."""
+    """One operator in one dtype, to be checked and perhaps timed, and what came of it."""
 
     title: str
     device: str
@@ -73,6 +73,7 @@ class Worker:
         """Have one task done; what it finds is put into the task as it comes."""
         assert self.process.stdin is not None
         task.cases.clear()
+        task.speeds.clear()
         step = "start"
         try:
             self.process.stdin.write(task.to_line().encode())

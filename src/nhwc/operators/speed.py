@@ -12,12 +12,12 @@ from .probe import forward
 from .samples import Sample, channels_last, contiguous, describe
 from .table import Speed
 
-TOO_SLOW_S = 0.3
+TOO_SLOW_S = 0.1
 """A call that takes longer is not timed: it would take the time of a hundred others."""
 
 MOST_ELEMENTS = 1 << 25
-ROUNDS = 9
-AGAIN = 25
+ROUNDS = 7
+AGAIN = 15
 
 
 def time_samples(samples: Iterable[Sample], device: str, dtype: str) -> list[Speed]:
