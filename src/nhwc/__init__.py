@@ -8,11 +8,13 @@ from .errors import MissingPackage as MissingPackage
 from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
+from .errors import ProcessLost as ProcessLost
 from .errors import VerificationError as VerificationError
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
+from .training import train as train
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"
@@ -27,9 +29,11 @@ __all__ = [
     "ModelFailed",
     "ModelNotFound",
     "NhwcError",
+    "ProcessLost",
     "VerificationError",
     "convert_",
     "format_of",
     "load_model",
     "to_format",
+    "train",
 ]

@@ -16,6 +16,7 @@ from ..errors import NhwcError
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
+    "train": "train in mixed precision, channels last, in one process or, under torchrun, in many",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 
