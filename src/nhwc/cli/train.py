@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..environment import available_cores
 from ..errors import InputError
 from ..formats import convert_
 from ..render.training_text import log_line
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=64,
         help="of all processes together (64)",
     )
-    add("--workers", metavar="N", type=int, default=4, help="loading images, per process (4)")
+    add("--workers", metavar="N", type=int, help="loading images, per process (4 at most)")
     add("--epochs", metavar="N", type=int, help="default 10; 1 with --synthetic")
     add("--max-batches", metavar="N", type=int, help="of each epoch, for trials")
     add("--size", metavar="S", default="224", help="image size (224); DxHxW with --synthetic")
@@ -139,13 +140,14 @@ def _data(args: argparse.Namespace) -> Data:
     if args.synthetic == bool(args.data):
         raise InputError("give either DATA, a folder with train/ and val/, or --synthetic.")
     size = _size(args.size)
+    workers = min(4, available_cores()) if args.workers is None else args.workers
     if args.synthetic:
         return synthetic(
             args.batch_size,
             (*(size if len(size) == 3 else size * 2), 3),
             classes=args.classes or 1000,
             batches=args.max_batches or 100,
-            workers=args.workers,
+            workers=workers,
             seed=args.seed,
         )
     if len(size) == 3:
@@ -154,7 +156,7 @@ def _data(args: argparse.Namespace) -> Data:
         args.data,
         args.batch_size,
         size=size[0],
-        workers=args.workers,
+        workers=workers,
         seed=args.seed,
         max_batches=args.max_batches,
         skip_corrupt=args.skip_corrupt,

@@ -24,7 +24,8 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
     train, val = training.of("train"), training.of("val")
     _curves(loss, train, val, lambda p: (p.loss, p.mean_loss))
     loss.set_ylabel("loss")
-    loss.set_ylim(bottom=0)
+    # The first evaluations of a net with batch norm can be off by a factor of a hundred.
+    loss.set_yscale("log")
     _curves(accuracy, train, val, lambda p: (p.prec1, p.mean_prec1))
     accuracy.set_ylabel("right at first guess, %")
     accuracy.set_ylim(0, 101)
@@ -33,6 +34,7 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
     speed.set_ylabel("images per second")
     speed.set_ylim(bottom=0)
     speed.set_xlabel("epoch")
+    speed.set_xlim(left=0)
     for panel in (loss, accuracy, speed):
         panel.grid(color=GREY, alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)

@@ -33,10 +33,12 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote; nothing but tensors and plain containers is read."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        data = io.BytesIO(Path(path).read_bytes())
     except OSError as error:
         raise InputError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    try:
+        content = torch.load(data, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         raise FileError(
             f"{path} is no checkpoint: damaged, or not written by nhwc train. Use another one."
         ) from error
