@@ -140,7 +140,7 @@ def test_where_nothing_can_be_read_the_loader_ends():
     ("count", "batch_size", "world", "words"),
     [
         (10, 16, 1, "has 10 images, less than one batch of 16"),
-        (10, 0, 1, "batch size 0 is too small"),
+        (10, 0, 1, "batch_size 0 is too small"),
         (90, 16, 3, "16 does not divide among 3 processes. Use 15 or 18"),
         (90, 1, 2, "1 does not divide among 2 processes. Use 2 or 4"),
     ],

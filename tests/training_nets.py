@@ -117,7 +117,7 @@ def image_set(root: Path, *, train: int = 12, val: int = 4, side: int = 20) -> P
 
 def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "PYTHONPATH": f"{SOURCE}:{FILE.parents[1]}", "OMP_NUM_THREADS": "1", **more}
 
 
 def command(*words: object) -> list[str]:

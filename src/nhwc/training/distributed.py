@@ -47,6 +47,8 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         ) from error
     try:
         yield device
+        # Who leaves early closes connections that others may still be reading from.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..errors import InputError, NhwcError
 from .distributed import rank_and_world
 from .images import Source
+from .recipe import at_least
 
 
 class Batch(NamedTuple):
@@ -64,6 +65,9 @@ class Loader:
         skip_corrupt: bool = False,
         on_skip: Callable[[str], None] | None = None,
     ) -> None:
+        at_least(0, workers=workers)
+        if max_batches is not None:
+            at_least(1, max_batches=max_batches)
         self.order = Order(len(source), batch_size, train=train, seed=seed, limit=max_batches)
         self.batch_size = batch_size
         self.seed = seed
@@ -163,8 +167,7 @@ def stack(items: list[Item]) -> Batch:
 
 
 def _check_sizes(length: int, batch_size: int, world: int, *, train: bool) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch size {batch_size} is too small. Use 1 or more.")
+    at_least(1, batch_size=batch_size)
     if batch_size % world:
         near = max(batch_size // world, 1) * world
         raise InputError(

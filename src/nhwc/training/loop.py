@@ -13,7 +13,7 @@ from .data import Data
 from .distributed import any_process, lost_processes_named, rank_and_world
 from .evaluation import modes_kept
 from .progress import Point, Training
-from .recipe import Recipe
+from .recipe import Recipe, at_least
 from .trainer import Trainer
 
 
@@ -45,6 +45,8 @@ def train(
     same numbers. `on_point` gets a point every ten batches and one per evaluation, `on_batch` the
     epoch and the number of batches done after each batch; both in each process.
     """
+    if checkpoint_every is not None:
+        at_least(1, checkpoint_every=checkpoint_every)
     device = torch.device(device)
     gpus = [device] if device.type == "cuda" else []
     with lost_processes_named(), torch.random.fork_rng(devices=gpus), modes_kept(model):

@@ -41,9 +41,9 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(1, epochs=self.epochs, accumulate=self.accumulate)
-        _at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        _at_least(0, warmup_epochs=self.warmup_epochs, seed=self.seed)
+        at_least(1, epochs=self.epochs, accumulate=self.accumulate)
+        at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        at_least(0, warmup_epochs=self.warmup_epochs, seed=self.seed)
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer {self.optimizer!r} is not known. Use sgd or adamw.")
         if self.amp_dtype not in (None, *PRECISIONS):
@@ -70,7 +70,8 @@ class Recipe:
         return asdict(self)
 
 
-def _at_least(low: int, **values: float) -> None:
+def at_least(low: int, **values: float) -> None:
+    """Refuse the first of `values` that is below `low`, by its name."""
     for name, value in values.items():
         # Written so that NaN fails too.
         if not value >= low:
