@@ -1,4 +1,4 @@
-"""Two real processes against one: the same losses, whole values, and clear words when one is lost."""
+"""Two real processes against one: same losses, whole values, clear words when one is lost."""
 
 import re
 import subprocess
@@ -101,5 +101,5 @@ def test_only_errors_about_peers_are_put_down_to_them(monkeypatch):
     monkeypatch.setattr(distributed, "rank_and_world", lambda: (1, 4))
     with pytest.raises(ProcessLost, match="process 1 of 4"), distributed.lost_processes_named():
         raise RuntimeError("[gloo/pair.cc:537] Connection closed by peer")
-    with pytest.raises(RuntimeError, match="^mat1"), distributed.lost_processes_named():
+    with pytest.raises(RuntimeError, match=r"^mat1"), distributed.lost_processes_named():
         raise RuntimeError("mat1 and mat2 cannot be multiplied")

@@ -60,15 +60,22 @@ def no_board(monkeypatch):
 @pytest.mark.usefixtures("no_board")
 def test_points_are_in_the_table_as_soon_as_they_are_known(tmp_path):
     file = tmp_path / "deep" / "metrics.csv"
-    with MetricsLog.open(file.parent, earlier=[POINT]) as log:
+    with MetricsLog(file.parent, earlier=[POINT]) as log:
         log.add(VAL)
         rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["phase"] for row in rows] == ["train", "val"]
     assert Point(**{key: type(getattr(VAL, key))(value) for key, value in rows[1].items()}) == VAL
 
 
+@pytest.mark.usefixtures("no_board")
+def test_a_run_that_never_had_a_point_leaves_nothing(tmp_path):
+    with MetricsLog(tmp_path / "out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tensorboard_is_told_where_it_is_installed(tmp_path, board):
-    with MetricsLog.open(tmp_path) as log:
+    with MetricsLog(tmp_path) as log:
         log.add(POINT)
         log.add(VAL)
     assert board == [
@@ -87,10 +94,10 @@ def test_tensorboard_is_told_where_it_is_installed(tmp_path, board):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(InputError, match="cannot write to .*file"),
-        MetricsLog.open(tmp_path / "file"),
+        pytest.raises(InputError, match=r"cannot write to .*file"),
+        MetricsLog(tmp_path / "file") as log,
     ):
-        pass
+        log.add(POINT)
 
 
 @pytest.mark.parametrize(("format", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])

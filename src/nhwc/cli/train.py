@@ -187,7 +187,7 @@ def _train(
         resume=resume,
     )
     with Interrupt() as interrupt, ExitStack() as files:
-        log = files.enter_context(MetricsLog.open(folder, earlier)) if folder and show else None
+        log = files.enter_context(MetricsLog(folder, earlier)) if folder and show else None
 
         def on_point(point: Point) -> None:
             screen.show(point)

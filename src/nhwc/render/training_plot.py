@@ -15,6 +15,7 @@ BLUE, ORANGE, GREY = "#1f6feb", "#d9730d", "#8b949e"
 def training_plot(training: Training, format: str = "svg") -> bytes:
     """Draw three panels, one above the other, as "svg" or "png"."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingPackage("matplotlib is not installed: pip install matplotlib.") from None
@@ -44,10 +45,10 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
     )
     figure.suptitle(f"{layout}, {precision}\n{training.environment}", fontsize=10)
     buffer = io.BytesIO()
-    # Without a date the same run gives the same file.
-    figure.savefig(
-        buffer, format=format, dpi=130, metadata={"Date": None} if format == "svg" else None
-    )
+    # Without a date and random names the same run gives the same file.
+    metadata = {"Date": None} if format == "svg" else None
+    with rc_context({"svg.hashsalt": "nhwc"}):
+        figure.savefig(buffer, format=format, dpi=130, metadata=metadata)
     return buffer.getvalue()
 
 

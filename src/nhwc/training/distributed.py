@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import InputError, ProcessLost
 from ..formats import Format, convert_
@@ -39,7 +41,8 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         device = torch.device("cuda", _local_gpu())
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(backend)
+        store, rank, world = next(rendezvous("env://"))
+        dist.init_process_group(backend, store=_fresh(store), rank=rank, world_size=world)
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"the processes did not find each other ({_first_line(error)}). Start them with "
@@ -51,6 +54,18 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _fresh(store: Store) -> Store:
+    """A part of `store` that no earlier start has written to.
+
+    After a restart torchrun's store on a single machine still has the addresses of processes that
+    are gone, and gloo tries to connect to them. Machines may count their restarts differently, so
+    among several the store stays as torchrun made it.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return store
+    return PrefixStore(f"start_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _local_gpu() -> int:
