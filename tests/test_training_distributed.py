@@ -11,7 +11,7 @@ import torch
 from nhwc import ProcessLost
 from nhwc.training import distributed, load_checkpoint
 
-from .training_nets import FILE, command, environment, image_set, plain, torchrun
+from .training_nets import FILE, command, environment, image_set, launched, plain, torchrun
 
 HERE = Path(__file__).parent
 WORDS = ["-b", 12, "--epochs", 2, "--size", 16, "--lr", 0.05, "--workers", 0, "--channels-last"]
@@ -83,6 +83,21 @@ def test_torchrun_restarts_from_the_checkpoint(tmp_path):
     assert torn["epoch"] == whole["epoch"] == 1
     for a, b in zip(torn["points"], whole["points"], strict=True):
         assert (a["batch"], a["loss"]) == (b["batch"], pytest.approx(b["loss"], rel=1e-4))
+
+
+def test_torchrun_told_to_end_leaves_a_checkpoint(tmp_path):
+    words = ["-a", f"{FILE}:plain", "--synthetic", "-b", 4, "--size", 16, "--workers", 0]
+    words += ["--max-batches", 100_000, "--classes", 10, "--lr", 0.001, "-o", tmp_path]
+    process = subprocess.Popen(
+        launched("-m", "nhwc", "train", *words),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.readline()
+    process.terminate()
+    _, said = process.communicate(timeout=100)
+    batch = load_checkpoint(tmp_path / "checkpoint.pt")["batch"]
+    assert f"stopped in epoch 0 after batch {batch}" in said
+    assert batch >= 10
 
 
 def test_fsdp_keeps_the_values_of_channels_last_weights_in_all_processes(tmp_path):

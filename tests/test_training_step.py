@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from nhwc import Format, InputError, ModelFailed, convert_, format_of
+from nhwc import Format, InputError, ModelFailed, convert_, format_of, strict
 from nhwc.training import Normalize, Step
 
 from .training_nets import LayoutCopies, plain
@@ -53,6 +53,8 @@ def test_a_whole_step_of_a_clean_net_changes_no_layout():
     with LayoutCopies() as copies:
         step(pixels, labels)
     assert copies.found == []
+    with strict(net):
+        step(pixels, labels)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

@@ -124,11 +124,15 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "nhwc", "train", *map(str, words)]
 
 
-def torchrun(*words: object, processes: int = 2, restarts: int = 0) -> subprocess.CompletedProcess:
+def launched(*words: object, processes: int = 2, restarts: int = 0) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    return [*launcher, *map(str, words)]
+
+
+def torchrun(*words: object, processes: int = 2, restarts: int = 0) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*launcher, *map(str, words)],
+        launched(*words, processes=processes, restarts=restarts),
         env=environment(),
         capture_output=True,
         text=True,

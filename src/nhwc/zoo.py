@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -82,8 +81,9 @@ def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
             if module.running_mean is not None and module.running_var is not None:
                 module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
                 module.running_var.copy_(uniform(module.running_var, 0.6, 1.4))
-            if module.affine:
+            if module.weight is not None:
                 module.weight.copy_(uniform(module.weight, 0.6, 1.4))
+            if module.bias is not None:
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
     return model
 
@@ -94,7 +94,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no such weights file: {path}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the unpickler raise anything
         raise InputError(
             f"{path} is no file of plain tensors. Save it with torch.save(model.state_dict(), ...)."
         ) from error

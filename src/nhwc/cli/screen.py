@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import torch
@@ -13,6 +12,7 @@ from ..render.training_text import log_line
 from ..training import Point, Recipe
 from ..training.distributed import rank_and_world
 from .common import note
+from .progress import ProgressLine
 
 
 def headline(
@@ -31,11 +31,11 @@ def headline(
 
 
 class Screen:
-    """Prints points as lines; where stderr is a terminal, keeps a line with the time left."""
+    """Prints points as lines, and keeps a line below them that says how far the run is."""
 
     def __init__(self, epochs: int, batches: int, *, text: bool) -> None:
         self._epochs, self._batches, self._text = epochs, batches, text
-        self._live = sys.stderr.isatty()
+        self._line = ProgressLine()
         self._began: tuple[float, int] | None = None
 
     def show(self, point: Point) -> None:
@@ -49,18 +49,13 @@ class Screen:
         if self._began is None:
             # The first batch carries all that happens once; the rest is predicted without it.
             self._began = now, done
-        if not self._live:
-            return
         began, first = self._began
-        left = ""
-        if done > first:
-            left = f", {_clock((now - began) / (done - first) * (total - done))} left"
-        line = f"epoch {epoch + 1} of {self._epochs}, batch {batch} of {self._batches}{left}"
-        print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+        left = (now - began) / (done - first) * (total - done) if done > first else None
+        place = f"epoch {epoch + 1} of {self._epochs}, batch {batch} of {self._batches}"
+        self._line.update(place, done / total, left)
 
     def clear(self) -> None:
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        self._line.clear()
 
 
 class OnceEach:
@@ -73,9 +68,3 @@ class OnceEach:
         if text not in self._said:
             self._said.add(text)
             note(f"skipped: {text}")
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
