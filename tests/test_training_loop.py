@@ -198,6 +198,14 @@ def test_everything_else_is_left_as_it_was():
     assert not any(module._forward_hooks for module in net.modules())
 
 
+def test_gradients_from_before_do_not_count():
+    fresh, used = plain(), plain()
+    for parameter in used.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    runs = [train(net, random_data(), Recipe(lr=0.01)) for net in (fresh, used)]
+    assert losses(runs[0]) == losses(runs[1])
+
+
 def test_a_loss_that_is_no_number_ends_the_run():
     with pytest.raises(NhwcError, match=r"the loss is nan in epoch 0 after batch 10\. Lower"):
         train(plain(), random_data(batches=30), Recipe(lr=1e12))

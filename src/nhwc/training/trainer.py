@@ -37,6 +37,8 @@ class Trainer:
         self.average = running_average(model, recipe)
         self.normalize = Normalize(channels_last=recipe.channels_last)
         self.optimizer = build_optimizer(model, recipe)
+        # Gradients that the caller left there would count in the first update.
+        self.optimizer.zero_grad(set_to_none=True)
         wrapped = parallel(model, device)
         self.step = Step(
             cast(nn.Module, torch.compile(wrapped)) if recipe.compile else wrapped,
