@@ -43,17 +43,20 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
     for panel in (loss, accuracy, speed):
         panel.grid(color=GREY, alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
-    layout = "channels last" if training.recipe.channels_last else "contiguous"
-    precision = (
-        f"{training.recipe.amp_dtype or 'mixed'} precision" if training.recipe.amp else "float32"
-    )
-    figure.suptitle(f"{layout}, {precision}\n{training.environment}", fontsize=10)
+    figure.suptitle(_title(training), fontsize=10)
     buffer = io.BytesIO()
     # Without a date and random names the same run gives the same file.
     metadata = {"Date": None} if format == "svg" else None
     with rc_context({"svg.hashsalt": "nhwc"}):
         figure.savefig(buffer, format=format, dpi=130, metadata=metadata)
     return buffer.getvalue()
+
+
+def _title(training: Training) -> str:
+    recipe = training.recipe
+    layout = "channels last" if recipe.channels_last else "contiguous"
+    precision = recipe.amp_dtype or "mixed precision" if recipe.amp else "float32"
+    return f"{layout}, {precision}\n{training.environment}"
 
 
 def _curves(
