@@ -14,6 +14,7 @@ from .errors import MissingPackage as MissingPackage
 from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
+from .errors import ProcessLost as ProcessLost
 from .errors import VerificationError as VerificationError
 from .files import load as load
 from .files import save as save
@@ -26,6 +27,7 @@ from .operators import check_operator as check_operator
 from .operators import check_rules as check_rules
 from .operators import ops as ops
 from .strict import strict as strict
+from .training import train as train
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ __all__ = [
     "ModelNotFound",
     "NhwcError",
     "OperatorTable",
+    "ProcessLost",
     "VerificationError",
     "audit",
     "bench",
@@ -58,4 +61,5 @@ __all__ = [
     "save",
     "strict",
     "to_format",
+    "train",
 ]

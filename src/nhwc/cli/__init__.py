@@ -20,6 +20,7 @@ VERBS = {
     "optimize": "the same answers, faster, never slower: fold, fuse, choose kernels by measurement",
     "bench": "prove it: ways to run a model, timed side by side",
     "ops": "which operators of this torch keep channels last on this device, measured",
+    "train": "train in mixed precision, channels last, in one process or, under torchrun, in many",
     "demo": "all of it on a small built-in choice of model, with a page to look at",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
