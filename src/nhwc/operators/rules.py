@@ -282,7 +282,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def check_rules(
-    device: torch.device | str = "cpu", rules: tuple[Rule, ...] = RULES
+    device: torch.device | str = "cpu", rules: tuple[Rule, ...] | None = None
 ) -> tuple[RuleResult, ...]:
     """Run every rule on the installed torch and this device.
 
@@ -292,7 +292,7 @@ def check_rules(
     ground = Ground(torch.device(device))
     on_cuda = [ground.device] if ground.device.type == "cuda" else []
     with torch.random.fork_rng(devices=on_cuda), torch.no_grad():
-        return tuple(_check(rule, ground) for rule in rules)
+        return tuple(_check(rule, ground) for rule in (RULES if rules is None else rules))
 
 
 def _check(rule: Rule, ground: Ground) -> RuleResult:
