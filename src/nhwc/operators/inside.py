@@ -6,7 +6,7 @@ Copies are seen by torch's profiler, for they happen in C++ where no Python-leve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def layout_copies(call: Callable[[], object], at_least: int = 1) -> tuple[Layout
     """
     results = profiled(call, cuda=False).profiler.kineto_results
     # The tree of events is torch's own affair: where it is missing, no copy can be seen.
-    tree = getattr(results, "experimental_event_tree", tuple)()
+    tree: Sequence[Any] = getattr(results, "experimental_event_tree", tuple)()
     found = [copy for root in tree for copy in _walk(root, ())]
     return tuple(copy for copy in found if copy.elements >= at_least)
 
