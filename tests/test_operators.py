@@ -403,3 +403,13 @@ def test_a_dtype_measured_once_is_no_difference():
 def test_slower_means_clearly_slower():
     assert small(slow=True).operators[0].slower
     assert not small().operators[0].slower
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    table = nhwc.ops("nn.functional.relu", "tril", "gather", device="cuda", dtypes=("float16",))
+    assert titled(table, "nn.functional.relu").outcome() is Outcome.KEEPS
+    assert titled(table, "nn.functional.relu").speeds
+    assert table.device == "cuda"
+    assert all(rule.passed is not False for rule in nhwc.check_rules("cuda"))

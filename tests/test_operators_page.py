@@ -65,6 +65,8 @@ def test_text_of_few_operators_gives_the_reason(table):
     assert "aten::_softmax returns | it" in text
     assert "1/3 calls  float32 uint8" in text
     assert "0.50x  slower in NHWC" in text
+    none = OperatorTable(table.environment, "cpu", table.dtypes, (), table.left_out)
+    assert "mv  not checked: no 4-D input" in ops_text(none)
 
 
 def test_markdown_has_every_operator_and_escapes(table):

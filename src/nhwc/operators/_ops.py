@@ -42,6 +42,8 @@ def ops(
     found, problems = _inventory()
     wanted = [op for op in found if not names or any(op.answers_to(name) for name in names)]
     _check_names(names, wanted, found, problems)
+    if names:
+        problems = {name: why for name, why in problems.items() if name in names}
     tasks = _tasks(wanted, device, dtypes, timed)
     report = progress or (lambda done, total, title: None)
     # One process at a time on an accelerator: two would wait for each other, and time each other.

@@ -224,10 +224,10 @@ def load_table(path: str | Path) -> OperatorTable:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
         raise FileError(
-            f"{path} is no JSON: {error}. Write one with: nhwc ops -o {path}"
+            f"{path} is no JSON: {error}. Write one with: nhwc ops -o table.json"
         ) from error
     if not isinstance(data, dict) or data.get("kind") != "nhwc operators":
-        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o {path}")
+        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o table.json")
     if data.get("schema") != SCHEMA:
         raise FileError(
             f"{path} has schema {data.get('schema')}; this nhwc reads {SCHEMA}. "
