@@ -3,6 +3,9 @@
 from ._audit import Audit as Audit
 from ._audit import Finding as Finding
 from ._audit import audit as audit
+from ._fuse import fuse as fuse
+from ._optimize import optimize as optimize
+from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -12,6 +15,8 @@ from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
 from .errors import VerificationError as VerificationError
+from .files import load as load
+from .files import save as save
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
@@ -40,12 +45,17 @@ __all__ = [
     "OperatorTable",
     "VerificationError",
     "audit",
+    "bench",
     "check_operator",
     "check_rules",
     "convert_",
     "format_of",
+    "fuse",
+    "load",
     "load_model",
     "ops",
+    "optimize",
+    "save",
     "strict",
     "to_format",
 ]
