@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import re
+import sys
+import types
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from nhwc.operators import (
     load_table,
 )
 from nhwc.operators import pool as pool_module
+from nhwc.operators.entries import inventory
 from nhwc.operators.inside import draws_random_numbers, first_loser, layout_copies
 from nhwc.operators.samples import SHAPES, Sample, can_tell, lift
 from nhwc.operators.values import difference_of
@@ -142,6 +146,28 @@ def test_names_that_are_no_operator():
         nhwc.ops("relu", dtypes=("float31",))
 
 
+def test_what_cannot_be_loaded_is_reported(monkeypatch):
+    name = "torch.testing._internal.common_methods_invocations"
+    monkeypatch.setitem(sys.modules, name, None)
+    entries, problems = inventory()
+    assert "cannot be imported" in problems["torch.testing OpInfo database"]
+    assert "nn.functional.conv2d" in entries, "our own calls remain"
+
+    broken = types.ModuleType(name)
+    broken.op_db = [object()]
+    monkeypatch.setitem(sys.modules, name, broken)
+    entries, problems = inventory()
+    assert any("cannot be read: AttributeError" in reason for reason in problems.values())
+
+
+def test_where_the_profiler_shows_no_copies_the_table_says_so(monkeypatch):
+    from nhwc.operators import _ops
+
+    assert _ops._notes() == ()
+    monkeypatch.setattr(_ops, "layout_copies", lambda call: ())
+    assert "no copies" in _ops._notes()[0]
+
+
 # Operators of one's own, registered with torch, each broken in another way.
 
 
@@ -185,8 +211,6 @@ def keeps(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_broken_operators_are_told_apart(operator, outcome, reason):
-    import re
-
     found = nhwc.check_operator(operator, torch.rand(2, 6, 5, 7))
     assert found.outcome() is outcome
     assert re.search(reason, found.reason)
@@ -379,3 +403,13 @@ def test_a_dtype_measured_once_is_no_difference():
 def test_slower_means_clearly_slower():
     assert small(slow=True).operators[0].slower
     assert not small().operators[0].slower
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    table = nhwc.ops("nn.functional.relu", "tril", "gather", device="cuda", dtypes=("float16",))
+    assert titled(table, "nn.functional.relu").outcome() is Outcome.KEEPS
+    assert titled(table, "nn.functional.relu").speeds
+    assert table.device == "cuda"
+    assert all(rule.passed is not False for rule in nhwc.check_rules("cuda"))

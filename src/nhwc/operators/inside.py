@@ -6,7 +6,7 @@ Copies are seen by torch's profiler, for they happen in C++ where no Python-leve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,9 @@ def layout_copies(call: Callable[[], object], at_least: int = 1) -> tuple[Layout
     >>> [str(copy) for copy in layout_copies(x.contiguous)]
     ['aten::contiguous > aten::clone copies 2x3x4x5']
     """
-    tree = profiled(call, cuda=False).profiler.kineto_results.experimental_event_tree()
+    results = profiled(call, cuda=False).profiler.kineto_results
+    # The tree of events is torch's own affair: where it is missing, no copy can be seen.
+    tree: Sequence[Any] = getattr(results, "experimental_event_tree", tuple)()
     found = [copy for root in tree for copy in _walk(root, ())]
     return tuple(copy for copy in found if copy.elements >= at_least)
 

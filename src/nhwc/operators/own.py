@@ -24,7 +24,7 @@ class Maker:
 
     @property
     def n(self) -> int:
-        return 4 if self.large else 2
+        return 2
 
     @property
     def c(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from .table import Case, Outcome, Speed
 
 ATTEMPTS = 12
-TIMEOUT_S = 60.0
+TIMEOUT_S = 20.0
 START_S = 120.0
 
 

@@ -116,7 +116,7 @@ def arrange(sample: Sample, layout: Layout, *, grad: bool) -> tuple[tuple, dict,
 SHAPES = {4: (2, 19, 5, 7), 5: (2, 19, 3, 5, 7)}
 """Prime sizes that no vector register divides, so that the ends of rows are checked as well."""
 
-LARGE = (4, 64, 56, 56)
+LARGE = (2, 64, 56, 56)
 
 
 def lift(sample: Sample, shape: tuple[int, ...], *, spread: bool) -> Sample | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -224,10 +224,10 @@ def load_table(path: str | Path) -> OperatorTable:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except ValueError as error:
         raise FileError(
-            f"{path} is no JSON: {error}. Write one with: nhwc ops -o {path}"
+            f"{path} is no JSON: {error}. Write one with: nhwc ops -o table.json"
         ) from error
     if not isinstance(data, dict) or data.get("kind") != "nhwc operators":
-        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o {path}")
+        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o table.json")
     if data.get("schema") != SCHEMA:
         raise FileError(
             f"{path} has schema {data.get('schema')}; this nhwc reads {SCHEMA}. "
@@ -261,50 +261,3 @@ def _row(group: Sequence[Case], dtype: str) -> Row:
     hit = sum(case.outcome is worst.outcome for case in telling)
     first = group[0]
     return Row(first.dims, dtype, first.aspect, outcome, hit, len(telling), worst.example)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing that is not in the second table as it was in the first."""
-
-    title: str
-    aspect: str
-    dims: int
-    dtype: str
-    before: str
-    after: str
-
-    def to_dict(self) -> dict[str, str | int]:
-        return dict(vars(self))
-
-
-def difference(old: OperatorTable, new: OperatorTable) -> tuple[Difference, ...]:
-    """List what changed between two tables: torch versions, devices, machines.
-
-    Dtypes that only one of the two measured are not compared.
-    """
-    before = {op.title: op for op in old.operators}
-    after = {op.title: op for op in new.operators}
-    dtypes = set(old.dtypes) & set(new.dtypes)
-    found: list[Difference] = []
-    for title in sorted(before.keys() | after.keys()):
-        if title not in after or title not in before:
-            words = ("listed", "absent") if title in before else ("absent", "listed")
-            found.append(Difference(title, "", 0, "", *words))
-        else:
-            found.extend(_changes(before[title], after[title], dtypes))
-    return tuple(found)
-
-
-def _changes(a: Operator, b: Operator, dtypes: Iterable[str]) -> Iterator[Difference]:
-    keys = {(r.aspect, r.dims, r.dtype) for r in (*a.rows, *b.rows) if r.dtype in dtypes}
-    for key in sorted(keys, key=lambda k: (ASPECTS.index(k[0]), *k[1:])):
-        words = [str(row.outcome) if (row := op.row(*key)) else "absent" for op in (a, b)]
-        if words[0] != words[1]:
-            yield Difference(a.title, *key, *words)
-    timed = [{(speed.case, speed.dtype): speed for speed in op.speeds} for op in (a, b)]
-    for case, dtype in timed[0].keys() & timed[1].keys():
-        slow = [speeds[case, dtype].slower for speeds in timed]
-        if slow[0] != slow[1]:
-            words = ["slower in NHWC" if s else "not slower in NHWC" for s in slow]
-            yield Difference(a.title, f"speed, {case}", 4, dtype, *words)

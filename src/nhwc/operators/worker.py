@@ -21,7 +21,7 @@ from .probe import probe
 from .speed import time_samples
 
 
-class Dies(RuntimeError):
+class Crash(RuntimeError):
     """The process died at this step when it was tried before."""
 
 
@@ -58,7 +58,7 @@ def _work(entry: Entry, task: dict, tell: Any) -> None:
 
     def enter(step: str) -> None:
         if step in task["deadly"]:
-            raise Dies(task["deadly"][step])
+            raise Crash(task["deadly"][step])
         tell(at=step)
 
     torch.manual_seed(0)

@@ -20,7 +20,9 @@ COLORS = {
 def ops_text(table: OperatorTable, *, color: bool = False) -> str:
     """Few operators in full; many as lists of names, the worst first."""
     if len(table.operators) <= 8:
-        return "\n".join(operator_text(op, color=color) for op in table.operators)
+        parts = [operator_text(op, color=color) for op in table.operators]
+        left = [f"{title}  not checked: {reason}\n" for title, reason in table.left_out.items()]
+        return "\n".join([*parts, *left])
     return _overview(table, color)
 
 
