@@ -350,6 +350,7 @@ def run_in(function):
     return Model()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "model",
     [

@@ -108,8 +108,11 @@ def interleave(
     rounds: int,
     warmup: int = 2,
     device: torch.device | str = "cpu",
+    between: Callable[[], object] | None = None,
 ) -> dict[str, Samples]:
     """Time each function once per round, in turns, so that what disturbs one disturbs all.
+
+    `between` runs, untimed, before each timed call.
 
     >>> times = interleave({"a": lambda: None, "b": lambda: None}, rounds=3)
     >>> [len(samples.seconds) for samples in times.values()]
@@ -125,6 +128,8 @@ def interleave(
         # Each round starts with another: a fixed order would favour who follows a light one.
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
+            if between is not None:
+                between()
             taken[name].append(timer(functions[name]))
     return {name: Samples(tuple(seconds)) for name, seconds in taken.items()}
 

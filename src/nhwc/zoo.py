@@ -71,8 +71,9 @@ def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
             if module.running_mean is not None and module.running_var is not None:
                 module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
                 module.running_var.copy_(uniform(module.running_var, 0.6, 1.4))
-            if module.affine:
+            if module.weight is not None:
                 module.weight.copy_(uniform(module.weight, 0.6, 1.4))
+            if module.bias is not None:
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
     return model
 

@@ -1,0 +1,188 @@
+"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from torch import Tensor
+
+from .activations import Activation
+from .compiler import Args, Kernel
+from .loops import ENDING, each_vector, emit_padded, ending, finish, pad_channels, padded
+from .steps import Step, View, step
+from .values import Value
+from .vectors import Emitter
+
+_TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
+"""The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
+
+_TILES = (8, 7, 4)
+"""How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
+
+_FIELDS = (
+    *("x", "xpixel", "weight", "bias", "n", "h", "w", "c", "ho", "wo", "kh", "kw"),
+    *("top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w", "chunk", "chunks"),
+    *ENDING,
+)
+
+
+def depthwise_step(
+    x: View,
+    y: View,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, kh, kw as in torch."""
+    n, c, h, w = x.shape
+    ho, wo = y.shape[2:]
+    kh, kw = weight.shape[2:]
+    kernel = _choose((kh, kw), stride, padding, dilation, wo)
+    chunk, chunks = _chunks(n * ho, c)
+    numbers = {
+        "n": n,
+        "h": h,
+        "w": w,
+        "c": c,
+        "ho": ho,
+        "wo": wo,
+        "kh": kh,
+        "kw": kw,
+        "top": padding[0],
+        "left": padding[1],
+        "chunk": chunk,
+        "chunks": chunks,
+        "stride_h": stride[0],
+        "stride_w": stride[1],
+        "dilation_h": dilation[0],
+        "dilation_w": dilation[1],
+    }
+    return step(
+        kernel,
+        x=x,
+        xpixel=x.pixel,
+        weight=pad_channels(weight.flatten(1).t(), c),
+        bias=pad_channels(bias, c),
+        **numbers,
+        **ending(y, activation, slope, residual),
+    )
+
+
+def _choose(
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    width: int,
+) -> Kernel:
+    square = size[0] == size[1] and stride[0] == stride[1] and dilation == (1, 1)
+    known = square and (size[0], stride[0]) in _TILED and padding[1] <= size[1] // 2
+    fitting = [tile for tile in _TILES if tile <= width]
+    if not known or not fitting:
+        return ANY_DEPTHWISE
+    best = min(fitting, key=lambda tile: (-(-width // tile) * tile, -tile))
+    return tiled_depthwise(size[0], stride[0], best)
+
+
+def _chunks(rows: int, channels: int) -> tuple[int, int]:
+    """Channels per piece of work and pieces per row: few rows are cut, so that all threads work."""
+    pieces = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
+    chunk = padded(-(-channels // pieces))
+    return chunk, -(-channels // chunk)
+
+
+@cache
+def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
+    """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
+    emit = partial(_emit_tiled, size=size, stride=stride, tile=tile)
+    return Kernel(f"depthwise{size}x{size}s{stride}t{tile}", _FIELDS, emit)
+
+
+class _Row:
+    """The row of outputs, and the channels of it, that a piece of work stands for."""
+
+    def __init__(self, e: Emitter, a: Args, piece: Value) -> None:
+        rows = a.n * a.ho
+        self.out = piece % rows * a.wo
+        self.first = piece // rows * a.chunk
+        self.last = e.min(self.first + a.chunk, a.c)
+        self.image = piece % rows // a.ho
+        self.top = piece % rows % a.ho * a.stride_h - a.top
+
+
+def _emit_tiled(
+    e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
+) -> None:
+    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    padded_channels = emit_padded(a.c)
+    with e.range(begin, end) as piece:
+        row = _Row(e, a, piece)
+        first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
+        source = a.x.floats() + (row.image * a.h + row.top) * a.w * a.xpixel
+        with e.range(0, a.wo, tile) as wanted:
+            # The last tile moves left to end with the row, and computes some outputs again.
+            ow = e.min(wanted, a.wo - tile)
+            left = ow * stride - a.left
+            columns = (tile - 1) * stride + size
+            pixels = [(left + j) * a.xpixel for j in range(columns)]
+            # Only the outermost columns can lie in the padding, which is at most half a filter.
+            outer = [*range(size // 2), *range(columns - size // 2, columns)]
+            inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
+
+            def channels(c: Value, mask: Value | None) -> None:
+                sums = [e.variable(0.0) for _ in range(tile)]
+                for one in sums:
+                    one.value = e.load(a.bias.floats() + c)
+                with e.range(first_tap, last_tap) as kh:
+                    line = source + (kh * a.w * a.xpixel + c)
+                    weights = a.weight.floats() + (kh * size * padded_channels + c)
+                    filters = [e.load(weights + padded_channels * k) for k in range(size)]
+
+                    def add_column(j: int) -> None:
+                        value = e.load(line + pixels[j], mask)
+                        for t in range(tile):
+                            if 0 <= j - t * stride < size:
+                                weight = filters[j - t * stride]
+                                sums[t].value = e.fma(value, weight, sums[t].value)
+
+                    for j in range(columns):
+                        if j in inside:
+                            with e.when(inside[j]):
+                                add_column(j)
+                        else:
+                            add_column(j)
+                finish(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+
+            each_vector(e, row.first, row.last, channels)
+
+
+def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    """Any size, stride, padding and dilation, one output at a time."""
+    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    padded_channels = emit_padded(a.c)
+    with e.range(begin, end) as piece, e.range(0, a.wo) as ow:
+        row = _Row(e, a, piece)
+        left = ow * a.stride_w - a.left
+
+        def channels(c: Value, mask: Value | None) -> None:
+            total = e.variable(0.0)
+            total.value = e.load(a.bias.floats() + c)
+            with e.range(0, a.kh) as kh, e.range(0, a.kw) as kw:
+                i, j = row.top + kh * a.dilation_h, left + kw * a.dilation_w
+                with e.when((i >= 0) & (i < a.h) & (j >= 0) & (j < a.w)):
+                    at = ((row.image * a.h + i) * a.w + j) * a.xpixel
+                    value = e.load(a.x.floats() + (at + c), mask)
+                    tap = (kh * a.kw + kw) * padded_channels + c
+                    total.value = e.fma(value, e.load(a.weight.floats() + tap), total.value)
+            finish(e, a, [total.value], row.out + ow, (c, mask))
+
+        each_vector(e, row.first, row.last, channels)
+
+
+ANY_DEPTHWISE = Kernel("depthwise", _FIELDS, _emit_any)

@@ -1,0 +1,253 @@
+"""Convolution as one matrix product: rows of packed pixels by panels of weights.
+
+One kernel serves 1x1, any other size, stride, dilation and groups; only the packing of rows
+differs (see rows.py). Each thread takes blocks of output pixels, or of output channels where pixels
+are few, packs what the pixels see, and multiplies it panel by panel, with the inner dimension cut
+so that a panel stays in the cache.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from . import isa as isas
+from . import rows
+from .activations import Activation, emit_activation
+from .compiler import Args, Kernel
+from .isa import Isa
+from .loops import each_vector
+from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
+from .spec import ConvSpec
+from .steps import Scratch, Step, View, step
+from .values import Value
+from .vectors import Emitter
+from .weights import after, pack_convolution
+
+_FIELDS = (
+    *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
+    *("m", "k", "groups", "row_parts", "column_parts", "segments", "block", "panels"),
+    *("y_pixel", "residual_pixel", "scratch_floats"),
+    *("low", "high", "code", "slope"),
+    *rows.FIELDS,
+)
+
+_ROWS_BYTES = 256 << 10
+"""How much of the second-level cache the packed rows of one block may take."""
+_PANEL_BYTES = 64 << 10
+"""How much of it a panel of weights may take while it is used."""
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    packed = a.scratch.floats() + thread * a.scratch_floats
+    row_floats = a.segments * rows.emit_segment_floats(e, a)
+    begin, end = e.share(a.groups * a.row_parts * a.column_parts, thread, threads)
+    with e.range(begin, end) as unit:
+        part = unit // a.column_parts
+        group = part // a.row_parts
+        first, last = _part(e, part % a.row_parts, a.row_parts, a.m)
+        panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
+        tiles = (last - first + e.isa.rows - 1) // e.isa.rows
+        tile_of = partial(_tile_rows, first, last - first, tiles)
+        with e.range(0, tiles) as i:
+            at, count = tile_of(i)
+            into = packed + (at - first) * row_floats
+            rows.emit_pack(e, a, a.x.floats() + group * a.c, (at, count), into)
+        _emit_products(e, a, TileCall(e, a.tile), (group, first, tiles, panels, packed), tile_of)
+
+
+def _part(e: Emitter, index: Value, parts: Value, count: Value) -> tuple[Value, Value]:
+    return index * count // parts, (index + 1) * count // parts
+
+
+def _tile_rows(first: Value, count: Value, tiles: Value, i: Value) -> tuple[Value, Value]:
+    """Where tile `i` begins and how many rows it has: as even as can be."""
+    begin = i * count // tiles
+    return first + begin, (i + 1) * count // tiles - begin
+
+
+def _padded(e: Emitter, count: Value) -> Value:
+    return (count + (e.width - 1)) // e.width * e.width
+
+
+def _emit_products(
+    e: Emitter,
+    a: Args,
+    tile: TileCall,
+    unit: tuple[Value, Value, Value, tuple[Value, Value], Value],
+    tile_of: partial[tuple[Value, Value]],
+) -> None:
+    group, first, tiles, (first_panel, last_panel), packed = unit
+    width, depth = panel_columns(e.isa), a.segments * a.segment
+    segment_floats = rows.emit_segment_floats(e, a)
+    weights = a.weights.floats() + group * depth * _padded(e, a.k)
+    bias = a.bias.floats() + group * _padded(e, a.k)
+    tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
+    with e.range(0, a.segments, a.block) as inner:
+        count_segments = e.min(a.block, a.segments - inner)
+        final = inner + count_segments >= a.segments
+        mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
+        tile.set(segments=count_segments, mode=mode)
+        with e.range(first_panel, last_panel) as panel:
+            column = panel * width
+            columns = e.min(a.k - column, e.i64(width))
+            vectors = (columns + (e.width - 1)) // e.width
+            b = weights + panel * width * depth + inner * a.segment * vectors * e.width
+            tile.set(b=b, start=bias + column, columns=columns, vectors=vectors)
+            with e.range(0, tiles) as i:
+                at, count = tile_of(i)
+                here = group * a.k + column
+                done = (at - first) * a.segments + inner * count
+                y = a.y.floats() + (at * a.y_pixel + here)
+                residual = (a.residual.floats() + (at * a.residual_pixel + here)).address()
+                tile(
+                    a=packed + done * segment_floats,
+                    y=y,
+                    residual=e.select(a.residual != 0, residual, e.i64(0)),
+                    rows=count,
+                )
+                with e.when(final & (a.code > int(Activation.RELU6))):
+                    _emit_activation(e, a, y, (count, columns))
+
+
+def _emit_activation(e: Emitter, a: Args, y: Value, size: tuple[Value, Value]) -> None:
+    """Apply what is more than a clamp to a tile just stored, while it is in the nearest cache."""
+    count, columns = size
+    slope = e.float_of_bits(a.slope)
+    with e.range(0, count) as i:
+
+        def apply(column: Value, mask: Value | None) -> None:
+            place = y + (i * a.y_pixel + column)
+            e.store(emit_activation(e, e.load(place, mask), a.code, slope), place, mask)
+
+        each_vector(e, e.i64(0), columns, apply)
+
+
+DIRECT = Kernel("direct", _FIELDS, _emit)
+
+
+def pack_direct(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The weights of `spec` as `direct_steps` takes them."""
+    return pack_convolution(weight, bias, spec.groups, isas.host())
+
+
+def packed_floats(spec: ConvSpec) -> int:
+    """How many numbers `pack_direct` returns."""
+    columns = -(-spec.k // spec.groups // isas.host().width) * isas.host().width
+    return spec.groups * (spec.depth + 1) * columns
+
+
+def direct_steps(
+    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
+) -> tuple[Step, ...]:
+    """The convolution as one step."""
+    isa = isas.host()
+    k = spec.k // spec.groups
+    padded_k = -(-k // isa.width) * isa.width
+    panels = -(-k // panel_columns(isa))
+    row_parts, column_parts = split(spec, panels, isa, torch.get_num_threads())
+    segment, segments, block = _segments(spec, x, isa)
+    block_rows = -(-spec.pixels // row_parts)
+    scratch_floats = block_rows * segments * (-(-segment // isa.width) * isa.width)
+    low, high = clamp(spec.activation)
+    return (
+        step(
+            DIRECT,
+            x=x,
+            y=y,
+            weights=packed,
+            bias=after(packed, spec.groups * spec.depth * padded_k),
+            residual=residual,
+            scratch=Scratch(4 * scratch_floats, per_thread=True),
+            tile=TILE.address,
+            m=spec.pixels,
+            k=k,
+            groups=spec.groups,
+            panels=panels,
+            row_parts=row_parts,
+            column_parts=column_parts,
+            segments=segments,
+            block=block,
+            y_pixel=y.pixel,
+            residual_pixel=residual.pixel if residual else 0,
+            scratch_floats=scratch_floats,
+            low=low,
+            high=high,
+            code=int(spec.activation),
+            slope=float(spec.alpha),
+            **_row_fields(spec, x, segment, isa),
+        ),
+    )
+
+
+def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, int]:
+    """The values of `rows.FIELDS`."""
+    c = spec.c // spec.groups
+    return {
+        "x_pixel": x.pixel,
+        "h": spec.h,
+        "w": spec.w,
+        "c": c,
+        "out_h": spec.out_h,
+        "out_w": spec.out_w,
+        "r": spec.r,
+        "s": spec.s,
+        "stride_h": spec.stride[0],
+        "stride_w": spec.stride[1],
+        "pad_h": spec.padding[0],
+        "pad_w": spec.padding[1],
+        "dilation_h": spec.dilation[0],
+        "dilation_w": spec.dilation[1],
+        "run": _run(spec, x),
+        "segment": segment,
+        "flat": int(spec.is_flat),
+        "whole": int(c % isa.width == 0),
+    }
+
+
+def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int]:
+    """Into how many parts to cut the output pixels and the panels of each group.
+
+    Parts of pixels are as large as the cache holds when packed. Few pixels are not cut at all where
+    there are panels to share: each thread then streams weights of its own.
+    """
+    depth = -(-spec.depth // isa.width) * isa.width
+    fitting = max(isa.rows, _ROWS_BYTES // (4 * depth))
+    parts = -(-spec.pixels // fitting)
+    if spec.groups >= threads:
+        return parts, 1
+    if spec.pixels < 2 * isa.rows * threads:
+        return parts, min(panels, threads)
+    return -(-parts // threads) * threads, 1
+
+
+def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:
+    """The length of a segment, how many there are, and how many to multiply in one go.
+
+    What is multiplied in one go is short enough that a panel of weights stays in the cache.
+    """
+    most = _PANEL_BYTES // (4 * panel_columns(isa))
+    c = spec.c // spec.groups
+    if c % isa.width:
+        segment = _run(spec, x) * c
+        return segment, spec.depth // segment, max(1, most // segment)
+    vectors = spec.depth // isa.width
+    cuts = next(n for n in range(-(-spec.depth // most), vectors + 1) if vectors % n == 0)
+    # A prime number of vectors can be cut only into single ones: then rather not at all.
+    cuts = cuts if spec.depth // cuts > most // 4 else 1
+    return spec.depth // cuts, cuts, 1
+
+
+def _run(spec: ConvSpec, x: View) -> int:
+    """How many taps of a row of the filter lie side by side in memory."""
+    c = spec.c // spec.groups
+    return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
+
+
+def clamp(activation: Activation) -> tuple[float, float]:
+    """The bounds that the micro-kernel applies; none where the activation is more than that."""
+    infinity = float("inf")
+    low = 0.0 if activation in (Activation.RELU, Activation.RELU6) else -infinity
+    return low, 6.0 if activation is Activation.RELU6 else infinity

@@ -1,0 +1,95 @@
+"""What many kernels share: loops over the channels of a pixel, and how a result is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .activations import Activation, emit_activations
+from .compiler import Args
+from .steps import Argument, View
+from .values import Value
+from .vectors import Emitter
+
+PADDED_TO = 16
+"""Packed channels come in multiples of this: no vector is wider, so reading them needs no mask."""
+
+Place = tuple[Value, "Value | None"]
+"""A channel, and the mask of what is left of the pixel where that is less than a vector."""
+
+Body = Callable[[Value, Any], object]
+
+
+def pad_channels(values: Tensor | None, channels: int) -> Tensor:
+    """Rows of a value per channel, filled up with zeros to whole vectors; all zeros for None."""
+    if values is None:
+        return torch.zeros(padded(channels))
+    rows = values.detach().float()
+    return torch.nn.functional.pad(rows, (0, padded(channels) - channels)).contiguous()
+
+
+def padded(channels: int) -> int:
+    return -(-channels // PADDED_TO) * PADDED_TO
+
+
+def emit_padded(channels: Value) -> Value:
+    """`padded`, computed by the kernel."""
+    return (channels + (PADDED_TO - 1)) // PADDED_TO * PADDED_TO
+
+
+def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
+    """`body(channel, None)` for each whole vector, then `body(channel, mask)` for what is left."""
+    whole = first + (last - first) // e.width * e.width
+    with e.range(first, whole, e.width) as channel:
+        body(channel, None)
+    with e.when(whole < last):
+        body(whole, e.lanes(last - whole))
+
+
+def each_block(e: Emitter, last: Value, count: int, body: Callable[[list[Place]], object]) -> None:
+    """`body` with `count` places (channel, None) at once while there are so many, then with one.
+
+    Independent vectors hide the latency of a long chain of operations on each.
+    """
+    size = count * e.width
+    whole = last // size * size
+    with e.range(0, whole, size) as channel:
+        body([(channel + number * e.width, None) for number in range(count)])
+    each_vector(e, whole, last, lambda channel, mask: body([(channel, mask)]))
+
+
+ENDING = ("y", "ypixel", "residual", "rpixel", "code", "slope")
+"""The fields of a kernel that `finish` reads; `ending` gives their arguments."""
+
+
+def ending(
+    y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
+) -> dict[str, Argument]:
+    """Where a result goes, and what is done to it on the way."""
+    return {
+        "y": y,
+        "ypixel": y.pixel,
+        "code": int(activation),
+        "slope": float(slope),
+        "residual": residual,
+        "rpixel": residual.pixel if residual else 0,
+    }
+
+
+def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Add the residual to the sums of neighbouring pixels, apply the activation, and store them."""
+    channel, mask = place
+    kept = [e.variable(0.0) for _ in sums]
+    for variable, value in zip(kept, sums, strict=True):
+        variable.value = value
+    with e.when(a.residual != 0):
+        other = a.residual.floats() + (pixel * a.rpixel + channel)
+        for number, variable in enumerate(kept):
+            variable.value = variable.value + e.load(other + a.rpixel * number, mask)
+    values = emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
+    target = a.y.floats() + (pixel * a.ypixel + channel)
+    for number, value in enumerate(values):
+        e.store(value, target + a.ypixel * number, mask)

@@ -1,0 +1,222 @@
+"""The register-tiled matrix product on which every convolution here stands.
+
+`rows` x `vectors` accumulators stay in registers while the inner dimension runs. What is multiplied
+was packed for it:
+
+- rows of activations, in chunks as long as a vector: [k / width][row][width]. Within a chunk every
+  row is at a constant distance, so one pointer register addresses them all, and rows that are a
+  power of two apart in the tensor do not fall onto one set of the cache. The inner dimension may
+  come in segments that each begin with a chunk of their own, so that packing copies whole vectors;
+- weights, in panels: [k][vectors * width]; the last panel is as many vectors wide as it needs, and
+  filled with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .compiler import Args, Kernel
+from .isa import Isa
+from .values import INT, POINTER, Value, Variable
+from .vectors import Emitter
+
+ADD = 1
+"""Mode: the accumulators start from what `y` holds, instead of from the bias."""
+FINAL = 2
+"""Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
+
+_UNROLL = 4
+
+
+FIELDS = (
+    "a",
+    "b",
+    "k",
+    "segments",
+    "y",
+    "y_row",
+    "start",
+    "residual",
+    "residual_row",
+    "low",
+    "high",
+    "mode",
+    "columns",
+    "rows",
+    "vectors",
+)
+"""y = clamp(start + a @ b + residual) for `rows` rows and a panel `vectors` wide.
+
+The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
+none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
+`residual` are read and written.
+"""
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    del thread, threads
+    given = [getattr(a, name) for name in FIELDS[:-2]]
+
+    def of_width(vectors: int) -> Callable[[], None]:
+        cases = {
+            rows: (lambda rows=rows: _tile_function(e, rows, vectors)(*given))
+            for rows in range(1, e.isa.rows + 1)
+        }
+        return lambda: e.switch(a.rows, cases)
+
+    e.switch(a.vectors, {v: of_width(v) for v in range(1, e.isa.vectors + 1)})
+
+
+TILE = Kernel("tile", FIELDS, _emit)
+
+
+class TileCall:
+    """Calls `TILE` from within another kernel, through its address and a block on the stack."""
+
+    def __init__(self, e: Emitter, address: Value) -> None:
+        self._e, self._address = e, address
+        self._block = e.stack(len(FIELDS), INT)
+
+    def __call__(self, **given: Any) -> None:
+        """Set the fields that changed since the last call, and call."""
+        self.set(**given)
+        zero = self._e.i64(0)
+        self._e.call(self._address, None, (self._block.address(), zero, zero))
+
+    def set(self, **given: Any) -> None:
+        for name, value in given.items():
+            plain = value.address() if isinstance(value, Value) and value.element else value
+            self._e.write(plain, self._block + FIELDS.index(name))
+
+
+def panel_columns(isa: Isa) -> int:
+    """How many output channels a full panel of weights covers."""
+    return isa.vectors * isa.width
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The fields of one call, with addresses as pointers."""
+
+    a: Value
+    b: Value
+    k: Value
+    segments: Value
+    y: Value
+    y_row: Value
+    start: Value
+    residual: Value
+    residual_row: Value
+    low: Value
+    high: Value
+    mode: Value
+    columns: Value
+
+
+_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT, INT)
+
+
+def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
+    def emit(own: Emitter, *values: Value) -> None:
+        _emit_body(own, Tile(*values), rows, vectors)
+
+    def call(*given: Value) -> None:
+        pairs = zip(given, _KINDS, strict=True)
+        inner(*(v.floats() if kind == POINTER else v for v, kind in pairs))
+
+    inner = e.function(f"tile_{rows}x{vectors}", _KINDS, emit)
+    return call
+
+
+Accumulators = list[list[Variable]]
+
+
+def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
+    full = t.columns >= vectors * e.width
+    mask = e.lanes(t.columns - (vectors - 1) * e.width)
+    sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(rows)]
+    e.branch(
+        (t.mode & ADD) != 0,
+        lambda: _start_from_y(e, t, sums, full, mask),
+        lambda: _start_from_bias(e, t, sums),
+    )
+    _emit_product(e, t, sums)
+    with e.when((t.mode & FINAL) != 0):
+        _finish(e, t, sums, full, mask)
+    for part in (None, mask):
+        with e.when(full if part is None else ~full):
+            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: e.store(v.value, p, m))
+
+
+def _each(
+    e: Emitter,
+    sums: Accumulators,
+    base: Value,
+    row: Value,
+    mask: Value | None,
+    act: Callable[[Variable, Value, Value | None], None],
+) -> None:
+    """Do `act` to each accumulator and its place in memory; `mask` is for the last column."""
+    for i, line in enumerate(sums):
+        here = base + row * i
+        for j, variable in enumerate(line):
+            act(variable, here + j * e.width, mask if j == len(line) - 1 else None)
+
+
+def _start_from_bias(e: Emitter, t: Tile, sums: Accumulators) -> None:
+    for j in range(len(sums[0])):
+        bias = e.load(t.start + j * e.width)
+        for line in sums:
+            line[j].value = bias
+
+
+def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
+    def begin(variable: Variable, place: Value, part: Value | None) -> None:
+        variable.value = e.load(place, part)
+
+    for part in (None, mask):
+        with e.when(full if part is None else ~full):
+            _each(e, sums, t.y, t.y_row, part, begin)
+
+
+def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
+    rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
+    chunks, rest = t.k // width, t.k % width
+    chunk_floats, unroll = rows * width, min(_UNROLL, width)
+    segment_floats = (t.k + (width - 1)) // width * chunk_floats
+    with e.range(0, t.segments) as segment:
+        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
+        with e.range(0, chunks) as chunk:
+            here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
+            with e.range(0, width, unroll) as i:
+                _emit_steps(e, here + i, weights + i * columns, sums, unroll)
+        here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
+        with e.range(0, rest) as i:
+            _emit_steps(e, here + i, weights + i * columns, sums, 1)
+
+
+def _emit_steps(e: Emitter, a: Value, b: Value, sums: Accumulators, steps: int) -> None:
+    vectors = len(sums[0])
+    for step in range(steps):
+        weights = [e.load(b + (step * vectors + j) * e.width) for j in range(vectors)]
+        for i, line in enumerate(sums):
+            factor = e.broadcast(e.read(a + (i * e.width + step)))
+            for variable, weight in zip(line, weights, strict=True):
+                variable.value = e.fma(factor, weight, variable.value)
+
+
+def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
+    def add(variable: Variable, place: Value, part: Value | None) -> None:
+        variable.value = variable.value + e.load(place, part)
+
+    with e.when(t.residual != 0):
+        base = t.residual.floats()
+        for part in (None, mask):
+            with e.when(full if part is None else ~full):
+                _each(e, sums, base, t.residual_row, part, add)
+    low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
+    for line in sums:
+        for variable in line:
+            variable.value = e.max(low, e.min(high, variable.value))

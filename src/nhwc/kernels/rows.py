@@ -1,0 +1,110 @@
+"""Packing: the input pixels under output pixels, laid out as the micro-kernel reads them."""
+
+from __future__ import annotations
+
+from .compiler import Args
+from .values import Value
+from .vectors import Emitter
+
+FIELDS = (
+    "x_pixel",
+    "h",
+    "w",
+    "c",
+    "out_h",
+    "out_w",
+    "r",
+    "s",
+    "stride_h",
+    "stride_w",
+    "pad_h",
+    "pad_w",
+    "dilation_h",
+    "dilation_w",
+    "run",
+    "segment",
+    "flat",
+    "whole",
+)
+"""How output pixels see input pixels.
+
+`run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1.
+`segment` is the length of the pieces that begin with a chunk of their own: run * c, or where c is a
+multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i sees input
+pixel i alone.
+"""
+
+
+def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
+    """Pack what some pixels see as [segment][chunk][pixel][width]; `which`: first, and how many."""
+    first, rows = which
+    with e.range(0, rows) as i:
+        here = into + i * e.width
+        e.branch(
+            a.flat != 0,
+            lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.c, rows),
+            lambda: _windows(e, a, x, (first + i, rows), here),
+        )
+
+
+def emit_segment_floats(e: Emitter, a: Args) -> Value:
+    """The room that a segment of one row takes."""
+    floats: Value = (a.segment + (e.width - 1)) // e.width * e.width
+    return floats
+
+
+def _copy(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
+    """Copy `count` floats to chunks that begin at `to`; the last vector is filled with zeros."""
+    whole = count // e.width * e.width
+    with e.range(0, whole, e.width) as i:
+        e.store(e.load(source + i), to + i * rows)
+    with e.when(whole < count):
+        e.store(e.load(source + whole, e.lanes(count - whole)), to + whole * rows)
+
+
+def _clear(e: Emitter, to: Value, count: Value, rows: Value) -> None:
+    with e.range(0, count, e.width) as i:
+        e.store(e.vector(0.0), to + i * rows)
+
+
+def _windows(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], here: Value) -> None:
+    pixel, rows = which
+    top = pixel // a.out_w % a.out_h * a.stride_h - a.pad_h
+    left = pixel % a.out_w * a.stride_w - a.pad_w
+    image = x + pixel // (a.out_w * a.out_h) * a.h * a.w * a.x_pixel
+    run_floats = (a.run * a.c + (e.width - 1)) // e.width * e.width
+    place = e.variable(here)
+    with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+        row, column = top + i * a.dilation_h, left + j * a.dilation_w
+        source = image + (row * a.w + column) * a.x_pixel
+        to = place.value
+        inside = (row >= 0) & (row < a.h)
+        begin = e.min(a.run, e.max(-column, e.i64(0)))
+        end = e.select(inside, e.max(begin, e.min(a.run, a.w - column)), begin)
+        complete = end - begin == a.run
+        part = (source, to, begin, end)
+        e.branch(
+            complete,
+            lambda: _copy(e, source, to, a.run * a.c, rows),
+            lambda: _copy_part(e, a, part, rows),
+        )
+        place.value = to + run_floats * rows
+
+
+def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], rows: Value) -> None:
+    """Copy the pixels of a run from `begin` up to `end`, and clear the others."""
+    source, to, begin, end = part
+    first, last = begin * a.c, end * a.c
+
+    def by_vectors() -> None:
+        _clear(e, to, first, rows)
+        _copy(e, source + first, to + first * rows, last - first, rows)
+        _clear(e, to + last * rows, a.run * a.c - last, rows)
+
+    def by_floats() -> None:
+        _clear(e, to, a.run * a.c, rows)
+        with e.range(first, last) as i:
+            chunk = i // e.width * e.width
+            e.write(e.read(source + i), to + (chunk * rows + i % e.width))
+
+    e.branch(a.whole != 0, by_vectors, by_floats)

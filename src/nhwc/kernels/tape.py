@@ -1,0 +1,96 @@
+"""A tape: compiled steps, walked by all threads in one parallel region.
+
+Entering a region costs microseconds, and so does every call from Python; a model of two hundred
+operators cannot pay that for each. On a tape it is paid once: each thread calls the steps in order
+and waits at a barrier of a few hundred nanoseconds where the next step needs what others wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+
+from . import threads
+from .compiler import Args, Kernel
+from .values import INT, WORD, Value
+from .vectors import Emitter
+
+ENTRY_WORDS = 3
+"""int64 per entry: address of the kernel, address of its arguments, 1 for a barrier after it."""
+
+_SPINS = 4000
+_ARRIVED = 16
+"""The word of the block that counts arrivals: on a cache line that nothing else is on."""
+
+
+def _emit_walk(e: Emitter, a: Args, thread: Value, count_of_threads: Value) -> None:
+    awaited = e.variable(0)
+    with e.range(0, a.count) as i:
+        entry = a.entries.integers() + i * ENTRY_WORDS
+        function, args, barrier = (e.read(entry + j) for j in range(ENTRY_WORDS))
+        e.call(function, None, (args, thread, count_of_threads))
+        with e.when((barrier != 0) & (i + 1 < a.count) & (count_of_threads > 1)):
+            awaited.value = awaited.value + count_of_threads
+            _emit_wait(e, a, awaited.value)
+
+
+def _emit_wait(e: Emitter, a: Args, awaited: Value) -> None:
+    """Count this thread in, then wait until all are: first spinning, then giving way."""
+    arrived = a.arrived.integers()
+    e.builder.atomic_rmw("add", arrived.llvm, e.i64(1).llvm, "acq_rel")
+    check = e.builder.append_basic_block("check")
+    spin = e.builder.append_basic_block("spin")
+    through = e.builder.append_basic_block("through")
+    spins = e.variable(0)
+    e.builder.branch(check)
+    e.builder.position_at_end(check)
+    seen = Value(e, e.builder.load_atomic(arrived.llvm, "acquire", 8, typ=INT))
+    e.builder.cbranch((seen < awaited).llvm, spin, through)
+    e.builder.position_at_end(spin)
+    spins.value = spins.value + 1
+    e.pause()
+    with e.when((spins.value > _SPINS) & (a.give_way != 0)):
+        e.call(a.give_way, WORD, ())
+    e.builder.branch(check)
+    e.builder.position_at_end(through)
+
+
+WALK = Kernel("walk", ("entries", "count", "arrived", "give_way"), _emit_walk)
+
+
+def pack(steps: Sequence[tuple[int, int, bool]]) -> ctypes.Array[ctypes.c_int64]:
+    """The tape of these steps: (address of the kernel, address of its arguments, barrier after)."""
+    words = [int(word) for step in steps for word in step]
+    return (ctypes.c_int64 * len(words))(*words)
+
+
+def run(entries: int, count: int, threads_wanted: int | None = None) -> None:
+    """Walk the tape at address `entries` once, with as many threads as torch uses.
+
+    What the arguments point to belongs to this call alone until it returns.
+    """
+    import torch
+
+    block = (ctypes.c_int64 * (2 * _ARRIVED))()
+    start = ctypes.addressof(block)
+    block[:4] = [entries, count, start + 8 * _ARRIVED, _give_way()]
+    threads.run(_walk(), start, threads_wanted or torch.get_num_threads())
+
+
+@cache
+def _walk() -> int:
+    return WALK.address
+
+
+@cache
+def _give_way() -> int:
+    """The address of the system's call that lets another thread have the core; 0 if unknown."""
+    if os.name != "posix":
+        return 0
+    try:
+        yield_ = ctypes.CDLL(None).sched_yield
+    except (OSError, AttributeError):
+        return 0
+    return int(ctypes.cast(yield_, ctypes.c_void_p).value or 0)

@@ -1,0 +1,259 @@
+"""A small language for kernels: Python expressions that write LLVM instructions.
+
+A kernel is a Python function that gets an `Emitter` and calls it; what it computes with are
+`Value`s, whose operators emit instructions. Lengths and strides are values too, so one compiled
+kernel serves every shape; what Python knows while it runs (the vector width, the tile) is constant
+in the code, and a Python loop is an unrolled one.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from .isa import Isa
+from .values import FLOAT, INT, POINTER, WORD, Value, Variable
+
+
+class Emitter:
+    """Writes the body of one function; see the module's docstring."""
+
+    def __init__(self, isa: Isa, module: ir.Module, builder: ir.IRBuilder) -> None:
+        self.isa, self.module, self.builder = isa, module, builder
+        self.width = isa.width
+        self.vector_type = ir.VectorType(FLOAT, isa.width)
+
+    # Values out of Python numbers, and one kind out of another.
+
+    def i64(self, number: int) -> Value:
+        return Value(self, ir.Constant(INT, number))
+
+    def f32(self, number: float) -> Value:
+        return Value(self, ir.Constant(FLOAT, number))
+
+    def vector(self, number: float = 0.0) -> Value:
+        return Value(self, ir.Constant(self.vector_type, [number] * self.width))
+
+    def value(self, number: Any, kind: ir.Type) -> Value:
+        """`number`, a Value or a Python number, as a Value of this LLVM type."""
+        if isinstance(number, Value):
+            widen = isinstance(kind, ir.VectorType) and number.llvm.type == FLOAT
+            return self.broadcast(number) if widen else number
+        if isinstance(kind, ir.VectorType):
+            return Value(self, ir.Constant(kind, [number] * kind.count))
+        return Value(self, ir.Constant(kind, number))
+
+    def alike(self, left: Any, right: Any) -> tuple[Value, Value]:
+        """Both as Values of the wider of their types."""
+        kinds = [v.llvm.type for v in (left, right) if isinstance(v, Value)]
+        kind = next((k for k in kinds if isinstance(k, ir.VectorType)), kinds[0])
+        return self.value(left, kind), self.value(right, kind)
+
+    def broadcast(self, scalar: Value) -> Value:
+        """A vector with `scalar`, a float, in every lane."""
+        return Value(self, self._splat(scalar.llvm))
+
+    def _splat(self, scalar: ir.Value) -> ir.Value:
+        undefined = ir.Constant(ir.VectorType(scalar.type, self.width), ir.Undefined)
+        first = self.builder.insert_element(undefined, scalar, ir.Constant(WORD, 0))
+        lanes = ir.Constant(ir.VectorType(WORD, self.width), [0] * self.width)
+        return self.builder.shuffle_vector(first, undefined, lanes)
+
+    def float_of_bits(self, number: Value) -> Value:
+        """The float32 whose bits are the low half of an int64: how floats travel in arguments."""
+        low = self.builder.trunc(number.llvm, WORD)
+        return Value(self, self.builder.bitcast(low, FLOAT))
+
+    def to_float(self, number: Value) -> Value:
+        """An int64 as a float32."""
+        return Value(self, self.builder.sitofp(number.llvm, FLOAT))
+
+    def lanes(self, count: Any) -> Value:
+        """The mask of the first `count` lanes."""
+        every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD))
+        numbers = ir.Constant(every.type, list(range(self.width)))
+        return Value(self, self.builder.icmp_signed("<", numbers, every))
+
+    def variable(self, start: Any) -> Variable:
+        """A variable; a Python int starts an int64, a Python float a vector."""
+        kind = INT if isinstance(start, int) else self.vector_type
+        return Variable(self, self.value(start, kind))
+
+    # Memory.
+
+    def load(self, pointer: Value, mask: Value | None = None) -> Value:
+        """A vector from `pointer` on, unaligned; lanes outside `mask` are not read and zero."""
+        if mask is None:
+            return Value(self, self.builder.load(pointer.llvm, align=4, typ=self.vector_type))
+        read = self._intrinsic(
+            f"llvm.masked.load.v{self.width}f32.p0",
+            self.vector_type,
+            [POINTER, WORD, mask.llvm.type, self.vector_type],
+        )
+        align, other = ir.Constant(WORD, 4), self.vector().llvm
+        return Value(self, self.builder.call(read, [pointer.llvm, align, mask.llvm, other]))
+
+    def store(self, vector: Value, pointer: Value, mask: Value | None = None) -> None:
+        """Write `vector` from `pointer` on; lanes outside `mask` are not touched."""
+        if mask is None:
+            self.builder.store(vector.llvm, pointer.llvm, align=4)
+            return
+        write = self._intrinsic(
+            f"llvm.masked.store.v{self.width}f32.p0",
+            ir.VoidType(),
+            [self.vector_type, POINTER, WORD, mask.llvm.type],
+        )
+        align = ir.Constant(WORD, 4)
+        self.builder.call(write, [vector.llvm, pointer.llvm, align, mask.llvm])
+
+    def read(self, pointer: Value) -> Value:
+        """The one int64 or float32 that `pointer` points to."""
+        loaded = self.builder.load(pointer.llvm, typ=pointer.element)
+        return Value(self, loaded)
+
+    def write(self, scalar: Any, pointer: Value) -> None:
+        """Write one int64 or float32."""
+        self.builder.store(self.value(scalar, pointer.element).llvm, pointer.llvm)
+
+    def stack(self, count: int, element: ir.Type = FLOAT) -> Value:
+        """Room for `count` elements while the function runs, aligned to a cache line."""
+        with self.builder.goto_entry_block():
+            room = self.builder.alloca(ir.ArrayType(element, count))
+            room.align = 64
+            # llvmlite still types what alloca returns; every other pointer here is opaque.
+            room.type = POINTER
+        return Value(self, room, element)
+
+    def prefetch(self, pointer: Value, level: int = 3) -> None:
+        """Ask for the cache line at `pointer`; 3 wants it nearest, 1 in the last cache only."""
+        fetch = self._intrinsic("llvm.prefetch.p0", ir.VoidType(), [POINTER, WORD, WORD, WORD])
+        self.builder.call(fetch, [pointer.llvm, *(ir.Constant(WORD, n) for n in (0, level, 1))])
+
+    # Arithmetic.
+
+    def fma(self, a: Any, b: Any, c: Any) -> Value:
+        """a * b + c, rounded once where the processor can."""
+        left, right = self.alike(a, b)
+        added = self.value(c, left.llvm.type)
+        if not self.isa.fma:
+            return left * right + added
+        kind = left.llvm.type
+        suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+        fused = self._intrinsic(f"llvm.fma.{suffix}", kind, [kind] * 3)
+        return Value(self, self.builder.call(fused, [left.llvm, right.llvm, added.llvm]))
+
+    def max(self, a: Any, b: Any) -> Value:
+        """The larger; `b` where either is not a number, so put there what must come through."""
+        left, right = self.alike(a, b)
+        return self.select(left > right, left, right)
+
+    def min(self, a: Any, b: Any) -> Value:
+        """The smaller; `b` where either is not a number."""
+        left, right = self.alike(a, b)
+        return self.select(left < right, left, right)
+
+    def select(self, condition: Value, yes: Any, no: Any) -> Value:
+        """`yes` where `condition` holds, else `no`, lane by lane if it is a mask."""
+        left, right = self.alike(yes, no)
+        chosen = self.builder.select(condition.llvm, left.llvm, right.llvm)
+        return Value(self, chosen, left.element)
+
+    # Control.
+
+    @contextmanager
+    def range(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Value]:
+        """The body once for each value from `start` up to, not including, `stop`."""
+        start, stop, step = (self.value(v, INT) for v in (start, stop, step))
+        before = self.builder.block
+        body = self.builder.append_basic_block("loop")
+        after = self.builder.append_basic_block("done")
+        self.builder.cbranch((start < stop).llvm, body, after)
+        self.builder.position_at_end(body)
+        index = self.builder.phi(INT)
+        index.add_incoming(start.llvm, before)
+        yield Value(self, index)
+        following = Value(self, index) + step
+        index.add_incoming(following.llvm, self.builder.block)
+        self.builder.cbranch((following < stop).llvm, body, after)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """The body only where `condition` holds."""
+        with self.builder.if_then(condition.llvm):
+            yield
+
+    def branch(self, condition: Value, yes: Callable[[], object], no: Callable[[], object]) -> None:
+        """What `yes` emits where `condition` holds, else what `no` emits."""
+        with self.builder.if_else(condition.llvm) as (then, otherwise):
+            with then:
+                yes()
+            with otherwise:
+                no()
+
+    def switch(self, choice: Value, cases: Mapping[int, Callable[[], object]]) -> None:
+        """What the case of that number emits; nothing for a number without a case."""
+        after = self.builder.append_basic_block("chosen")
+        jump = self.builder.switch(choice.llvm, after)
+        for number, emit in cases.items():
+            block = self.builder.append_basic_block(f"case{number}")
+            jump.add_case(ir.Constant(INT, number), block)
+            self.builder.position_at_end(block)
+            emit()
+            self.builder.branch(after)
+        self.builder.position_at_end(after)
+
+    def share(self, count: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """The part of `count` pieces of work, begin and end, that is this thread's."""
+        return count * thread // threads, count * (thread + 1) // threads
+
+    def function(
+        self, name: str, kinds: Sequence[ir.Type], emit: Callable[..., None]
+    ) -> Callable[..., None]:
+        """A function of the same module, emitted at first mention; returns what emits a call.
+
+        `emit` gets an Emitter of its own and one Value per kind. Pointers are to float32.
+        """
+        known = self.module.globals.get(name)
+        if known is None:
+            known = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
+            known.linkage = "internal"
+            known.attributes.add("noinline")
+            inner = Emitter(self.isa, self.module, ir.IRBuilder(known.append_basic_block()))
+            emit(
+                inner, *(Value(inner, a, FLOAT if a.type == POINTER else None) for a in known.args)
+            )
+            inner.builder.ret_void()
+
+        def call(*values: Any) -> None:
+            given = [self.value(v, k).llvm for v, k in zip(values, kinds, strict=True)]
+            self.builder.call(known, given)
+
+        return call
+
+    def call(self, address: Value, result: ir.Type | None, values: Sequence[Value]) -> Value:
+        """Call the function at `address`, C calling convention."""
+        kind = ir.FunctionType(result or ir.VoidType(), [v.llvm.type for v in values])
+        pointer = self.builder.inttoptr(address.llvm, kind.as_pointer())
+        return Value(self, self.builder.call(pointer, [v.llvm for v in values]))
+
+    def widen(self, word: Value) -> Value:
+        """A 32-bit integer, as C functions return them, as an int64."""
+        return Value(self, self.builder.sext(word.llvm, INT))
+
+    def pause(self) -> None:
+        """Tell the processor that this loop only waits."""
+        machine = platform.machine().lower()
+        if machine in ("x86_64", "amd64"):
+            self.builder.call(self._intrinsic("llvm.x86.sse2.pause", ir.VoidType(), []), [])
+        elif machine in ("aarch64", "arm64"):
+            hint = self._intrinsic("llvm.aarch64.hint", ir.VoidType(), [WORD])
+            self.builder.call(hint, [ir.Constant(WORD, 1)])
+
+    def _intrinsic(self, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Function:
+        known = self.module.globals.get(name)
+        return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)

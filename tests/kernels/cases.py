@@ -1,0 +1,93 @@
+"""Convolutions for tests: random specifications, tensors for them, and the truth in float64."""
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.spec import ConvSpec
+
+EPS = 2.0**-24
+SLACK = {"pointwise": 8, "direct": 8, "winograd2x2": 40, "winograd4x4": 400}
+"""How far a result may be off, in units of rounding of the sum of the products' sizes."""
+
+ACTIVATIONS = {
+    Activation.NONE: lambda v: v,
+    Activation.RELU: F.relu,
+    Activation.RELU6: F.relu6,
+    Activation.LEAKY_RELU: lambda v: F.leaky_relu(v, 0.1),
+    Activation.HARDSWISH: F.hardswish,
+    Activation.HARDSIGMOID: F.hardsigmoid,
+    Activation.SIGMOID: F.sigmoid,
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+}
+
+channels = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70])
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@st.composite
+def convolutions(draw, winograd=False):
+    """Any convolution that torch accepts, small; with `winograd` 3x3 of stride 1."""
+    groups = 1 if winograd else draw(st.sampled_from([1, 1, 2, 3]))
+    r, s = (3, 3) if winograd else (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    dilation = (1, 1) if winograd else draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 3)]))
+    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    smallest = [
+        max(1, d * (t - 1) + 1 - 2 * p) for d, t, p in zip(dilation, (r, s), padding, strict=True)
+    ]
+    return ConvSpec(
+        n=draw(st.integers(1, 3)),
+        c=groups * draw(channels),
+        h=smallest[0] + draw(st.integers(0, 12)),
+        w=smallest[1] + draw(st.integers(0, 12)),
+        k=groups * draw(channels),
+        r=r,
+        s=s,
+        stride=(1, 1) if winograd else draw(pairs),
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        activation=draw(st.sampled_from(list(Activation))),
+        alpha=0.1,
+        has_residual=draw(st.booleans()),
+        has_bias=draw(st.booleans()),
+    )
+
+
+class Case:
+    """Random tensors for a specification; the same seed gives the same ones."""
+
+    def __init__(self, spec, seed=0):
+        self.spec = spec
+        make = torch.Generator().manual_seed(seed)
+        depth = spec.depth
+
+        def normal(*shape):
+            return torch.randn(shape, generator=make)
+
+        self.x = normal(spec.n, spec.h, spec.w, spec.c).permute(0, 3, 1, 2)
+        self.weight = normal(spec.k, spec.c // spec.groups, spec.r, spec.s) / depth**0.5
+        self.bias = normal(spec.k) if spec.has_bias else None
+        shape = (spec.n, spec.out_h, spec.out_w, spec.k)
+        self.residual = normal(*shape).permute(0, 3, 1, 2) if spec.has_residual else None
+
+    def _sum(self, change):
+        spec, weight = self.spec, change(self.weight.double())
+        bias = None if self.bias is None else change(self.bias.double())
+        x = change(self.x.double())
+        y = F.conv2d(x, weight, bias, spec.stride, spec.padding, spec.dilation, spec.groups)
+        return y if self.residual is None else y + change(self.residual.double())
+
+    def expected(self):
+        return ACTIVATIONS[self.spec.activation](self._sum(lambda t: t))
+
+    def check(self, y, name):
+        """Assert that `y` is what float64 gives, but for rounding."""
+        expected = self.expected()
+        sizes = self._sum(torch.abs)
+        allowed = EPS * (SLACK[name] * self.spec.depth**0.5 * sizes + 16 * expected.abs() + 4)
+        assert y.shape == expected.shape
+        excess = ((y.double() - expected).abs() / allowed).max() if y.numel() else 0
+        assert excess < 1, f"{name} is off by {excess:.2f} times what is allowed: {self.spec}"

@@ -1,0 +1,81 @@
+"""A program for test_bounds: every buffer ends, or begins, at a page that must not be touched."""
+
+import ctypes
+import mmap
+import random
+import sys
+
+import torch
+
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.conv import conv2d_candidates
+from nhwc.kernels.invoke import Call
+from nhwc.kernels.spec import ConvSpec
+from nhwc.kernels.steps import View
+
+from .cases import Case
+
+PAGE = mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+maps = []
+
+
+def guarded(values, at_end):
+    """A copy of `values`, flat, with forbidden pages on both sides, close to one of them."""
+    count = 4 * values.numel()
+    pages = -(-count // PAGE)
+    room = mmap.mmap(-1, (pages + 2) * PAGE)
+    maps.append(room)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    for edge in (start, start + (pages + 1) * PAGE):
+        assert libc.mprotect(edge, PAGE, 0) == 0
+    offset = PAGE + (pages * PAGE - count if at_end else 0)
+    copy = torch.frombuffer(room, dtype=torch.float32, count=values.numel(), offset=offset)
+    copy.copy_(values.reshape(-1))
+    return copy
+
+
+def run(spec, at_end):
+    case = Case(spec)
+    for kernel in conv2d_candidates(spec):
+        shape = (spec.n, spec.k, spec.out_h, spec.out_w)
+        packed = guarded(kernel.pack(case.weight, case.bias), at_end)
+        buffers = {"x": guarded(case.x.permute(0, 2, 3, 1), at_end)}
+        buffers["y"] = guarded(torch.zeros(spec.pixels * spec.k), at_end)
+        residual = None
+        if case.residual is not None:
+            buffers["residual"] = guarded(case.residual.permute(0, 2, 3, 1), at_end)
+            residual = View("residual", shape, spec.k)
+        x = View("x", (spec.n, spec.c, spec.h, spec.w), spec.c)
+        Call.of(kernel.steps(x, View("y", shape, spec.k), packed, residual), 1)(buffers)
+        y = buffers["y"].reshape(spec.n, spec.out_h, spec.out_w, spec.k).permute(0, 3, 1, 2)
+        case.check(y, kernel.name)
+
+
+def main():
+    choose = random.Random(1)
+    done = 0
+    while done < int(sys.argv[1]):
+        r, s = choose.choice([(1, 1), (3, 3), (3, 3), (3, 3), (2, 5), (7, 7)])
+        spec = ConvSpec(
+            n=choose.choice([1, 2]),
+            c=choose.choice([1, 3, 5, 16, 19, 32, 40]),
+            h=choose.randint(1, 12),
+            w=choose.randint(1, 12),
+            k=choose.choice([1, 7, 16, 24, 32, 37]),
+            r=r,
+            s=s,
+            stride=choose.choice([(1, 1), (1, 1), (2, 2)]),
+            padding=choose.choice([(0, 0), (1, 1), (2, 1)]),
+            activation=choose.choice([Activation.RELU, Activation.GELU]),
+            has_residual=choose.random() < 0.5,
+        )
+        if spec.out_h > 0 and spec.out_w > 0:
+            run(spec, at_end=done % 2 == 0)
+            done += 1
+    print("all inside", done)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Object code on disk: found again, never trusted when damaged, never in the way."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nhwc import InputError
+from nhwc.kernels import compiler
+from nhwc.kernels import isa as isas
+from nhwc.kernels.compiler import Kernel, address_of
+
+
+def _add_one(e, a, thread, threads):
+    begin, end = e.share(a.count, thread, threads)
+    with e.range(begin, end) as i:
+        place = a.x.floats() + i
+        e.write(e.read(place) + 1.0, place)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+
+
+ADD_ONE = Kernel("add_one", ("x", "count"), _add_one)
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has compiled nothing yet, with an empty cache; what it compiles is listed."""
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "_loaded", lambda loaded={}: loaded)
+    compiled = []
+    real = compiler.compile_object
+    monkeypatch.setattr(
+        compiler, "compile_object", lambda k, i: compiled.append(k.name) or real(k, i)
+    )
+    return compiled
+
+
+def forget(monkeypatch):
+    monkeypatch.setattr(compiler, "_loaded", lambda loaded={}: loaded)
+
+
+def works(address):
+    x = torch.zeros(5)
+    args = (ctypes.c_int64 * 2)(x.data_ptr(), 5)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+    function(ctypes.addressof(args), 0, 1)
+    return bool((x == 1).all())
+
+
+def test_the_second_process_does_not_compile(fresh, monkeypatch, isa):
+    assert works(ADD_ONE.address)
+    forget(monkeypatch)
+    assert works(ADD_ONE.address)
+    assert fresh == ["add_one"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda code: code[:-100],
+        lambda code: b"",
+        lambda code: code.replace(b"nhwc", b"xxxx"),
+        lambda code: code[:-1] + bytes([code[-1] ^ 1]),
+    ],
+)
+def test_a_damaged_file_is_compiled_anew(fresh, monkeypatch, tmp_path, damage):
+    _ = ADD_ONE.address
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    forget(monkeypatch)
+    assert works(ADD_ONE.address)
+    assert fresh == ["add_one", "add_one"]
+    forget(monkeypatch)
+    assert works(ADD_ONE.address)
+    assert len(fresh) == 2
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(fresh, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path / "file"))
+    assert works(ADD_ONE.address)
+
+
+@pytest.mark.parametrize("change", ["_versions", "_sources"])
+def test_another_processor_or_generator_gets_its_own_file(fresh, monkeypatch, tmp_path, change):
+    _ = ADD_ONE.address
+    forget(monkeypatch)
+    monkeypatch.setattr(compiler, change, lambda: "another")
+    _ = ADD_ONE.address
+    assert fresh == ["add_one", "add_one"]
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+def test_key_is_the_same_in_another_process(tmp_path):
+    code = "from tests.kernels.test_compiler import ADD_ONE, compiler, isas\n"
+    code += "print(compiler._key(ADD_ONE, isas.host()))"
+    keys = {python(code).stdout for _ in range(2)}
+    assert len(keys) == 1
+    assert keys != {""}
+
+
+def test_several_processes_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
+    code = "from tests.kernels.test_compiler import ADD_ONE, works; assert works(ADD_ONE.address)"
+    running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    assert len(list((tmp_path / "kernels").iterdir())) == 1
+
+
+def test_each_instruction_set_has_its_own_code(isa):
+    assert works(address_of(ADD_ONE, isa))
+
+
+def test_unknown_instruction_set(monkeypatch):
+    monkeypatch.setenv("NHWC_ISA", "mmx")
+    with pytest.raises(InputError, match="NHWC_ISA=mmx is not one that this machine can run"):
+        isas.host()
+
+
+def test_tiles_fit_their_registers():
+    for isa in isas.ALL:
+        assert isa.rows * isa.vectors + isa.vectors + 1 <= isa.registers
+
+
+@pytest.mark.parametrize("module", ["nhwc", "nhwc.kernels"])
+def test_import_loads_no_compiler(module):
+    code = f"import sys, {module}; print(sorted(m for m in sys.modules if m in BAD))"
+    code = "BAD = {'llvmlite', 'numba'}\n" + code
+    done = python(code)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_the_compiler_it_says_why():
+    code = "import sys; sys.modules['llvmlite'] = None\n"
+    code += "from nhwc import kernels; print(kernels.available(), kernels.unavailable())"
+    done = python(code)
+    assert done.stdout.startswith("False llvmlite, which comes with numba, is not installed")

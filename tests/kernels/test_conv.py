@@ -1,0 +1,178 @@
+"""The convolution kernels against float64, on every instruction set that this machine has."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nhwc import InputError
+from nhwc.formats import Format, format_of
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.conv import conv2d_candidates
+from nhwc.kernels.invoke import Call
+from nhwc.kernels.spec import ConvSpec
+from nhwc.kernels.steps import View
+
+from .cases import Case, convolutions
+
+many = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def run_all(case):
+    with torch.inference_mode():
+        for kernel in conv2d_candidates(case.spec):
+            packed = kernel.pack(case.weight, case.bias)
+            yield kernel.name, kernel(case.x, packed, case.residual)
+
+
+@many
+@given(spec=convolutions())
+def test_any_convolution(isa, spec):
+    case = Case(spec)
+    for name, y in run_all(case):
+        case.check(y, name)
+
+
+@many
+@given(spec=convolutions(winograd=True))
+def test_winograd(isa, spec):
+    case = Case(spec)
+    names = []
+    for name, y in run_all(case):
+        case.check(y, name)
+        names.append(name)
+    assert names == ["direct", "winograd4x4", "winograd2x2"]
+
+
+# Shapes that reach every way of cutting the work: many blocks, few pixels, depth in parts.
+LARGE = [
+    ConvSpec(1, 64, 30, 30, 96, 1, 1, activation=Activation.RELU),
+    ConvSpec(1, 1100, 7, 7, 72, 1, 1, has_residual=True),
+    ConvSpec(2, 128, 14, 14, 64, 3, 3, padding=(1, 1), activation=Activation.SILU),
+    ConvSpec(1, 256, 6, 5, 80, 3, 3, padding=(1, 1), has_residual=True),
+    ConvSpec(1, 16, 61, 47, 33, 3, 3, padding=(1, 1), activation=Activation.RELU6),
+    ConvSpec(1, 3, 50, 50, 24, 7, 7, stride=(2, 2), padding=(3, 3)),
+    ConvSpec(1, 96, 20, 20, 96, 3, 3, groups=32, padding=(1, 1)),
+]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("spec", LARGE, ids=str)
+def test_larger_ones_with_several_threads(isa, threads, spec, count):
+    threads(count)
+    case = Case(spec)
+    for name, y in run_all(case):
+        case.check(y, name)
+
+
+@pytest.mark.parametrize("spec", LARGE, ids=str)
+def test_the_number_of_threads_does_not_change_a_bit(threads, spec):
+    case, results = Case(spec), []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(dict(run_all(case)))
+    for name in results[0]:
+        assert all(torch.equal(results[0][name], other[name]) for other in results)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.contiguous(),
+        lambda x: x,
+        lambda x: torch.cat((x, x), 1)[:, 24:],
+        lambda x: torch.cat((x, x), 1).contiguous(memory_format=torch.channels_last)[:, 24:],
+        lambda x: torch.cat((x, x), 3)[:, :, :, ::2],
+        lambda x: x.double(),
+    ],
+    ids=["contiguous", "channels_last", "slice", "channels_last slice", "strided", "double"],
+)
+def test_input_of_any_layout(make):
+    x = torch.randn(2, 24, 10, 8).contiguous(memory_format=torch.channels_last)
+    given_x = make(x)
+    spec = ConvSpec(*given_x.shape, 40, 3, 3, padding=(1, 1))
+    case = Case(spec)
+    case.x = given_x.float()
+    for name, y in run_all(case):
+        case.check(y, name)
+        assert format_of(y) is Format.CHANNELS_LAST
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (3, 20, 1, 1), (1, 1, 1, 1), (1, 5, 4, 1)])
+def test_ambiguous_input(shape):
+    n, c, h, w = shape
+    case = Case(ConvSpec(n, c, h, w, 8, 3, 3, padding=(1, 1)))
+    for name, y in run_all(case):
+        case.check(y, name)
+
+
+def test_an_empty_batch():
+    case = Case(ConvSpec(0, 8, 6, 6, 16, 3, 3))
+    assert [tuple(y.shape) for _, y in run_all(case)] == [(0, 16, 4, 4)] * 3
+
+
+@given(data=st.data())
+@many
+def test_writes_into_a_slice_and_nowhere_else(data):
+    """What a concatenation needs: input, residual and output are channels of larger images."""
+    spec = data.draw(convolutions(winograd=data.draw(st.booleans())))
+    case = Case(spec)
+    wide = lambda t: F.pad(t.permute(0, 2, 3, 1), (3, 6)).contiguous()
+    for kernel in conv2d_candidates(spec):
+        x, y = wide(case.x), torch.full((spec.pixels, spec.k + 9), 7.0)
+        residual = None if case.residual is None else wide(case.residual)
+        shape = (spec.n, spec.k, spec.out_h, spec.out_w)
+        steps = kernel.steps(
+            View("x", (spec.n, spec.c, spec.h, spec.w), spec.c + 9, 3),
+            View("y", shape, spec.k + 9, 3),
+            kernel.pack(case.weight, case.bias),
+            None if residual is None else View("residual", shape, spec.k + 9, 3),
+        )
+        Call.of(steps, 1)({"x": x, "y": y, "residual": residual})
+        inside = y[:, 3:-6].reshape(spec.n, spec.out_h, spec.out_w, spec.k)
+        case.check(inside.permute(0, 3, 1, 2), kernel.name)
+        assert (y[:, :3] == 7).all()
+        assert (y[:, -6:] == 7).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity(isa, value):
+    """Direct: where torch has them. Winograd: in the tiles that see them, as its text says."""
+    case = Case(ConvSpec(1, 20, 16, 16, 20, 3, 3, padding=(1, 1), activation=Activation.RELU6))
+    case.spec = ConvSpec(1, 20, 16, 16, 20, 3, 3, padding=(1, 1))
+    case.x[0, 3, 5, 6] = value
+    expected = case.expected()
+    wrong = ~expected.isfinite()
+    for name, y in run_all(case):
+        if name == "direct":
+            assert torch.equal(y.isnan(), expected.isnan())
+            assert torch.equal(y.isinf(), expected.isinf())
+        else:
+            assert (~y.isfinite())[wrong].all()
+        reach = torch.zeros_like(wrong)
+        reach[:, :, :8, 4:8] = True
+        assert y[~reach].isfinite().all()
+
+
+def test_relu_lets_nan_through():
+    for activation in Activation:
+        spec = ConvSpec(1, 4, 5, 5, 4, 1, 1, activation=activation)
+        case = Case(spec)
+        case.x[0, 0, 2, 2] = float("nan")
+        for _, y in run_all(case):
+            assert y[0, :, 2, 2].isnan().all()
+
+
+def test_messages():
+    spec = ConvSpec(1, 8, 6, 6, 16, 3, 3)
+    kernel = conv2d_candidates(spec)[0]
+    with pytest.raises(InputError, match=r"weight is \(16, 8, 1, 1\)"):
+        kernel.pack(torch.zeros(16, 8, 1, 1))
+    packed = kernel.pack(torch.zeros(16, 8, 3, 3))
+    with pytest.raises(InputError, match="packed weights hold 8 numbers"):
+        kernel(torch.zeros(1, 8, 6, 6), packed[:8])
+    with pytest.raises(InputError, match=r"residual is \(1, 1, 1, 1\)"):
+        kernel(torch.zeros(1, 8, 6, 6), packed, torch.zeros(1, 1, 1, 1))

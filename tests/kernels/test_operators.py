@@ -1,0 +1,108 @@
+"""`nhwc::conv2d` as torch sees it: traced, exported, compiled, and refused with reasons."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from nhwc import InputError
+from nhwc.kernels import operators
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.conv import conv2d_candidates
+from nhwc.kernels.spec import ConvSpec
+
+from .cases import Case
+
+SPEC = ConvSpec(2, 16, 9, 9, 24, 3, 3, padding=(1, 1), activation=Activation.RELU)
+
+
+class Layer(nn.Module):
+    def __init__(self, kernel, packed):
+        super().__init__()
+        self.kernel = kernel
+        self.register_buffer("packed", packed)
+
+    def forward(self, x):
+        return self.kernel(x, self.packed) * 2
+
+
+@pytest.fixture(params=range(3))
+def layer(request):
+    case = Case(SPEC)
+    kernel = conv2d_candidates(SPEC)[request.param]
+    return Layer(kernel, kernel.pack(case.weight, case.bias)), case
+
+
+def test_torch_finds_the_operator_in_order(layer):
+    module, case = layer
+    arguments = (case.x, module.packed, None, *operators.op_arguments(module.kernel))
+    torch.library.opcheck(
+        torch.ops.nhwc.conv2d.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
+
+
+def test_export_and_load(layer, tmp_path):
+    module, case = layer
+    with torch.inference_mode():
+        expected = module(case.x)
+    program = torch.export.export(module, (case.x,))
+    torch.export.save(program, tmp_path / "layer.pt2")
+    again = torch.export.load(tmp_path / "layer.pt2").module()
+    with torch.no_grad():
+        assert torch.equal(again(case.x), expected)
+
+
+def test_other_sizes_than_the_kernel_was_made_for(layer):
+    module, _ = layer
+    other = Case(ConvSpec(1, 16, 5, 13, 24, 3, 3, padding=(1, 1), activation=Activation.RELU))
+    packed = module.kernel.pack(other.weight, other.bias)
+    other.check(module.kernel(other.x, packed), module.kernel.name)
+
+
+def test_several_threads_call_one_layer(layer):
+    module, _ = layer
+    inputs = [torch.randn(1, 16, 30, 30) for _ in range(16)]
+    with torch.inference_mode():
+        expected = [module(x) for x in inputs]
+
+    def call(x):
+        with torch.inference_mode():
+            return module(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(call, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_no_gradient(layer):
+    module, case = layer
+    with pytest.raises(InputError, match="nhwc::conv2d has no gradient"):
+        module(case.x.clone().requires_grad_())
+    with torch.no_grad():
+        module(case.x.clone().requires_grad_())
+
+
+def test_weights_of_another_machine(layer, monkeypatch):
+    module, case = layer
+    operators.register()
+    arguments = list(operators.op_arguments(module.kernel))
+    arguments[1] = "neon" if arguments[1] != "neon" else "avx2"
+    with pytest.raises(InputError, match="Pack them again here"):
+        torch.ops.nhwc.conv2d(case.x, module.packed, None, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(16, 9, 9), "the input has 3 dimensions"),
+        (torch.zeros(1, 16, 9, 9, dtype=torch.int32), "computes in float32"),
+        (torch.zeros(1, 16, 0, 9), "smaller than the 3x3 filter"),
+    ],
+)
+def test_messages(layer, x, message):
+    module, _ = layer
+    with pytest.raises(InputError, match=message):
+        module.kernel(x, module.packed)

@@ -1,0 +1,107 @@
+"""Tapes on torch's threads: all steps, in order, for callers in threads and in forked children."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from nhwc.kernels import tape
+from nhwc.kernels import threads as regions
+from nhwc.kernels.compiler import Kernel
+
+STEPS = 50
+
+
+def _shift(e, a, thread, threads):
+    """y[i] = x[i + 1] + 1: reads what another thread wrote in the step before."""
+    begin, end = e.share(a.count, thread, threads)
+    with e.range(begin, end) as i:
+        other = e.read(a.x.floats() + (i + 1) % a.count)
+        e.write(other + 1.0, a.y.floats() + i)
+
+
+SHIFT = Kernel("shift", ("x", "y", "count"), _shift)
+
+
+def walk(count=64):
+    """Shift `count` numbers round `STEPS` times on one tape; returns them."""
+    x, y = torch.arange(float(count)), torch.zeros(count)
+    args = [
+        (ctypes.c_int64 * 3)(x.data_ptr(), y.data_ptr(), count),
+        (ctypes.c_int64 * 3)(y.data_ptr(), x.data_ptr(), count),
+    ]
+    entries = [(SHIFT.address, ctypes.addressof(args[i % 2]), True) for i in range(STEPS)]
+    packed = tape.pack(entries)
+    tape.run(ctypes.addressof(packed), len(entries))
+    return x
+
+
+def right(count=64):
+    return (torch.arange(float(count)) + STEPS) % count + (torch.arange(float(count)) * 0 + STEPS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_step_sees_the_one_before(threads, count):
+    threads(count)
+    for _ in range(20):
+        assert torch.equal(walk(), right())
+
+
+def test_many_callers_at_once(threads):
+    threads(2)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: walk(), range(40)))
+    assert all(torch.equal(result, right()) for result in results)
+
+
+def test_without_openmp(threads, monkeypatch):
+    monkeypatch.setattr(regions, "find_openmp", lambda: None)
+    threads(3)
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: walk(), range(6)))
+    assert all(torch.equal(result, right()) for result in results)
+
+
+def mapped():
+    return regions._mapped_libraries()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_second_library_is_loaded():
+    torch.ones(100000).sum()
+    before = mapped()
+    found = regions.find_openmp()
+    walk()
+    assert mapped() == before
+    assert found is None or "torch" in found.path
+
+
+FORK = """
+import os, torch
+from tests.kernels.test_threads import walk, right
+torch.set_num_threads(2)
+assert torch.equal(walk(), right())
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        good = all(torch.equal(walk(), right()) for _ in range(3))
+        os._exit(0 if good else 1)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+assert torch.equal(walk(), right())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_children_may_call():
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, cwd=root, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
