@@ -16,7 +16,7 @@ from .engines import QUICK, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
 
-SECONDS = 15.0
+SECONDS = 10.0
 """How long the turns of one case take together, set-up apart."""
 
 
