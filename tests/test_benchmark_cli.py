@@ -99,6 +99,14 @@ def test_compare_and_its_exit_status(saved, capsys):
     assert main(["bench", "--compare", *files, "--format", "csv"]) == 2
 
 
+def test_a_saved_result_is_shown_again(saved, tmp_path, capsys):
+    path = saved(one(), "old.json")
+    picture = tmp_path / "old.png"
+    assert main(["bench", path, "--plot", str(picture)]) == 0
+    assert "nhwc optimize is fastest" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "bench", "schema": 2}'])
 def test_files_that_are_no_results(text, tmp_path, capsys):
     path = tmp_path / "x.json"

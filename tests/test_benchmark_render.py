@@ -65,6 +65,14 @@ def test_the_answer_claims_no_more_than_was_measured(speeds, noise, answer):
     assert answer in bench_text(Benchmark(HERE, (made,)))
 
 
+def test_a_disturbed_machine_is_named():
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    calm, wild = measured("eager", 1.0), measured("fused", 0.5, noise=0.5)
+    text = bench_text(Benchmark(HERE, (Row(case, (calm, wild)),)))
+    assert "Noisy: 1 of 2 measurements spread by more than 15%, nhwc fuse on net by" in text
+    assert "Noisy" not in bench_text(one())
+
+
 def test_interrupted_and_empty_results_can_be_shown():
     failed = Row(Case("net", ((1, 3, 8, 8),), 1), (Measurement("eager", failure="no"),))
     for rows in ((), (failed,), (Row(failed.case, failure="no"),)):

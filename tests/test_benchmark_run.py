@@ -254,6 +254,19 @@ def test_the_peers_answer_right(zoo, variants):
     assert [m.failure for m in row.measurements] == [""] * (len(able) + 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("train", [False, True])
+def test_on_cuda(zoo, train):
+    result = measure(
+        zoo("net"), variants=(*PLAIN, "openvino"), device="cuda", amp=True, train=train
+    )
+    (row,) = result.rows
+    assert [m.variant for m in row.measured] == list(PLAIN)
+    assert all(m.peak_bytes > 0 for m in row.measured)
+    assert result.environment.device == torch.cuda.get_device_name()
+
+
 def test_a_worker_that_hangs_is_ended(zoo, monkeypatch):
     monkeypatch.setattr("nhwc.benchmark.process.PATIENCE_S", 0.01)
     row, interrupted = paired.measure(Task(Case(zoo("net"), (SHAPE,), 1), ("eager",)), seconds=0.1)

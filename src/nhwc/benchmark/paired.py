@@ -21,8 +21,8 @@ REST_S = 0.02
 
 BURST_S = 0.1
 MOST_CALLS = 20
-ROUNDS = (9, 25)
-"""The fewest and the most turns: fewer say nothing, more are worth nothing."""
+FEWEST, MOST = 9, 25
+"""Turns of each: fewer say nothing, more are worth nothing."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,10 @@ def _set_up(
     able = [side for side in sides if not side.failure]
     with Worker(case.threads) as judge:
         # All import and build at the same time: nothing is timed yet.
-        judge.send(order, sent)
         for side in able:
             side.worker = stack.enter_context(Worker(case.threads))
+        judge.send(order, sent)
+        for side in able:
             side.send(order, sent)
         judge.receive()
         judge.send({"do": "truth", "truth": truth})
@@ -159,8 +160,8 @@ def _take_turns(sides: Sequence[_Side], seconds: float, tell: Callable[[str, flo
     able = [side for side in sides if not side.failure]
     if not able:
         return
-    fewest, most = ROUNDS
-    rounds = max(fewest, min(most, math.floor(seconds / sum(side.turn_s for side in able))))
+    fitting = math.floor(seconds / sum(side.turn_s for side in able))
+    rounds = max(FEWEST, min(MOST, fitting))
     for turn in range(rounds):
         # Each round starts with another: a fixed order would favour who follows a light one.
         shift = turn % len(able)

@@ -13,10 +13,10 @@ from torch import nn
 from ..environment import Environment, available_cores
 from ..errors import InputError
 from .engines import QUICK, find_engine
-from .paired import Task, measure
+from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
 
-SECONDS = 15.0
+SECONDS = 10.0
 """How long the turns of one case take together, set-up apart."""
 
 
@@ -52,8 +52,10 @@ def bench(
 ) -> Benchmark:
     """Time ways to run a model side by side, each in its own process, all in one run.
 
-        result = nhwc.bench("resnet50")
-        result.rows[0].comparison("optimized", "eager").interval
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> result = bench(net, shape=(1, 3, 8, 8), variants=("eager", "channels_last"), seconds=0.1)
+    >>> len(result.rows[0].comparison("channels_last", "eager").interval)
+    2
 
     A model is a name as on the command line, or a module; it is sent to the processes as it is.
     `batches` and `threads` measure every combination. Ctrl-C returns what was measured so far,
@@ -131,7 +133,7 @@ def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchma
 
 
 def _cut_short(done: Benchmark) -> bool:
-    return bool(done.rows) and any(m.turns and len(m.turns) < 9 for m in done.rows[-1].measurements)
+    return bool(done.rows) and any(0 < len(m.turns) < FEWEST for m in done.rows[-1].measurements)
 
 
 def _holds(row: Row | None, task: Task) -> bool:

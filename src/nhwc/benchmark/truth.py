@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from ..verify import flatten
 from .step import Step
 
 FACTOR = 20.0
@@ -68,20 +69,14 @@ def find_truth(
 
 def arrays_of(output: Any) -> tuple[numpy.ndarray, ...]:
     """Every tensor or array in nested lists, tuples and dictionaries, in order, as float64."""
-    return tuple(_leaves(output))
+    leaves = (leaf for _, leaf in flatten(output))
+    return tuple(_wide(leaf) for leaf in leaves if isinstance(leaf, (Tensor, numpy.ndarray)))
 
 
-def _leaves(output: Any) -> Iterator[numpy.ndarray]:
-    if isinstance(output, Tensor):
-        yield output.detach().to("cpu", torch.float64).numpy()
-    elif isinstance(output, numpy.ndarray):
-        yield output.astype(numpy.float64)
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _leaves(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _leaves(value)
+def _wide(leaf: Tensor | numpy.ndarray) -> numpy.ndarray:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", torch.float64).numpy()
+    return leaf.astype(numpy.float64)
 
 
 def _difference(found: numpy.ndarray, exact: numpy.ndarray) -> float:

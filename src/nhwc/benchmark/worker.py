@@ -76,6 +76,9 @@ class Built:
 def build(case: Case, sent: bytes) -> Built:
     """Build the model by its name, with random batch-norm statistics, or take the one sent."""
     torch.set_num_threads(case.threads)
+    if (index := torch.device(case.device).index) is not None:
+        # Events are recorded on the current device, whichever the model is on.
+        torch.cuda.set_device(index)
     # Imported first, so that it does not count as the model's memory.
     import_torchvision_if_present()
     before = resident_bytes(case.device)
@@ -106,6 +109,8 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
         call = _inference(function, arguments, case)
         with torch.inference_mode():
             output = call()
+    if case.device != "cpu":
+        torch.cuda.synchronize()
     setup_s = time.perf_counter() - start
     error = truth.error_of(output)
     if not error <= truth.allowed:

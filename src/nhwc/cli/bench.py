@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="*",
-        help="resnet50, timm:NAME, package.module:callable, file.py:callable",
+        help="resnet50, timm:NAME, package.module:callable, file.py:callable; or a FILE.json "
+        "that -o wrote, to show it again",
     )
     parser.add_argument("--suite", choices=[s.name for s in SUITES], help="published figures")
     parser.add_argument("--variants", metavar="A,B,...", help=f"default: {','.join(QUICK)}")
@@ -75,13 +76,21 @@ def run_compare(args: argparse.Namespace) -> int:
     return 1 if args.fail_on == "slower" and changes.slower else 0
 
 
+def show(args: argparse.Namespace, result: Benchmark) -> None:
+    """Write the result as asked, and draw it where asked."""
+    write_output(_text(result, chosen_format(args, FORMATS)), args.output)
+    if args.plot:
+        write_file(args.plot, bench_plot(result, args.plot.suffix.lstrip(".")))
+        note(f"wrote {args.plot}")
+
+
 def run_bench(args: argparse.Namespace) -> int:
+    """Measure, keeping on disk what is done, and show the result."""
     tasks, title = _tasks(args)
     format = chosen_format(args, FORMATS)
-    _check_plot(args.plot)
     line = ProgressLine()
 
-    def show(progress: Progress) -> None:
+    def tell(progress: Progress) -> None:
         text = f"{progress.case}: {progress.doing}"
         line.update(text, progress.share, progress.remaining_s)
 
@@ -99,7 +108,7 @@ def run_bench(args: argparse.Namespace) -> int:
             title=title,
             seconds=args.seconds,
             done=done,
-            progress=show,
+            progress=tell,
             checkpoint=keep,
         )
     finally:
@@ -109,15 +118,18 @@ def run_bench(args: argparse.Namespace) -> int:
         if result.interrupted:
             raise KeyboardInterrupt
         raise InputError(f"nothing could be measured. {_first_reason(result)}")
-    write_output(_text(result, format), args.output)
-    if args.plot:
-        write_file(args.plot, bench_plot(result, args.plot.suffix.lstrip(".")))
-        note(f"wrote {args.plot}")
+    show(args, result)
     return 130 if result.interrupted else 0
 
 
 def run(args: argparse.Namespace) -> int:
-    return run_compare(args) if args.compare else run_bench(args)
+    _check_plot(args.plot)
+    if args.compare:
+        return run_compare(args)
+    if len(args.models) == 1 and args.models[0].endswith(".json"):
+        show(args, read(Path(args.models[0])))
+        return 0
+    return run_bench(args)
 
 
 def read(path: Path) -> Benchmark:

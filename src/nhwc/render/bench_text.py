@@ -25,6 +25,7 @@ def bench_text(result: Benchmark) -> str:
         lines += ["not measured:", *(f"  {what}: {why}" for what, why in problems)]
     if result.interrupted:
         lines.append("interrupted: this is what was measured until then")
+    lines += [warning] if (warning := words.noise(result)) else []
     return "\n".join([*lines, words.environment(result)]) + "\n"
 
 

@@ -112,7 +112,26 @@ def answers(result: Benchmark) -> list[str]:
         lines = [f"As fast as {label(result.baseline)}, geometric mean: {named}."] * bool(named)
     if result.interrupted:
         lines.append("Interrupted: this is what was measured until then.")
+    lines.append(noise(result))
     return [line for line in lines if line]
+
+
+NOISY = 0.15
+"""Turns that spread further than this, between their quartiles, were disturbed."""
+
+
+def noise(result: Benchmark) -> str:
+    """A warning where somebody else was using the machine; empty where nobody was."""
+    spread = [(m.per_turn.spread, m, row) for row in result.rows for m in row.measured]
+    wild = [(share, m, row) for share, m, row in spread if share > NOISY]
+    if not wild:
+        return ""
+    share, m, row = max(wild, key=lambda found: found[0])
+    return (
+        f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
+        f"{label(m.variant)} on {row.case.model} by {share:.0%}. "
+        "Stop other programs and measure again."
+    )
 
 
 def kind(engine: Engine) -> str:

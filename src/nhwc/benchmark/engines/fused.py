@@ -13,7 +13,7 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     # Called as a user calls it: the verbs stand side by side and know nothing of one another.
     import nhwc
 
-    return convert_(nhwc.fuse(model)), to_channels_last(inputs)  # type: ignore[attr-defined]
+    return convert_(nhwc.fuse(model)), to_channels_last(inputs)
 
 
 ENGINE = Engine("fused", "nhwc fuse", prepare, ours=True, autocasts=True)

@@ -12,7 +12,7 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     import nhwc
 
     inputs = to_channels_last(inputs)
-    return nhwc.optimize(model, *inputs), inputs  # type: ignore[attr-defined]
+    return nhwc.optimize(model, *inputs), inputs
 
 
 ENGINE = Engine("optimized", "nhwc optimize", prepare, ours=True, autocasts=True)
