@@ -19,7 +19,8 @@ from .errors import InputError
 from .layers import Spread
 from .report import Opaque
 from .shells import open_shell
-from .tracer import State, Tracer, check_writes, explain, opaque_by_nature
+from .traced import check_writes
+from .tracer import State, Tracer, explain, opaque_by_nature
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,6 @@ def _trace(
         open_shell(module, path, trace_child)
         return None
     _name_placeholders(graph, module)
-    graph._tracer_cls = fx.Tracer
     result = fx.GraphModule(module, _renamed(graph), type(module).__name__)
     result.meta["path"] = path
     for inner in dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"):
@@ -115,7 +115,7 @@ def _trace(
 
 def _renamed(graph: fx.Graph) -> fx.Graph:
     """The same graph with names that do not count the attempts that were given up."""
-    fresh = fx.Graph(tracer_cls=fx.Tracer)
+    fresh = fx.Graph(tracer_cls=Tracer)
     result: Any = fresh.graph_copy(graph, {}, return_output_node=True)
     value, old = result
     fresh.output(value, type_expr=old.type)

@@ -73,8 +73,13 @@ def _only_called(name: str, child: nn.Module, above: tuple[_Mentions | None, ...
 
 
 def _own_names(module: nn.Module) -> set[str]:
-    """What can be read off this module, and not off any other."""
-    names = set(dir(type(module))) - set(dir(nn.Module))
+    """What can be read off this module and not off a graph, whatever the value it is read off.
+
+    What torch's containers have (`append`, `items`) is read off many a plain list and dict.
+    """
+    bases = type(module).__mro__
+    users = (base for base in bases if not base.__module__.startswith(("torch.", "builtins")))
+    names = {name for base in users for name in vars(base)} - set(dir(nn.Module))
     names |= {key for key in vars(module) if not key.startswith("_")} - {"training"}
     names |= {*module._modules, *module._parameters, *module._buffers}
     return names - {"forward", "0", "1", "2"}

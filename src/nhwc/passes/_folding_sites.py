@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import module_of
-from ..tracer import definer, is_frozen_batch_norm, opaque_by_nature
+from ..traced import definer
+from ..tracer import is_frozen_batch_norm, opaque_by_nature
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
 
