@@ -49,7 +49,7 @@ def activation(kind):
 
 
 def mixed(n=2, c=10):
-    """Slices, a concatenation, a depthwise convolution with a residual, pooling and a linear layer."""
+    """Slices, a concatenation, a depthwise convolution with a residual, pooling, a linear layer."""
     torch.manual_seed(0)
     weight, bias = torch.randn(c, 1, 3, 3), torch.randn(c)
     last = torch.randn(5, c)
