@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from .compiler import Args, Kernel
-from .steps import Step, View, step
+from .steps import Argument, Step, View, step
 from .values import WORD, Value
 from .vectors import Emitter
 
@@ -31,7 +31,7 @@ def nchw_step(x: View, y: View) -> Step:
 def interleave_steps(parts: Sequence[View], y: View) -> list[Step]:
     """The first channel of every part, then the second of every part: cat, then channel shuffle."""
     c = parts[0].shape[1]
-    shape = {"pixels": y.pixels, "c": c, "y": y, "ypixel": y.pixel}
+    shape: dict[str, Argument] = {"pixels": y.pixels, "c": c, "y": y, "ypixel": y.pixel}
     if len(parts) == 2:
         x, z = parts
         return [step(INTERLEAVE, x=x, xpixel=x.pixel, z=z, zpixel=z.pixel, **shape)]

@@ -210,15 +210,15 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
 def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int]:
     """Into how many parts to cut the output pixels and the panels of each group.
 
-    Parts of pixels are as large as the cache holds when packed. Few pixels are not cut at all where
-    there are panels to share: each thread then streams weights of its own.
+    A part of pixels is small enough to stay in the cache when packed. Pixels so few that threads
+    could not share them in whole tiles are not cut: then each thread takes panels of its own.
     """
     depth = -(-spec.depth // isa.width) * isa.width
-    fitting = max(isa.rows, _ROWS_BYTES // (4 * depth))
+    fitting = max(isa.rows, min(4 * isa.rows, _ROWS_BYTES // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
         return parts, 1
-    if spec.pixels < 2 * isa.rows * threads:
+    if spec.pixels < isa.rows * threads:
         return parts, min(panels, threads)
     return -(-parts // threads) * threads, 1
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from .activations import Activation
 from .compiler import Args, Kernel
 from .loops import ENDING, each_vector, ending, finish, pad_channels
-from .steps import Step, View, step
+from .steps import Argument, Step, View, step
 from .values import Value
 from .vectors import Emitter
 
@@ -48,8 +48,8 @@ def affine_step(
 ) -> Step:
     """activation(x * scale + shift + residual), a scale and a shift per channel: batch norm."""
     c = x.shape[1]
-    factors = {"factor": pad_channels(scale, c), "fpixel": 0, "shared_by": 1}
-    shifted = {"shift": pad_channels(shift, c)}
+    factors: dict[str, Argument] = {"factor": pad_channels(scale, c), "fpixel": 0, "shared_by": 1}
+    shifted: dict[str, Argument] = {"shift": pad_channels(shift, c)}
     return step(
         PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
     )
@@ -67,14 +67,18 @@ def multiply_step(
     """activation(x * factor + residual); a factor of one pixel per image is squeeze-excite's."""
     whole = factor.shape[2:] == x.shape[2:]
     shared_by = 1 if whole else x.shape[2] * x.shape[3]
-    factors = {"factor": factor, "fpixel": factor.pixel, "shared_by": shared_by}
-    shifted = {"shift": pad_channels(None, x.shape[1])}
+    factors: dict[str, Argument] = {
+        "factor": factor,
+        "fpixel": factor.pixel,
+        "shared_by": shared_by,
+    }
+    shifted: dict[str, Argument] = {"shift": pad_channels(None, x.shape[1])}
     return step(
         PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
     )
 
 
-def _source(x: View) -> dict[str, object]:
+def _source(x: View) -> dict[str, Argument]:
     return {"x": x, "xpixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
 
 

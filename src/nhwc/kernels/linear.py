@@ -75,7 +75,7 @@ def _emit_rows(e: Emitter, a: Args, panel: tuple[Value, Value], row: Value, rows
     vectors = PADDED_TO // e.width
     # Neighbouring inputs go to sums of their own, as many as half the registers hold: an addition
     # takes four cycles, and shorter sums lose fewer digits.
-    apart = e.isa.registers // 2 // (rows * vectors)
+    apart = max(1, e.isa.registers // 2 // (rows * vectors))
     sums = {
         (r, k, v): e.variable(0.0)
         for r in range(rows)

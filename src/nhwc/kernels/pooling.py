@@ -5,7 +5,7 @@ from __future__ import annotations
 from .activations import Activation
 from .compiler import Args, Kernel
 from .loops import ENDING, Place, each_block, each_vector, ending, finish
-from .steps import Step, View, step
+from .steps import Argument, Step, View, step
 from .values import Value
 from .vectors import Emitter
 
@@ -53,7 +53,7 @@ def global_mean_step(x: View, y: View, *, activation: Activation = Activation.NO
     return step(GLOBAL, x=x, xpixel=x.pixel, n=n, c=c, pixels=h * w, **ending(y, activation))
 
 
-def _shape(x: View, y: View) -> dict[str, object]:
+def _shape(x: View, y: View) -> dict[str, Argument]:
     n, c, h, w = x.shape
     ho, wo = y.shape[2:]
     sizes = {"n": n, "h": h, "w": w, "c": c, "ho": ho, "wo": wo}
@@ -67,7 +67,7 @@ def _window(
     dilation: Pair,
     count_padding: int = 0,
     divisor: int = 0,
-) -> dict[str, int]:
+) -> dict[str, Argument]:
     return {
         "kh": size[0],
         "kw": size[1],

@@ -124,10 +124,12 @@ class _Memory:
                 numbers += bind([argument], lambda item: start + offsets.get(item, 0))
         self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
         args_at = ctypes.addressof(self._args)
-        self._tape = (ctypes.c_int64 * (3 * len(program.steps)))()
+        entries = []
         for index, step in enumerate(program.steps):
-            entry = step.kernel.address, args_at + 8 * begins[index], program.barriers[index]
-            self._tape[3 * index : 3 * index + 3] = entry
+            entries.append(
+                (step.kernel.address, args_at + 8 * begins[index], program.barriers[index])
+            )
+        self._tape = tape.pack(entries)
         self._count = len(program.steps)
         self._inputs = [
             (view, start + offsets.get(view.buffer, 0), begins[index])
@@ -140,7 +142,7 @@ class _Memory:
             ready = lies is not None and lies.dense
             self._point(view, tensor.data_ptr() if ready else home)
             layout = (0,) * 5 if ready else (view.pixels, *_four_strides(tensor))
-            self._args[entry : entry + len(INPUT_ARGUMENTS)] = (tensor.data_ptr(), *layout)
+            self._args[entry : entry + len(INPUT_ARGUMENTS)] = [tensor.data_ptr(), *layout]
         results = [output.empty() for output in self._outputs]
         for output, tensor in zip(self._outputs, results, strict=True):
             self._point(output.view, tensor.data_ptr())

@@ -156,6 +156,12 @@ class Emitter:
         left, right = self.alike(a, b)
         return self.select(left < right, left, right)
 
+    def sqrt(self, value: Value) -> Value:
+        """The square root of a vector."""
+        kind = value.llvm.type
+        root = self._intrinsic(f"llvm.sqrt.v{self.width}f32", kind, [kind])
+        return Value(self, self.builder.call(root, [value.llvm]))
+
     def select(self, condition: Value, yes: Any, no: Any) -> Value:
         """`yes` where `condition` holds, else `no`, lane by lane if it is a mask."""
         left, right = self.alike(yes, no)

@@ -34,7 +34,7 @@ from .weights import after, pack_bias, pack_panels
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
-    *("tiles_h", "tiles_w", "block", "group", "blocks", "chunk", "chunks", "phase"),
+    *("tiles_h", "tiles_w", "block", "group", "blocks", "panels", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
     *("low", "high", "code", "slope"),
 )
@@ -73,8 +73,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
             last = e.min(first + a.block, _tiles(a))
             with e.range(first, last) as tile:
                 _emit_input(e, a, t, tile, own)
-            with e.range(0, a.chunks) as chunk:
-                _emit_chunk(e, a, t, call, (block, chunk, own, sums))
+            with e.range(0, a.panels) as panel:
+                _emit_panel(e, a, t, call, (block, panel, own, sums))
 
     def inputs() -> None:
         begin, end = e.share(_tiles(a), thread, threads)
@@ -82,11 +82,11 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
             _emit_input(e, a, t, tile, a.shared.floats() + tile // a.block * a.block_floats)
 
     def products() -> None:
-        begin, end = e.share(a.blocks * a.chunks, thread, threads)
+        begin, end = e.share(a.blocks * a.panels, thread, threads)
         with e.range(begin, end) as unit:
-            block, chunk = unit % a.blocks, unit // a.blocks
+            block, panel = unit % a.blocks, unit // a.blocks
             packed = a.shared.floats() + block * a.block_floats
-            _emit_chunk(e, a, t, call, (block, chunk, packed, sums))
+            _emit_panel(e, a, t, call, (block, panel, packed, sums))
 
     e.switch(a.phase, {_ALL: everything, _INPUT: inputs, _PRODUCTS: products})
 
@@ -146,37 +146,32 @@ def _emit_forward(
             e.store(value, to + step * (i * t.size + j))
 
 
-def _emit_chunk(
+def _emit_panel(
     e: Emitter,
     a: Args,
     t: Transform,
     call: TileCall,
     work: tuple[Value, Value, Value, Value],
 ) -> None:
-    """Multiply a block of tiles by some panels of weights, and transform the sums back."""
-    block, chunk, packed, sums = work
-    width, depth, padded_k = panel_columns(e.isa), _padded(e, a.c), _padded(e, a.k)
+    """Multiply a block of tiles by a panel of weights, and transform the sums back."""
+    block, panel, packed, sums = work
+    width, depth = panel_columns(e.isa), _padded(e, a.c)
     first = block * a.block
     count = e.min(a.block, _tiles(a) - first)
-    begin = chunk * a.chunk
-    columns = e.min(a.chunk, padded_k - begin)
+    begin = panel * width
+    columns = e.min(e.i64(width), _padded(e, a.k) - begin)
     zeros = e.stack(width)
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
+    filters = a.weights.floats() + begin * t.size**2 * a.c
     call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0)
+    call.set(columns=columns, vectors=columns // e.width)
     with e.range(0, t.size**2) as element:
-        filters = a.weights.floats() + element * a.c * padded_k
-        result = sums + element * count * columns
-        with e.range(0, columns, width) as column:
-            wide = e.min(columns - column, e.i64(width))
-            b = filters + (begin + column) * a.c
-            call.set(b=b, columns=wide, vectors=wide // e.width)
-            with e.range(0, count, a.group) as group:
-                call(
-                    a=packed + (element * count + group) * depth,
-                    y=result + (group * columns + column),
-                    rows=e.min(a.group, count - group),
-                )
+        call.set(b=filters + element * a.c * columns)
+        with e.range(0, count, a.group) as group:
+            at = element * count + group
+            rows = e.min(a.group, count - group)
+            call(a=packed + at * depth, y=sums + at * columns, rows=rows)
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
         _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))
@@ -245,10 +240,10 @@ def serves(spec: ConvSpec) -> bool:
 
 
 def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The transformed filters in panels, one matrix per element of a tile, then the bias."""
+    """The transformed filters in panels, in each one element of a tile after the other; the bias."""
     isa = isas.host()
-    panels = [pack_panels(matrix, isa) for matrix in t.filters(weight)]
-    return torch.cat((*panels, pack_bias(bias, spec.k, 1, isa)))
+    panels = pack_panels(t.filters(weight).flatten(0, 1), isa)
+    return torch.cat((panels, pack_bias(bias, spec.k, 1, isa)))
 
 
 def packed_floats(t: Transform, spec: ConvSpec) -> int:
@@ -269,8 +264,11 @@ def winograd_steps(
     tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
     tiles = spec.n * tiles_h * tiles_w
     depth, padded_k = (-(-n // isa.width) * isa.width for n in (spec.c, spec.k))
-    cut = _cut(t, tiles, depth, padded_k, isa, threads)
-    block_floats, sums_floats = t.size**2 * cut.block * depth, t.size**2 * cut.block * cut.chunk
+    cut = _cut(t, tiles, depth, isa, threads)
+    block_floats, sums_floats = (
+        t.size**2 * cut.block * depth,
+        t.size**2 * cut.block * panel_columns(isa),
+    )
     alone = cut.blocks >= threads
     own_floats = sums_floats + block_floats * alone
     shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
@@ -300,8 +298,7 @@ def winograd_steps(
         block=cut.block,
         group=cut.group,
         blocks=cut.blocks,
-        chunk=cut.chunk,
-        chunks=-(-padded_k // cut.chunk),
+        panels=-(-spec.k // panel_columns(isa)),
         x_pixel=x.pixel,
         y_pixel=y.pixel,
         residual_pixel=residual.pixel if residual else 0,
@@ -318,19 +315,18 @@ def winograd_steps(
 
 
 class _Cut(NamedTuple):
-    """Tiles per block, tiles per product, blocks, and output channels transformed back at once."""
+    """Tiles per block, tiles per product, and blocks."""
 
     block: int
     group: int
     blocks: int
-    chunk: int
 
 
 _BLOCK_BYTES = 512 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 
 
-def _cut(t: Transform, tiles: int, depth: int, padded_k: int, isa: Isa, threads: int) -> _Cut:
+def _cut(t: Transform, tiles: int, depth: int, isa: Isa, threads: int) -> _Cut:
     fitting = _BLOCK_BYTES // (4 * t.size**2 * depth)
     block = max(isa.rows, fitting // isa.rows * isa.rows)
     blocks = -(-tiles // min(block, 4 * isa.rows))
@@ -339,4 +335,4 @@ def _cut(t: Transform, tiles: int, depth: int, padded_k: int, isa: Isa, threads:
     block = -(-tiles // blocks)
     blocks = -(-tiles // block)
     group = -(-block // -(-block // isa.rows))
-    return _Cut(block, group, blocks, min(panel_columns(isa), padded_k))
+    return _Cut(block, group, blocks)
