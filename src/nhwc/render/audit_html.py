@@ -10,4 +10,4 @@ def audit_html(audit: Audit) -> str:
     """Render the page: the network in order, coloured by format, findings beside it."""
     shapes = ", ".join("x".join(map(str, dims)) for dims in audit.inputs)
     data = {**audit.to_dict(), "where": str(audit.environment), "kinds": KINDS}
-    return page("audit", f"{audit.model} {shapes}", data)
+    return page("audit", f"{audit.model} {shapes}: memory format", data)

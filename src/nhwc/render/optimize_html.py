@@ -21,7 +21,7 @@ def optimize_html(
         "quartiles": {stage: samples.quartiles_s for stage, samples in report.times.items()},
         "audits": {stage: _strip(audit) for stage, audit in (audits or {}).items()},
     }
-    return page("optimize", f"{name} {', '.join(report.inputs)}", data)
+    return page("optimize", f"{name} {', '.join(report.inputs)}: optimized", data)
 
 
 def _strip(audit: Mapping[str, Any]) -> dict[str, Any]:

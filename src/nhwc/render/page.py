@@ -9,7 +9,7 @@ from typing import Any
 
 
 def page(name: str, title: str, data: Any) -> str:
-    """Fill `templates/NAME.html` with the style, the script, the title and the data as JSON."""
+    """Put `templates/NAME.html` into the house's page, with its style, script and data."""
     folder = files(__package__) / "templates"
 
     def read(file: str) -> str:
@@ -18,8 +18,9 @@ def page(name: str, title: str, data: Any) -> str:
     # "</script>" inside a string would end the block that holds the data.
     payload = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return (
-        read(f"{name}.html")
+        read("base.html")
         .replace("{{title}}", html.escape(title))
+        .replace("{{body}}", read(f"{name}.html").strip())
         .replace("{{style}}", read("base.css") + read(f"{name}.css"))
         .replace("{{script}}", read("base.js") + read(f"{name}.js"))
         .replace("{{data}}", payload)
