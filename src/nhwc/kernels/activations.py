@@ -46,20 +46,22 @@ def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Valu
 
 def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
     """The activation of several vectors, with one branch for all of them."""
-    straight = _clamped(e, values, code, slope)
     smooth = _smooth_function(e)
-    before = e.builder.block
+    straight = e.builder.append_basic_block("straight")
     curved = e.builder.append_basic_block("curved")
     done = e.builder.append_basic_block("activated")
-    e.builder.cbranch((code > int(LAST_LINEAR)).llvm, curved, done)
+    e.builder.cbranch((code > int(LAST_LINEAR)).llvm, curved, straight)
     e.builder.position_at_end(curved)
-    bent = [e.builder.call(smooth, [value.llvm, code.llvm]) for value in straight]
+    bent = [e.builder.call(smooth, [value.llvm, code.llvm]) for value in values]
+    e.builder.branch(done)
+    e.builder.position_at_end(straight)
+    clamped = _clamped(e, values, code, slope)
     e.builder.branch(done)
     e.builder.position_at_end(done)
     results = []
-    for value, other in zip(straight, bent, strict=True):
+    for one, other in zip(clamped, bent, strict=True):
         phi = e.builder.phi(e.vector_type)
-        phi.add_incoming(value.llvm, before)
+        phi.add_incoming(one.llvm, straight)
         phi.add_incoming(other, curved)
         results.append(Value(e, phi))
     return results

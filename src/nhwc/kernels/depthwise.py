@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .activations import Activation
 from .compiler import Args, Kernel
-from .loops import each_vector, emit_padded, finish, pad_channels, padded
+from .loops import ENDING, each_vector, emit_padded, ending, finish, pad_channels, padded
 from .steps import Step, View, step
 from .values import Value
 from .vectors import Emitter
@@ -20,9 +20,9 @@ _TILES = (8, 7, 4)
 """How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
 
 _FIELDS = (
-    *("x", "y", "weight", "bias", "residual", "n", "h", "w", "c", "ho", "wo"),
-    *("xpixel", "ypixel", "rpixel", "top", "left", "chunk", "chunks", "code", "slope"),
-    *("kh", "kw", "stride_h", "stride_w", "dilation_h", "dilation_w"),
+    *("x", "xpixel", "weight", "bias", "n", "h", "w", "c", "ho", "wo", "kh", "kw"),
+    *("top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w", "chunk", "chunks"),
+    *ENDING,
 )
 
 
@@ -39,25 +39,38 @@ def depthwise_step(
     slope: float = 0.01,
     residual: View | None = None,
 ) -> Step:
-    """activation(depthwise(x, weight) + bias + residual); `weight` as torch has it: C, 1, kh, kw."""
-    kh, kw = weight.shape[2:]
+    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, kh, kw as in torch."""
     n, c, h, w = x.shape
     ho, wo = y.shape[2:]
+    kh, kw = weight.shape[2:]
     kernel = _choose((kh, kw), stride, padding, dilation, wo)
     chunk, chunks = _chunks(n * ho, c)
+    numbers = {
+        "n": n,
+        "h": h,
+        "w": w,
+        "c": c,
+        "ho": ho,
+        "wo": wo,
+        "kh": kh,
+        "kw": kw,
+        "top": padding[0],
+        "left": padding[1],
+        "chunk": chunk,
+        "chunks": chunks,
+        "stride_h": stride[0],
+        "stride_w": stride[1],
+        "dilation_h": dilation[0],
+        "dilation_w": dilation[1],
+    }
     return step(
         kernel,
         x=x,
-        y=y,
+        xpixel=x.pixel,
         weight=pad_channels(weight.flatten(1).t(), c),
         bias=pad_channels(bias, c),
-        residual=residual,
-        **dict(n=n, h=h, w=w, c=c, ho=ho, wo=wo, xpixel=x.pixel, ypixel=y.pixel),
-        rpixel=residual.pixel if residual else 0,
-        **dict(top=padding[0], left=padding[1], chunk=chunk, chunks=chunks, kh=kh, kw=kw),
-        **dict(code=int(activation), slope=float(slope)),
-        **dict(stride_h=stride[0], stride_w=stride[1]),
-        **dict(dilation_h=dilation[0], dilation_w=dilation[1]),
+        **numbers,
+        **ending(y, activation, slope, residual),
     )
 
 
@@ -79,7 +92,7 @@ def _choose(
 
 def _chunks(rows: int, channels: int) -> tuple[int, int]:
     """Channels per piece of work and pieces per row: few rows are cut, so that all threads work."""
-    pieces = min(padded(channels) // 16, max(1, -(-64 // max(rows, 1))))
+    pieces = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
     chunk = padded(-(-channels // pieces))
     return chunk, -(-channels // chunk)
 

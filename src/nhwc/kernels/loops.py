@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import emit_activations
+from .activations import Activation, emit_activations
 from .compiler import Args
+from .steps import Argument, View
 from .values import Value
 from .vectors import Emitter
 
 PADDED_TO = 16
 """Packed channels come in multiples of this: no vector is wider, so reading them needs no mask."""
 
-Body = Callable[[Value, "Value | None"], object]
+Place = tuple[Value, "Value | None"]
+"""A channel, and the mask of what is left of the pixel where that is less than a vector."""
+
+Body = Callable[[Value, Any], object]
 
 
 def pad_channels(values: Tensor | None, channels: int) -> Tensor:
@@ -45,13 +49,38 @@ def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
         body(whole, e.lanes(last - whole))
 
 
-def finish(
-    e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: tuple[Value, Any]
-) -> None:
-    """Add the residual to the sums of neighbouring pixels, apply the activation, and store them.
+def each_block(e: Emitter, last: Value, count: int, body: Callable[[list[Place]], object]) -> None:
+    """`body` with `count` places (channel, None) at once while there are so many, then with one.
 
-    The kernel's fields must name y, ypixel, residual, rpixel, code and slope.
+    Independent vectors hide the latency of a long chain of operations on each.
     """
+    size = count * e.width
+    whole = last // size * size
+    with e.range(0, whole, size) as channel:
+        body([(channel + number * e.width, None) for number in range(count)])
+    each_vector(e, whole, last, lambda channel, mask: body([(channel, mask)]))
+
+
+ENDING = ("y", "ypixel", "residual", "rpixel", "code", "slope")
+"""The fields of a kernel that `finish` reads; `ending` gives their arguments."""
+
+
+def ending(
+    y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
+) -> dict[str, Argument]:
+    """Where a result goes, and what is done to it on the way."""
+    return {
+        "y": y,
+        "ypixel": y.pixel,
+        "code": int(activation),
+        "slope": float(slope),
+        "residual": residual,
+        "rpixel": residual.pixel if residual else 0,
+    }
+
+
+def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Add the residual to the sums of neighbouring pixels, apply the activation, and store them."""
     channel, mask = place
     kept = [e.variable(0.0) for _ in sums]
     for variable, value in zip(kept, sums, strict=True):

@@ -68,6 +68,10 @@ class Emitter:
         low = self.builder.trunc(number.llvm, WORD)
         return Value(self, self.builder.bitcast(low, FLOAT))
 
+    def to_float(self, number: Value) -> Value:
+        """An int64 as a float32."""
+        return Value(self, self.builder.sitofp(number.llvm, FLOAT))
+
     def lanes(self, count: Any) -> Value:
         """The mask of the first `count` lanes."""
         every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD))
@@ -151,6 +155,12 @@ class Emitter:
         """The smaller; `b` where either is not a number."""
         left, right = self.alike(a, b)
         return self.select(left < right, left, right)
+
+    def sqrt(self, value: Value) -> Value:
+        """The square root of a vector."""
+        kind = value.llvm.type
+        root = self._intrinsic(f"llvm.sqrt.v{self.width}f32", kind, [kind])
+        return Value(self, self.builder.call(root, [value.llvm]))
 
     def select(self, condition: Value, yes: Any, no: Any) -> Value:
         """`yes` where `condition` holds, else `no`, lane by lane if it is a mask."""

@@ -1,0 +1,115 @@
+"""Operators that treat each pixel alone: sums, products, batch norm, activations, copies."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .activations import Activation
+from .compiler import Args, Kernel
+from .loops import ENDING, each_vector, ending, finish, pad_channels
+from .steps import Argument, Step, View, step
+from .values import Value
+from .vectors import Emitter
+
+
+def activation_step(
+    x: View, y: View, activation: Activation = Activation.NONE, *, slope: float = 0.01
+) -> Step:
+    """activation(x); with NONE, a copy."""
+    return step(SUM, **_source(x), **ending(y, activation, slope))
+
+
+def copy_step(x: View, y: View) -> Step:
+    """x, where y lies: how a channel slice becomes a part of something else."""
+    return activation_step(x, y)
+
+
+def add_step(
+    x: View,
+    other: View,
+    y: View,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+) -> Step:
+    """activation(x + other)."""
+    return step(SUM, **_source(x), **ending(y, activation, slope, other))
+
+
+def affine_step(
+    x: View,
+    y: View,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(x * scale + shift + residual), a scale and a shift per channel: batch norm."""
+    c = x.shape[1]
+    factors: dict[str, Argument] = {"factor": pad_channels(scale, c), "fpixel": 0, "shared_by": 1}
+    shifted: dict[str, Argument] = {"shift": pad_channels(shift, c)}
+    return step(
+        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+    )
+
+
+def multiply_step(
+    x: View,
+    factor: View,
+    y: View,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(x * factor + residual); a factor of one pixel per image is squeeze-excite's."""
+    whole = factor.shape[2:] == x.shape[2:]
+    shared_by = 1 if whole else x.shape[2] * x.shape[3]
+    factors: dict[str, Argument] = {
+        "factor": factor,
+        "fpixel": factor.pixel,
+        "shared_by": shared_by,
+    }
+    shifted: dict[str, Argument] = {"shift": pad_channels(None, x.shape[1])}
+    return step(
+        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+    )
+
+
+def _source(x: View) -> dict[str, Argument]:
+    return {"x": x, "xpixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
+
+
+def _emit_sum(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source = a.x.floats() + pixel * a.xpixel
+
+        def channels(c: Value, mask: Value | None) -> None:
+            finish(e, a, [e.load(source + c, mask)], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, channels)
+
+
+def _emit_product(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source = a.x.floats() + pixel * a.xpixel
+        factors = a.factor.floats() + pixel // a.shared_by * a.fpixel
+
+        def channels(c: Value, mask: Value | None) -> None:
+            shift = e.load(a.shift.floats() + c)
+            product = e.fma(e.load(source + c, mask), e.load(factors + c, mask), shift)
+            finish(e, a, [product], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, channels)
+
+
+SUM = Kernel("sum", ("x", "xpixel", "pixels", "c", *ENDING), _emit_sum)
+PRODUCT = Kernel(
+    "product",
+    ("x", "xpixel", "pixels", "c", "factor", "fpixel", "shared_by", "shift", *ENDING),
+    _emit_product,
+)

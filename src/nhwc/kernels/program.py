@@ -1,0 +1,176 @@
+"""A whole model as one call: a tape of kernels over memory that is planned once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..formats import Format, strides_of
+from . import tape
+from .arena import LINE, Lifetime, place
+from .copies import INPUT_ARGUMENTS, input_step
+from .steps import Scratch, Step, View, bind, view_of
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result: where it is computed, and the shape and format of the tensor that holds it."""
+
+    view: View
+    shape: tuple[int, ...]
+    format: Format
+
+    def empty(self) -> Tensor:
+        """A fresh tensor for it."""
+        if self.format is Format.CHANNELS_LAST and len(self.shape) == 4:
+            return torch.empty_strided(self.shape, strides_of(self.shape, self.format))
+        return torch.empty(self.shape)
+
+
+class Program:
+    """Runs the recorded steps on new inputs: `program(x)` returns the list of outputs.
+
+    Several threads may call at once: each call takes a block of memory of its own, which is kept
+    for later calls. The thread count is torch's at the time of the call.
+    """
+
+    def __init__(self, steps: Sequence[Step], inputs: Sequence[View], outputs: Sequence[Output]):
+        # The first steps bring inputs into channels last; a call skips those it does not need.
+        entries = [input_step(view) for view in inputs]
+        self.steps = (*entries, *steps)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.barriers = _barriers(self.steps)
+        self._phases = _phases(self.barriers)
+        self._idle: dict[int, deque[_Memory]] = {}
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        self._check(inputs)
+        threads = torch.get_num_threads()
+        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
+        idle = self._idle.setdefault(threads, deque())
+        try:
+            memory = idle.pop()
+        except IndexError:
+            memory = _Memory(self, threads)
+        try:
+            return memory.run(inputs)
+        finally:
+            idle.append(memory)
+
+    def arena_bytes(self, threads: int = 1) -> int:
+        """How much memory one call holds beside its inputs and outputs."""
+        return self._place(threads)[1]
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        if len(inputs) != len(self.inputs):
+            raise InputError(f"the program takes {len(self.inputs)} inputs; got {len(inputs)}.")
+        for number, (tensor, view) in enumerate(zip(inputs, self.inputs, strict=True)):
+            n, c, h, w = view.shape
+            good = tensor.shape == view.shape or (h == w == 1 and tensor.shape == (n, c))
+            if not good or tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
+                raise InputError(
+                    f"input {number} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                    f"the program was recorded for {view.shape} torch.float32 on cpu."
+                )
+
+    def _place(self, threads: int) -> tuple[dict[object, int], int]:
+        """The offset of each buffer and scratch in the arena, and the arena's size."""
+        outside = {id(output.view.buffer) for output in self.outputs}
+        lives: dict[object, Lifetime] = {}
+        for step, phase in zip(self.steps, self._phases, strict=True):
+            for argument in step.args:
+                if isinstance(argument, View):
+                    item = argument.buffer
+                    size = 4 * argument.pixels * argument.pixel
+                elif isinstance(argument, Scratch):
+                    item = argument
+                    size = argument.bytes * (threads if argument.per_thread else 1)
+                else:
+                    continue
+                if id(item) not in outside:
+                    known = lives.get(item, Lifetime(size, phase, phase))
+                    lives[item] = Lifetime(size, known.first, phase)
+        offsets, total = place(list(lives.values()))
+        return dict(zip(lives, offsets, strict=True)), total
+
+
+class _Memory:
+    """One arena with the arguments of every step bound to it."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        offsets, size = program._place(threads)
+        self._block = torch.empty(size + LINE, dtype=torch.uint8)
+        start = -(-self._block.data_ptr() // LINE) * LINE
+        self._outputs = program.outputs
+        self._threads = threads
+        io = {id(v.buffer) for v in (*program.inputs, *(o.view for o in program.outputs))}
+        numbers: list[int] = []
+        # For each buffer that a call brings along: (index of the argument, bytes after its start).
+        self._slots: dict[object, list[tuple[int, int]]] = {}
+        begins = []
+        for step in program.steps:
+            begins.append(len(numbers))
+            for argument in step.args:
+                if isinstance(argument, View) and id(argument.buffer) in io:
+                    slot = (len(numbers), 4 * argument.offset)
+                    self._slots.setdefault(argument.buffer, []).append(slot)
+                numbers += bind([argument], lambda item: start + offsets.get(item, 0))
+        self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+        args_at = ctypes.addressof(self._args)
+        entries = []
+        for index, step in enumerate(program.steps):
+            entries.append(
+                (step.kernel.address, args_at + 8 * begins[index], program.barriers[index])
+            )
+        self._tape = tape.pack(entries)
+        self._count = len(program.steps)
+        self._inputs = [
+            (view, start + offsets.get(view.buffer, 0), begins[index])
+            for index, view in enumerate(program.inputs)
+        ]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        for (view, home, entry), tensor in zip(self._inputs, inputs, strict=True):
+            lies = view_of(tensor)
+            ready = lies is not None and lies.dense
+            self._point(view, tensor.data_ptr() if ready else home)
+            layout = (0,) * 5 if ready else (view.pixels, *_four_strides(tensor))
+            self._args[entry : entry + len(INPUT_ARGUMENTS)] = [tensor.data_ptr(), *layout]
+        results = [output.empty() for output in self._outputs]
+        for output, tensor in zip(self._outputs, results, strict=True):
+            self._point(output.view, tensor.data_ptr())
+        tape.run(ctypes.addressof(self._tape), self._count)
+        return results
+
+    def _point(self, view: View, address: int) -> None:
+        for index, offset in self._slots.get(view.buffer, ()):
+            self._args[index] = address + offset
+
+
+def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
+    """After which steps all threads must meet: only where a later step would disturb one."""
+    barriers = [False] * len(steps)
+    together: list[Step] = []
+    for index, step in enumerate(steps):
+        if index and any(step.disturbs(other) for other in together):
+            barriers[index - 1] = together[-1].barrier
+            together = []
+        together.append(step)
+    return tuple(barriers)
+
+
+def _phases(barriers: Sequence[bool]) -> list[int]:
+    """The number of barriers before each step: steps of one phase may run at the same time."""
+    return [sum(barriers[:index]) for index in range(len(barriers))]
+
+
+def _four_strides(tensor: Tensor) -> tuple[int, ...]:
+    strides = tensor.stride()
+    return strides if len(strides) == 4 else (*strides, 0, 0)

@@ -1,0 +1,261 @@
+"""Random steps for tests: inputs, what makes the step, and what float64 says it must compute.
+
+Each maker takes a `random.Random`, which hypothesis can supply, and so shrink.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nhwc.kernels import copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.depthwise import depthwise_step
+from nhwc.kernels.invoke import Call
+from nhwc.kernels.steps import View
+
+from .cases import ACTIVATIONS
+
+CHANNELS = (1, 2, 3, 7, 8, 15, 16, 17, 24, 33, 48, 58, 65, 130)
+
+
+@dataclass
+class StepCase:
+    """`make(*views, y)` returns the steps; views are those of `inputs`, in order."""
+
+    inputs: list[Tensor]
+    make: Callable
+    expected: Tensor
+    sizes: Tensor | float = 1.0
+    units: float = 8.0
+
+    def check(self, y):
+        """Assert `y`, but for `units` of rounding of the sum of the `sizes` that it is made of."""
+        assert y.shape == self.expected.shape
+        assert torch.equal(y.isnan(), self.expected.isnan())
+        infinite = self.expected.isinf()
+        assert torch.equal(y.double()[infinite], self.expected.double()[infinite])
+        allowed = 2.0**-24 * (self.units * self.sizes + 16 * self.expected.abs()) + 1e-37
+        excess = ((y.double() - self.expected).abs() / allowed)[~infinite & ~y.isnan()]
+        assert excess.numel() == 0 or excess.max() < 1, excess.max()
+
+
+def image(choose, c=None, small=False):
+    n, h, w = choose.randint(1, 3), choose.randint(1, 12), choose.randint(1, 20)
+    shape = (n, c or choose.choice(CHANNELS), min(h, 5) if small else h, w)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(choose.randint(0, 99)))
+
+
+def _finishing(choose, total, sizes):
+    """A random activation and perhaps a residual: (settings, extra inputs, expected, sizes)."""
+    activation = choose.choice(list(Activation))
+    extra = [torch.randn(total.shape)] if choose.random() < 0.5 else []
+    if extra:
+        total, sizes = total + extra[0].double(), sizes + extra[0].abs()
+    settings = {"activation": activation, "slope": 0.1}
+    return settings, extra, ACTIVATIONS[activation](total), sizes
+
+
+def depthwise(choose):
+    c = choose.choice(CHANNELS)
+    square = choose.random() < 0.7
+    size = [choose.choice([3, 5, 7])] * 2 if square else [choose.randint(1, 4) for _ in range(2)]
+    stride = (choose.randint(1, 2),) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
+    padding = (size[0] // 2, choose.randint(0, size[1] // 2 + 1))
+    dilation = (1, 1) if square else (choose.randint(1, 2), choose.randint(1, 2))
+    x = torch.randn(choose.randint(1, 2), c, choose.randint(7, 12), choose.randint(7, 20))
+    weight, bias = torch.randn(c, 1, *size), torch.randn(c)
+
+    def convolve(t, w, b):
+        return F.conv2d(t, w, b, stride, padding, dilation, c)
+
+    total = convolve(x.double(), weight.double(), bias.double())
+    sizes = convolve(x.abs(), weight.abs(), bias.abs())
+    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+
+    def make(x, *rest):
+        residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
+        where = {"stride": stride, "padding": padding, "dilation": dilation}
+        return depthwise_step(x, y, weight, bias, **where, **settings, residual=residual)
+
+    return StepCase([x, *extra], make, expected, sizes)
+
+
+def _window(choose, x):
+    size = (choose.randint(1, 3), choose.randint(1, 3))
+    size = (min(size[0], x.shape[2]), min(size[1], x.shape[3]))
+    stride = (choose.randint(1, 3), choose.randint(1, 3))
+    return size, stride, (choose.randint(0, size[0] // 2), choose.randint(0, size[1] // 2))
+
+
+def maxpool(choose):
+    x = image(choose)
+    x.view(-1)[:: choose.randint(5, 50)] = choose.choice([float("nan"), float("-inf"), 1.0])
+    size, stride, padding = _window(choose, x)
+    expected = F.max_pool2d(x, size, stride, padding, ceil_mode=choose.random() < 0.5).double()
+    where = {"size": size, "stride": stride, "padding": padding}
+    return StepCase([x], lambda x, y: pooling.maxpool_step(x, y, **where), expected, units=0)
+
+
+def avgpool(choose):
+    x = image(choose)
+    size, stride, padding = _window(choose, x)
+    ceil, count = choose.random() < 0.5, choose.random() < 0.5
+    divisor = choose.choice([None, None, 3])
+    expected = F.avg_pool2d(x.double(), size, stride, padding, ceil, count, divisor)
+    where = {"size": size, "stride": stride, "padding": padding}
+    where |= {"count_include_pad": count, "divisor": divisor}
+    return StepCase([x], lambda x, y: pooling.avgpool_step(x, y, **where), expected, 8.0)
+
+
+def adaptive_avgpool(choose):
+    x = image(choose)
+    wanted = choose.choice([(1, 1), (choose.randint(1, 7), choose.randint(1, 7))])
+    expected = F.adaptive_avg_pool2d(x.double(), wanted)
+    return StepCase([x], pooling.adaptive_avgpool_step, expected, 4.0)
+
+
+def add(choose):
+    x, other = image(choose), None
+    other = torch.randn(x.shape)
+    activation = choose.choice(list(Activation))
+    expected = ACTIVATIONS[activation](x.double() + other.double())
+
+    def make(x, other, y):
+        return elementwise.add_step(x, other, y, activation=activation, slope=0.1)
+
+    return StepCase([x, other], make, expected, 4.0)
+
+
+def affine(choose):
+    x = image(choose)
+    scale, shift = torch.randn(x.shape[1]), torch.randn(x.shape[1])
+    wide = scale[:, None, None], shift[:, None, None]
+    total, sizes = x.double() * wide[0] + wide[1], x.abs() * wide[0].abs() + wide[1].abs()
+    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+
+    def make(x, *rest):
+        residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
+        return elementwise.affine_step(x, y, scale, shift, **settings, residual=residual)
+
+    return StepCase([x, *extra], make, expected, sizes)
+
+
+def multiply(choose):
+    x = image(choose)
+    factor = torch.randn(x.shape if choose.random() < 0.5 else (*x.shape[:2], 1, 1))
+    expected = x.double() * factor.double()
+    return StepCase([x, factor], elementwise.multiply_step, expected)
+
+
+def copy(choose):
+    x = image(choose)
+    return StepCase([x], elementwise.copy_step, x.double(), units=0)
+
+
+def interleave(choose):
+    groups = choose.randint(2, 4)
+    parts = [image(choose)]
+    parts += [torch.randn(parts[0].shape) for _ in range(groups - 1)]
+    n, c, h, w = parts[0].shape
+    expected = torch.stack(parts, 2).reshape(n, groups * c, h, w).double()
+    return StepCase(
+        parts, lambda *views: copies.interleave_steps(views[:-1], views[-1]), expected, units=0
+    )
+
+
+def shuffle(choose):
+    groups = choose.randint(2, 4)
+    x = image(choose, c=groups * choose.choice(CHANNELS))
+    expected = F.channel_shuffle(x, groups).double()
+    return StepCase([x], lambda x, y: copies.shuffle_steps(x, y, groups), expected, units=0)
+
+
+def linear_layer(choose):
+    x = torch.randn(choose.randint(1, 9), choose.choice(CHANNELS), 1, 1)
+    k = choose.choice(CHANNELS)
+    weight, bias = torch.randn(k, x.shape[1]), torch.randn(k)
+    flat = x.flatten(1)
+    total = F.linear(flat.double(), weight.double(), bias.double())[:, :, None, None]
+    sizes = F.linear(flat.abs(), weight.abs(), bias.abs())[:, :, None, None]
+    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+
+    def make(x, *rest):
+        residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
+        return linear.linear_step(x, y, weight, bias, **settings, residual=residual)
+
+    return StepCase([x, *extra], make, expected, sizes)
+
+
+def softmax(choose):
+    x = image(choose)
+    return StepCase([x], normalize.softmax_step, x.double().softmax(1), 1.0)
+
+
+def layer_norm(choose):
+    x = image(choose)
+    c = x.shape[1]
+    weight, bias = torch.randn(c), torch.randn(c)
+    last = x.permute(0, 2, 3, 1).double()
+    expected = F.layer_norm(last, (c,), weight.double(), bias.double(), 0.1).permute(0, 3, 1, 2)
+    return StepCase(
+        [x], lambda x, y: normalize.layer_norm_step(x, y, weight, bias, eps=0.1), expected, 40.0
+    )
+
+
+def resized(choose):
+    x = image(choose)
+    wanted = (choose.randint(1, 15), choose.randint(1, 15))
+    if choose.random() < 0.4:
+        expected = F.interpolate(x, wanted, mode="nearest").double()
+        return StepCase([x], resize.nearest_step, expected, units=0)
+    align = choose.random() < 0.5
+    expected = F.interpolate(x, wanted, mode="bilinear", align_corners=align).double()
+    return StepCase(
+        [x], lambda x, y: resize.bilinear_step(x, y, align_corners=align), expected, 20.0
+    )
+
+
+def nchw(choose):
+    x = image(choose)
+    expected = x.flatten(1)[:, :, None, None].double()
+    return StepCase([x], copies.nchw_step, expected, units=0)
+
+
+MAKERS = (
+    *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
+    *(shuffle, linear_layer, softmax, layer_norm, resized, nchw),
+)
+
+BEFORE, AFTER = 3, 2
+UNTOUCHED = 12345.0
+
+
+def run(case, choose, threads, allocate=None):
+    """Run the steps on channel slices between poison: NaN beside inputs, a mark beside `y`.
+
+    `allocate(values)` supplies the memory instead, and then the views have no gaps.
+    """
+    buffers, views = {}, []
+    blank = torch.full(case.expected.shape, UNTOUCHED)
+    for number, tensor in enumerate([*case.inputs, blank]):
+        last = tensor is blank
+        n, c, h, w = tensor.shape
+        before, after = (
+            (0, 0) if allocate else (choose.randint(0, BEFORE), choose.randint(0, AFTER))
+        )
+        memory = torch.full((n, h, w, before + c + after), UNTOUCHED if last else float("nan"))
+        memory[..., before : before + c] = tensor.permute(0, 2, 3, 1)
+        buffers[str(number)] = allocate(memory) if allocate else memory
+        views.append(View(str(number), (n, c, h, w), before + c + after, before))
+    made = case.make(*views)
+    steps = made if isinstance(made, list | tuple) else [made]
+    Call.of(steps, threads)(buffers)
+    y = views[-1]
+    memory = buffers[str(y.buffer)].reshape(y.shape[0], *y.shape[2:], y.pixel)
+    result = memory[..., y.offset : y.offset + y.shape[1]].clone()
+    memory[..., y.offset : y.offset + y.shape[1]] = UNTOUCHED
+    assert (memory == UNTOUCHED).all(), "wrote beside its channels"
+    return result.permute(0, 3, 1, 2)

@@ -1,0 +1,232 @@
+"""Programs: memory planned by lifetime, concatenation without copies, one call for a whole model."""
+
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nhwc import Format, InputError, format_of
+from nhwc.kernels import copies, elementwise, linear, pooling
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.arena import LINE, Lifetime, place
+from nhwc.kernels.builder import Builder
+from nhwc.kernels.depthwise import depthwise_step
+
+lives = st.builds(
+    lambda size, first, length: Lifetime(size, first, first + length),
+    st.integers(0, 500),
+    st.integers(0, 12),
+    st.integers(0, 6),
+)
+
+
+@given(st.lists(lives, max_size=20))
+def test_buffers_that_live_together_lie_apart(lifetimes):
+    offsets, total = place(lifetimes)
+    placed = list(zip(lifetimes, offsets, strict=True))
+    assert all(o % LINE == 0 and o + life.bytes <= total for life, o in placed)
+    for index, (life, offset) in enumerate(placed):
+        for other, start in placed[:index]:
+            apart = offset + life.bytes <= start or start + other.bytes <= offset
+            assert apart or not life.meets(other) or not (life.bytes and other.bytes)
+
+
+def test_memory_is_used_again():
+    chain = [Lifetime(1000, step, step + 1) for step in range(10)]
+    assert place(chain)[1] == 2 * 1024
+
+
+def names(program):
+    return [step.kernel.name for step in program.steps]
+
+
+def activation(kind):
+    return lambda x, y: elementwise.activation_step(x, y, kind)
+
+
+def mixed(n=2, c=10):
+    """Slices, a concatenation, a depthwise convolution with a residual, pooling, a linear layer."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(c, 1, 3, 3), torch.randn(c)
+    last = torch.randn(5, c)
+    builder = Builder()
+    x = builder.input((n, c, 9, 7))
+    left, right = builder.slice(x, 0, 4), builder.slice(x, 4, c)
+    a, b = builder.buffer((n, 4, 9, 7)), builder.buffer((n, c - 4, 9, 7))
+    builder.add(activation(Activation.RELU), left, a)
+    builder.add(activation(Activation.SILU), right, b)
+    whole = builder.cat([b, a])
+    y = builder.buffer((n, c, 9, 7))
+
+    def depthwise(x, y, residual):
+        return depthwise_step(x, y, weight, bias, padding=(1, 1), residual=residual)
+
+    builder.add(depthwise, whole, y, x)
+    mean, scores = builder.buffer((n, c)), builder.buffer((n, 5))
+    builder.add(pooling.global_mean_step, y, mean)
+    builder.add(lambda x, y: linear.linear_step(x, y, last), mean, scores)
+    builder.output(y)
+    builder.output(scores, (n, 5))
+
+    def reference(x):
+        whole = torch.cat([F.silu(x[:, 4:]), F.relu(x[:, :4])], 1)
+        y = F.conv2d(whole, weight, bias, padding=1, groups=c) + x
+        return y, y.mean((2, 3)) @ last.T
+
+    return builder.build(), reference
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_a_program_computes_its_steps(isa, format):
+    program, reference = mixed()
+    for _ in range(3):
+        x = torch.randn(2, 10, 9, 7).to(memory_format=format)
+        results = program(x)
+        for result, expected in zip(results, reference(x), strict=True):
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    assert format_of(results[0]) is Format.CHANNELS_LAST
+    assert names(program) == ["input", "sum", "sum", "depthwise3x3s1t7", "global_mean", "linear"]
+
+
+def test_strided_inputs_and_fresh_outputs():
+    program, reference = mixed()
+    base = torch.randn(2, 20, 9, 14)
+    x = base[:, ::2, :, ::2]
+    first, second = program(x), program(x * 2)
+    torch.testing.assert_close(first[0], reference(x)[0], rtol=1e-5, atol=1e-5)
+    assert first[0].data_ptr() != second[0].data_ptr()
+    torch.testing.assert_close(x, base[:, ::2, :, ::2])
+
+
+def test_several_threads_call_one_program(threads):
+    threads(2)
+    program, reference = mixed()
+    inputs = [torch.randn(2, 10, 9, 7) for _ in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: program(x)[0], inputs))
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, reference(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_thread_count_may_change(threads):
+    program, reference = mixed()
+    x = torch.randn(2, 10, 9, 7)
+    for count in (1, 3, 2):
+        threads(count)
+        torch.testing.assert_close(program(x)[1], reference(x)[1], rtol=1e-5, atol=1e-5)
+
+
+def _in_child(program, x, queue):
+    queue.put(program(x)[0].sum().item())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_may_call(threads):
+    threads(2)
+    program, _ = mixed()
+    x = torch.randn(2, 10, 9, 7)
+    expected = program(x)[0].sum().item()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=_in_child, args=(program, x, queue))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert queue.get() == pytest.approx(expected, rel=1e-4)
+
+
+def test_wrong_inputs():
+    program, _ = mixed()
+    with pytest.raises(InputError, match="takes 1 inputs; got 2"):
+        program(torch.zeros(2, 10, 9, 7), torch.zeros(1))
+    with pytest.raises(InputError, match=r"input 0 is \(1, 10, 9, 7\)"):
+        program(torch.zeros(1, 10, 9, 7))
+    with pytest.raises(InputError, match="recorded for"):
+        program(torch.zeros(2, 10, 9, 7, dtype=torch.float64))
+
+
+def test_a_chain_of_concatenations_is_one_buffer():
+    builder = Builder()
+    x = builder.input((1, 8, 4, 4))
+    parts = [builder.buffer((1, 8, 4, 4))]
+    builder.add(activation(Activation.RELU), x, parts[0])
+    for _ in range(4):
+        joined = builder.cat(parts)
+        new = builder.buffer((1, 8, 4, 4))
+        last = joined.shape[1]
+
+        def pick(x, y, last=last):
+            return elementwise.activation_step(x.channels(last - 8, last), y, Activation.SILU)
+
+        builder.add(pick, joined, new)
+        parts.append(new)
+    builder.output(builder.cat(parts))
+    program = builder.build()
+    assert names(program) == ["input"] + ["sum"] * 5
+    x = torch.randn(1, 8, 4, 4)
+    expected = [F.relu(x)]
+    for _ in range(4):
+        expected.append(F.silu(expected[-1]))
+    torch.testing.assert_close(program(x)[0], torch.cat(expected, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_concatenation_copies_what_cannot_move():
+    builder = Builder()
+    x = builder.input((1, 8, 4, 4))
+    part = builder.buffer((1, 8, 4, 4))
+    builder.add(activation(Activation.RELU), x, part)
+    builder.output(part)
+    builder.output(builder.cat([x, part, builder.slice(part, 2, 5), part]))
+    program = builder.build()
+    x = torch.randn(1, 8, 4, 4)
+    y = F.relu(x)
+    assert torch.equal(program(x)[0], y)
+    assert torch.equal(program(x)[1], torch.cat([x, y, y[:, 2:5], y], 1))
+    with pytest.raises(InputError, match="only channels may differ"):
+        builder.cat([part, builder.buffer((1, 8, 2, 2))])
+
+
+def test_shuffles_and_outputs_of_every_shape():
+    builder = Builder()
+    x = builder.input((2, 12, 3, 5))
+    y = builder.buffer((2, 12, 3, 5))
+    builder.add(lambda x, y: copies.shuffle_steps(x, y, 3), x, y)
+    builder.output(y, (2, 180))
+    builder.output(y, format=Format.CONTIGUOUS)
+    builder.output(x)
+    builder.output(builder.slice(y, 2, 7))
+    results = builder.build()(x := torch.randn(2, 12, 3, 5))
+    y = F.channel_shuffle(x, 3)
+    expected = [y.flatten(1), y, x, y[:, 2:7]]
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    assert format_of(results[1]) is Format.CONTIGUOUS
+
+
+def test_a_linear_layer_over_pixels_of_a_concatenation():
+    builder = Builder()
+    x = builder.input((2, 6, 3, 4))
+    part = builder.buffer((2, 6, 3, 4))
+    builder.add(activation(Activation.RELU), x, part)
+    whole = builder.dense(builder.cat([part, x]))
+    weight = torch.randn(7, 144)
+    y = builder.buffer((2, 7))
+    builder.add(lambda x, y: linear.linear_step(x, y, weight), whole, y)
+    builder.output(y, (2, 7))
+    x = torch.randn(2, 6, 3, 4)
+    expected = torch.cat([x.relu(), x], 1).flatten(1) @ weight.T
+    torch.testing.assert_close(builder.build()(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_independent_steps_need_no_barrier():
+    builder = Builder()
+    x = builder.input((1, 8, 4, 4))
+    parts = [builder.buffer((1, 8, 4, 4)) for _ in range(3)]
+    for part in parts:
+        builder.add(activation(Activation.RELU), x, part)
+    builder.output(builder.cat(parts))
+    program = builder.build()
+    assert sum(program.barriers) == 1  # after the input alone

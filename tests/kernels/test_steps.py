@@ -1,0 +1,92 @@
+"""Every step that is no dense convolution, against float64, on every instruction set here."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nhwc import InputError
+from nhwc.kernels import elementwise, linear, pooling
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.steps import Step, View, bits, view_of
+
+from . import step_cases
+
+many = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.parametrize("maker", step_cases.MAKERS, ids=lambda maker: maker.__name__)
+@many
+@given(choose=st.randoms(use_true_random=False), threads=st.integers(1, 3))
+def test_against_float64(maker, isa, choose, threads):
+    case = maker(choose)
+    case.check(step_cases.run(case, choose, threads))
+
+
+def special(step, *values):
+    """The results of a step for one pixel of these values."""
+    x = torch.tensor(values)[None, :, None, None].to(memory_format=torch.channels_last)
+    y = torch.empty_like(x)
+    from nhwc.kernels.invoke import Call
+
+    views = (View(name, x.shape, x.shape[1]) for name in ("x", "y"))
+    Call.of([step(*views)], 1)({"x": x, "y": y})
+    return y.flatten()
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.name)
+def test_activations_of_the_special_values(isa, activation):
+    infinity, nan = float("inf"), float("nan")
+    values = [nan, infinity, -infinity, 0.0, -0.0, 90.0, -90.0, 3e38, -3e38, 1e-40, -1e-40]
+    y = special(lambda x, y: elementwise.activation_step(x, y, activation, slope=0.1), *values)
+    expected = step_cases.ACTIVATIONS[activation](torch.tensor(values).double())
+    if activation is Activation.GELU:
+        # torch's float64 gelu and float32 gelu differ at infinity; the limit is meant.
+        expected[1] = infinity
+    torch.testing.assert_close(y.double(), expected, rtol=4e-7, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.name)
+def test_activations_keep_their_digits(isa, activation):
+    values = torch.cat([torch.linspace(-20, 20, 3001), torch.linspace(-0.01, 0.01, 501)])
+    y = special(
+        lambda x, y: elementwise.activation_step(x, y, activation, slope=0.1), *values.tolist()
+    )
+    expected = step_cases.ACTIVATIONS[activation](values.double())
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=3e-7)
+
+
+def test_views_of_tensors():
+    image = torch.empty(2, 8, 5, 4).to(memory_format=torch.channels_last)
+    assert view_of(image).pixel == 8
+    assert view_of(image[:, 2:5]).pixel == 8
+    assert view_of(image[:, :, 1:]) is None
+    assert view_of(image.contiguous()) is None
+    assert view_of(torch.empty(3, 7)).shape == (3, 7, 1, 1)
+    assert view_of(torch.empty(3, 7)[:, ::2]) is None
+    assert view_of(torch.empty(1, 1, 4, 4)).pixel == 1
+
+
+def test_a_step_names_its_mistakes():
+    kernel = elementwise.SUM
+    with pytest.raises(InputError, match="kernel sum has 10 fields and got 1 arguments"):
+        Step(kernel, (1,))
+    view = View("x", (1, 4, 3, 3), 8)
+    with pytest.raises(InputError, match="without gaps"):
+        linear.linear_step(view, view, torch.zeros(5, 36))
+
+
+def test_steps_disturb_each_other_only_where_one_writes():
+    def view(name, begin, end):
+        return View(name, (1, end - begin, 2, 2), 16, begin)
+
+    first = pooling.global_mean_step(view("x", 0, 16), view("y", 0, 8))
+    assert not first.disturbs(pooling.global_mean_step(view("x", 0, 16), view("y", 8, 16)))
+    assert first.disturbs(pooling.global_mean_step(view("x", 0, 16), view("y", 7, 16)))
+    assert first.disturbs(pooling.global_mean_step(view("y", 0, 8), view("z", 0, 8)))
+
+
+def test_bits_of_a_float():
+    assert bits(-2.0) == -(2**30)
