@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -18,6 +18,7 @@ from .invoke import Call
 from .microkernel import TILE
 from .spec import ConvSpec
 from .steps import Step, View, view_of
+from .tiles import WINOGRAD2, WINOGRAD4
 from .transforms import F2, F4
 
 NAMES = ("pointwise", "direct", "winograd4x4", "winograd2x2")
@@ -69,7 +70,7 @@ def _method(name: str) -> _Method:
     if name in ("pointwise", "direct"):
         floats = direct.packed_floats
         return _Method(direct.pack_direct, direct.direct_steps, floats, (direct.DIRECT, TILE))
-    for t, kernel in ((F2, winograd.WINOGRAD2), (F4, winograd.WINOGRAD4)):
+    for t, kernel in ((F2, WINOGRAD2), (F4, WINOGRAD4)):
         if name == kernel.name:
             return _Method(
                 partial(winograd.pack_winograd, t),
@@ -149,8 +150,3 @@ def _call(kernel: ConvKernel, x_pixel: int, residual_pixel: int, isa: str, threa
     residual = View("residual", y.shape, residual_pixel) if residual_pixel else None
     packed = View("packed", (1, 1, 1, 1), 1)
     return Call.of(kernel.steps(x, y, packed, residual), threads)
-
-
-def other_size(kernel: ConvKernel, n: int, h: int, w: int) -> ConvKernel:
-    """The same kernel for images of another size: the packed weights stay good."""
-    return replace(kernel, spec=replace(kernel.spec, n=n, h=h, w=w))
