@@ -260,11 +260,21 @@ def _writes(self, x):
     return self.n(self.c(x))
 
 
+def _aliased(self, x):
+    y = [self.c(x) * 1]
+    z = y[0].flip(2) if self.training else y[0]
+    z = torch.cat([z], 1).add(0)
+    w = z
+    z += 1
+    return self.n(self.c(x)) + w
+
+
 def _loops(self, x):
     return sum(self.n(self.c(row)) for row in x)
 
 
 OPAQUE = {
+    "writes into what it uses again": (_aliased, "in place into a value that is used again"),
     "asks for a type": (_typed, "asks for the type of a traced value"),
     "counts its calls": (_counts, "changes self.calls"),
     "keeps a value": (_keeps, "changes self.seen"),
@@ -290,6 +300,19 @@ def test_what_a_graph_would_lose_stays_opaque(name):
     expected = outputs(copy.deepcopy(model), (x,))
     torch.manual_seed(1)
     torch.testing.assert_close(outputs(fused, (x,)), expected)
+
+
+def test_a_write_in_place_that_others_see():
+    def run(self, x):
+        y = self.c(x)
+        seen = y
+        y += 1
+        return self.n(y) * seen
+
+    model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    fused = fuse_checked(model, X)
+    assert not fused.report.opaque
+    assert_same(model, copy.deepcopy(fused), X)
 
 
 def test_a_hooked_container_keeps_its_hook_and_fuses_inside():

@@ -5,6 +5,7 @@ from ._audit import Finding as Finding
 from ._audit import audit as audit
 from ._fuse import fuse as fuse
 from ._optimize import optimize as optimize
+from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -20,6 +21,10 @@ from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
+from .operators import OperatorTable as OperatorTable
+from .operators import check_operator as check_operator
+from .operators import check_rules as check_rules
+from .operators import ops as ops
 from .strict import strict as strict
 from .zoo import load_model as load_model
 
@@ -37,13 +42,18 @@ __all__ = [
     "ModelFailed",
     "ModelNotFound",
     "NhwcError",
+    "OperatorTable",
     "VerificationError",
     "audit",
+    "bench",
+    "check_operator",
+    "check_rules",
     "convert_",
     "format_of",
     "fuse",
     "load",
     "load_model",
+    "ops",
     "optimize",
     "save",
     "strict",

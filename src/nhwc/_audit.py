@@ -56,7 +56,7 @@ class Finding:
     remedy: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "place": self.site.place}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,12 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data; `schema` grows when its meaning changes."""
         calls = [
-            {**_plain(asdict(call)), "effect": str(outcome.effect), "origin": outcome.origin}
+            {
+                **_plain(asdict(call)),
+                "place": call.site.place,
+                "effect": str(outcome.effect),
+                "origin": outcome.origin,
+            }
             for call, outcome in zip(self.calls, self.outcomes, strict=True)
         ]
         return {

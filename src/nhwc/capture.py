@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,12 @@ class Site:
 
     @property
     def place(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.file else "(no source line)"
+        """File and line, short: from the package on, or from the working directory on."""
+        if not self.file:
+            return "(no source line)"
+        packaged = re.split(r"(?:site|dist)-packages[/\\]", self.file)
+        short = packaged[-1] if len(packaged) > 1 else os.path.relpath(self.file)
+        return f"{self.file if short.startswith('..') else short}:{self.line}"
 
 
 @dataclass(frozen=True)

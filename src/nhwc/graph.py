@@ -19,7 +19,7 @@ from .errors import InputError
 from .layers import Spread
 from .report import Opaque
 from .shells import open_shell
-from .tracer import State, Tracer, explain, opaque_by_nature
+from .tracer import State, Tracer, check_writes, explain, opaque_by_nature
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def _trace(
     if reason is None:
         try:
             graph = tracer.trace(module, concrete)
+            check_writes(graph)
             state.check()
         except Exception as error:
             state.restore()

@@ -4,8 +4,6 @@ Every layer keeps each argument of its constructor under that argument's name, s
 built again from its attributes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -127,7 +127,6 @@ class GridSample(nn.Module):
         if x.dim() != 4 or not channel_is_densest(x) or x.dtype != grid.dtype:
             return F.grid_sample(x, grid, "bilinear", self.padding_mode, self.align_corners)
         n, c, h, w = x.shape
-        grid = torch.nan_to_num(grid, nan=-1.0)
         column, row = self._place(grid[..., 0], w), self._place(grid[..., 1], h)
         left, top = column.floor(), row.floor()
         right_share, bottom_share = column - left, row - top
@@ -153,7 +152,7 @@ class GridSample(nn.Module):
         else:
             place = ((coordinate + 1) * size - 1) / 2
         if self.padding_mode == "border":
-            return place.clamp(0, size - 1)
+            return torch.nan_to_num(place).clamp(0, size - 1)
         return place.clamp(-1, size)
 
     def extra_repr(self) -> str:

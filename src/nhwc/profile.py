@@ -16,7 +16,7 @@ from .capture import Call, Copy
 _LABEL = "nhwc::"
 
 
-def profiled(run: Callable[[], None], *, cuda: bool) -> Any:
+def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
     """Run under the profiler with input shapes and strides recorded."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     # Kineto writes its comings and goings to stderr; it reads this when it first starts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -217,7 +218,55 @@ class _Value(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
-        return _type_seen(self, _surely_tensor(self.node))
+        return _type_seen(self, _surely_tensor(self.node, self.tracer))
+
+    # fx takes `x += y` for `x = x + y`, which leaves out what else sees the change of x.
+    def __iadd__(self, other: Any) -> Any:
+        return _write_in_place(self, "add", other)
+
+    def __isub__(self, other: Any) -> Any:
+        return _write_in_place(self, "sub", other)
+
+    def __imul__(self, other: Any) -> Any:
+        return _write_in_place(self, "mul", other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return _write_in_place(self, "truediv", other)
+
+
+def _write_in_place(value: fx.Proxy, operation: str, other: Any) -> fx.Proxy:
+    if _surely_tensor(value.node, value.tracer):
+        method = "div_" if operation == "truediv" else f"{operation}_"
+        return value.tracer.create_proxy("call_method", method, (value, other), {})
+    function = getattr(operator, operation)
+    result = value.tracer.create_proxy("call_function", function, (value, other), {})
+    result.node.meta["meant_in_place"] = True
+    return result
+
+
+def check_writes(graph: fx.Graph) -> None:
+    """Refuse a graph in which `x += y` was taken for `x + y` though x may be seen again."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if not node.meta.get("meant_in_place"):
+            continue
+        written = node.args[0]
+        again = any(order[user] > order[node] for user in written.users)
+        number = written.target in ("size", "dim", getattr)
+        if not number and (again or written.op in ("placeholder", "get_attr") or _views(written)):
+            raise fx.proxy.TraceError("it writes in place into a value that is used again")
+
+
+def _views(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", node.target)
+    if name == "getitem":
+        source = node.args[0]
+        return not (isinstance(source, fx.Node) and source.target in ("size", getattr))
+    return name in _VIEWS
+
+
+_VIEWS = {"view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "detach"}
+_VIEWS |= {"expand", "narrow", "select", "unbind", "chunk", "split", "contiguous", "to", "float"}
 
 
 class _Attribute(fx.proxy.Attribute):
@@ -240,15 +289,29 @@ class _Parameter(fx.proxy.ParameterProxy):
         return _type_seen(self, True)
 
 
-def _surely_tensor(node: fx.Node) -> bool:
+def _surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
     if node.op == "placeholder":
         return node.type in (Tensor, "Tensor", "torch.Tensor")
-    return getattr(node.target, "__name__", node.target) in _TENSOR_RESULTS
+    if node.op == "call_module":
+        module = tracer.root.get_submodule(str(node.target))  # type: ignore[attr-defined]
+        home = definer(type(module), "forward").__module__.removeprefix("torch.nn.modules.")
+        return home in _TENSOR_LAYERS and not getattr(module, "return_indices", False)
+    name = getattr(node.target, "__name__", node.target)
+    if getattr(node.target, "__module__", "") == "_operator":
+        operands = [value for value in node.args if isinstance(value, fx.Node)]
+        arithmetic = name in ("add", "sub", "mul", "truediv", "matmul")
+        return arithmetic and any(_surely_tensor(value, tracer) for value in operands)
+    return name in _TENSOR_RESULTS and node.op in ("call_function", "call_method")
 
+
+_TENSOR_LAYERS = {
+    *("conv", "linear", "batchnorm", "dropout", "normalization", "padding", "instancenorm"),
+    *("flatten", "upsampling", "pixelshuffle", "pooling", "channelshuffle"),
+}
 
 _TENSOR_RESULTS = {
     *("conv1d", "conv2d", "conv3d", "linear", "relu", "relu_", "silu", "gelu", "hardtanh", "cat"),
-    *("add", "add_", "mul", "mul_", "sub", "batch_norm", "permute", "transpose", "reshape", "view"),
+    *("add_", "sub_", "mul_", "div_", "batch_norm", "permute", "transpose", "reshape", "view"),
     *("flatten", "contiguous", "mean", "sigmoid", "stack", "matmul", "interpolate", "pad"),
     *("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "dropout", "layer_norm", "softmax"),
 }

@@ -17,8 +17,10 @@ from ..errors import InputError, NhwcError
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
-    "demo": "all of it on a small built-in choice of model, with a page to look at",
     "optimize": "the same answers, faster, never slower: fold, fuse, choose kernels by measurement",
+    "bench": "prove it: ways to run a model, timed side by side",
+    "ops": "which operators of this torch keep channels last on this device, measured",
+    "demo": "all of it on a small built-in choice of model, with a page to look at",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 

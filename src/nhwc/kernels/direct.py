@@ -28,8 +28,8 @@ from .weights import after, pack_convolution
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
-    *("m", "k", "groups", "row_parts", "column_parts", "block", "panels"),
-    *("y_pixel", "residual_pixel", "scratch_floats", "line_floats"),
+    *("m", "k", "groups", "row_parts", "column_parts", "segments", "block", "panels"),
+    *("y_pixel", "residual_pixel", "scratch_floats"),
     *("low", "high", "code", "slope"),
     *rows.FIELDS,
 )
@@ -41,8 +41,8 @@ _PANEL_BYTES = 64 << 10
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    line = a.scratch.floats() + thread * a.scratch_floats
-    packed = line + a.line_floats
+    packed = a.scratch.floats() + thread * a.scratch_floats
+    row_floats = a.segments * rows.emit_segment_floats(e, a)
     begin, end = e.share(a.groups * a.row_parts * a.column_parts, thread, threads)
     with e.range(begin, end) as unit:
         part = unit // a.column_parts
@@ -53,8 +53,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         tile_of = partial(_tile_rows, first, last - first, tiles)
         with e.range(0, tiles) as i:
             at, count = tile_of(i)
-            into = packed + (at - first) * _padded(e, a.depth)
-            rows.emit_pack(e, a, (a.x.floats() + group * a.c, line), (at, count), into)
+            into = packed + (at - first) * row_floats
+            rows.emit_pack(e, a, a.x.floats() + group * a.c, (at, count), into)
         _emit_products(e, a, TileCall(e, a.tile), (group, first, tiles, panels, packed), tile_of)
 
 
@@ -80,28 +80,30 @@ def _emit_products(
     tile_of: partial[tuple[Value, Value]],
 ) -> None:
     group, first, tiles, (first_panel, last_panel), packed = unit
-    width, depth = panel_columns(e.isa), a.depth
+    width, depth = panel_columns(e.isa), a.segments * a.segment
+    segment_floats = rows.emit_segment_floats(e, a)
     weights = a.weights.floats() + group * depth * _padded(e, a.k)
     bias = a.bias.floats() + group * _padded(e, a.k)
-    tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
-    with e.range(0, depth, a.block) as inner:
-        length = e.min(a.block, depth - inner)
-        final = inner + length >= depth
+    tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
+    with e.range(0, a.segments, a.block) as inner:
+        count_segments = e.min(a.block, a.segments - inner)
+        final = inner + count_segments >= a.segments
         mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
-        tile.set(k=length, mode=mode)
+        tile.set(segments=count_segments, mode=mode)
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
             columns = e.min(a.k - column, e.i64(width))
             vectors = (columns + (e.width - 1)) // e.width
-            b = weights + panel * width * depth + inner * vectors * e.width
+            b = weights + panel * width * depth + inner * a.segment * vectors * e.width
             tile.set(b=b, start=bias + column, columns=columns, vectors=vectors)
             with e.range(0, tiles) as i:
                 at, count = tile_of(i)
                 here = group * a.k + column
+                done = (at - first) * a.segments + inner * count
                 y = a.y.floats() + (at * a.y_pixel + here)
                 residual = (a.residual.floats() + (at * a.residual_pixel + here)).address()
                 tile(
-                    a=packed + (at - first) * _padded(e, depth) + inner * count,
+                    a=packed + done * segment_floats,
                     y=y,
                     residual=e.select(a.residual != 0, residual, e.i64(0)),
                     rows=count,
@@ -146,9 +148,9 @@ def direct_steps(
     padded_k = -(-k // isa.width) * isa.width
     panels = -(-k // panel_columns(isa))
     row_parts, column_parts = split(spec, panels, isa, torch.get_num_threads())
-    line = rows.line_floats(spec.depth, isa.width)
+    segment, segments, block = _segments(spec, x, isa)
     block_rows = -(-spec.pixels // row_parts)
-    scratch_floats = line + block_rows * (-(-spec.depth // isa.width) * isa.width)
+    scratch_floats = block_rows * segments * (-(-segment // isa.width) * isa.width)
     low, high = clamp(spec.activation)
     return (
         step(
@@ -166,24 +168,23 @@ def direct_steps(
             panels=panels,
             row_parts=row_parts,
             column_parts=column_parts,
-            block=_inner_block(spec.depth, isa),
+            segments=segments,
+            block=block,
             y_pixel=y.pixel,
             residual_pixel=residual.pixel if residual else 0,
             scratch_floats=scratch_floats,
-            line_floats=line,
             low=low,
             high=high,
             code=int(spec.activation),
             slope=float(spec.alpha),
-            **_row_fields(spec, x, isa),
+            **_row_fields(spec, x, segment, isa),
         ),
     )
 
 
-def _row_fields(spec: ConvSpec, x: View, isa: Isa) -> dict[str, int]:
+def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, int]:
     """The values of `rows.FIELDS`."""
     c = spec.c // spec.groups
-    run = spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
     return {
         "x_pixel": x.pixel,
         "h": spec.h,
@@ -199,8 +200,8 @@ def _row_fields(spec: ConvSpec, x: View, isa: Isa) -> dict[str, int]:
         "pad_w": spec.padding[1],
         "dilation_h": spec.dilation[0],
         "dilation_w": spec.dilation[1],
-        "run": run,
-        "depth": spec.depth,
+        "run": _run(spec, x),
+        "segment": segment,
         "flat": int(spec.is_flat),
         "whole": int(c % isa.width == 0),
     }
@@ -222,11 +223,27 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int
     return -(-parts // threads) * threads, 1
 
 
-def _inner_block(depth: int, isa: Isa) -> int:
-    """The largest equal cut of the inner dimension whose panels fit the cache, whole vectors."""
+def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:
+    """The length of a segment, how many there are, and how many to multiply in one go.
+
+    What is multiplied in one go is short enough that a panel of weights stays in the cache.
+    """
     most = _PANEL_BYTES // (4 * panel_columns(isa))
-    blocks = -(-depth // most)
-    return -(-depth // (blocks * isa.width)) * isa.width
+    c = spec.c // spec.groups
+    if c % isa.width:
+        segment = _run(spec, x) * c
+        return segment, spec.depth // segment, max(1, most // segment)
+    vectors = spec.depth // isa.width
+    cuts = next(n for n in range(-(-spec.depth // most), vectors + 1) if vectors % n == 0)
+    # A prime number of vectors can be cut only into single ones: then rather not at all.
+    cuts = cuts if spec.depth // cuts > most // 4 else 1
+    return spec.depth // cuts, cuts, 1
+
+
+def _run(spec: ConvSpec, x: View) -> int:
+    """How many taps of a row of the filter lie side by side in memory."""
+    c = spec.c // spec.groups
+    return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
 
 
 def clamp(activation: Activation) -> tuple[float, float]:

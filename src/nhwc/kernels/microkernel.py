@@ -5,7 +5,8 @@ was packed for it:
 
 - rows of activations, in chunks as long as a vector: [k / width][row][width]. Within a chunk every
   row is at a constant distance, so one pointer register addresses them all, and rows that are a
-  power of two apart in the tensor do not fall onto one set of the cache;
+  power of two apart in the tensor do not fall onto one set of the cache. The inner dimension may
+  come in segments that each begin with a chunk of their own, so that packing copies whole vectors;
 - weights, in panels: [k][vectors * width]; the last panel is as many vectors wide as it needs, and
   filled with zeros.
 """
@@ -33,6 +34,7 @@ FIELDS = (
     "a",
     "b",
     "k",
+    "segments",
     "y",
     "y_row",
     "start",
@@ -47,8 +49,9 @@ FIELDS = (
 )
 """y = clamp(start + a @ b + residual) for `rows` rows and a panel `vectors` wide.
 
-`a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are addresses. `columns` may be fewer
-than the panel holds; then only those of `y` and `residual` are read and written.
+The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
+none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
+`residual` are read and written.
 """
 
 
@@ -100,6 +103,7 @@ class Tile:
     a: Value
     b: Value
     k: Value
+    segments: Value
     y: Value
     y_row: Value
     start: Value
@@ -111,7 +115,7 @@ class Tile:
     columns: Value
 
 
-_KINDS = (POINTER, POINTER, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT, INT)
+_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT, INT)
 
 
 def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
@@ -178,16 +182,19 @@ def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Va
 
 
 def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    rows, vectors, width = len(sums), len(sums[0]), e.width
-    chunks = t.k // width
-    unroll = min(_UNROLL, width)
-    with e.range(0, chunks) as chunk:
-        a, b = t.a + chunk * (rows * width), t.b + chunk * (width * vectors * width)
-        with e.range(0, width, unroll) as i:
-            _emit_steps(e, a + i, b + i * (vectors * width), sums, unroll)
-    a, b = t.a + chunks * (rows * width), t.b + chunks * (width * vectors * width)
-    with e.range(0, t.k % width) as i:
-        _emit_steps(e, a + i, b + i * (vectors * width), sums, 1)
+    rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
+    chunks, rest = t.k // width, t.k % width
+    chunk_floats, unroll = rows * width, min(_UNROLL, width)
+    segment_floats = (t.k + (width - 1)) // width * chunk_floats
+    with e.range(0, t.segments) as segment:
+        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
+        with e.range(0, chunks) as chunk:
+            here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
+            with e.range(0, width, unroll) as i:
+                _emit_steps(e, here + i, weights + i * columns, sums, unroll)
+        here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
+        with e.range(0, rest) as i:
+            _emit_steps(e, here + i, weights + i * columns, sums, 1)
 
 
 def _emit_steps(e: Emitter, a: Value, b: Value, sums: Accumulators, steps: int) -> None:

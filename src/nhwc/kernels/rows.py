@@ -22,85 +22,89 @@ FIELDS = (
     "dilation_h",
     "dilation_w",
     "run",
-    "depth",
+    "segment",
     "flat",
     "whole",
 )
 """How output pixels see input pixels.
 
-`run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1. `depth`
-is r * s * c. `flat` says that output pixel i sees input pixel i and nothing else; `whole` that runs
-are multiples of the vector, so that they go straight to their chunks.
+`run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1.
+`segment` is the length of the pieces that begin with a chunk of their own: run * c, or where c is a
+multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i sees input
+pixel i alone.
 """
 
 
-def emit_pack(
-    e: Emitter,
-    a: Args,
-    memory: tuple[Value, Value],
-    which: tuple[Value, Value],
-    into: Value,
-) -> None:
-    """Pack what some output pixels see as [depth / width][pixel][width].
-
-    `memory` is the image and a line of `line_floats` to work in; `which` the first pixel and how
-    many follow.
-    """
-    (x, line), (first, rows) = memory, which
+def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
+    """Pack what some pixels see as [segment][chunk][pixel][width]; `which`: first, and how many."""
+    first, rows = which
     with e.range(0, rows) as i:
         here = into + i * e.width
         e.branch(
             a.flat != 0,
-            lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.depth, rows),
-            lambda: _windows(e, a, (x, line), (first + i, rows), here),
+            lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.c, rows),
+            lambda: _windows(e, a, x, (first + i, rows), here),
         )
 
 
-def line_floats(depth: int, width: int) -> int:
-    """The size of the line that `emit_pack` works in."""
-    return (-(-depth // width) + 1) * width
+def emit_segment_floats(e: Emitter, a: Args) -> Value:
+    """The room that a segment of one row takes."""
+    floats: Value = (a.segment + (e.width - 1)) // e.width * e.width
+    return floats
 
 
-def _copy(e: Emitter, source: Value, to: Value, count: Value, scale: Value) -> None:
-    """Copy `count` floats; what is n floats into the source goes n * scale floats into `to`.
-
-    The last vector is read with care and written whole.
-    """
+def _copy(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
+    """Copy `count` floats to chunks that begin at `to`; the last vector is filled with zeros."""
     whole = count // e.width * e.width
     with e.range(0, whole, e.width) as i:
-        e.store(e.load(source + i), to + i * scale)
+        e.store(e.load(source + i), to + i * rows)
     with e.when(whole < count):
-        e.store(e.load(source + whole, e.lanes(count - whole)), to + whole * scale)
+        e.store(e.load(source + whole, e.lanes(count - whole)), to + whole * rows)
 
 
-def _clear(e: Emitter, to: Value, count: Value, scale: Value) -> None:
+def _clear(e: Emitter, to: Value, count: Value, rows: Value) -> None:
     with e.range(0, count, e.width) as i:
-        e.store(e.vector(0.0), to + i * scale)
+        e.store(e.vector(0.0), to + i * rows)
 
 
-def _windows(
-    e: Emitter,
-    a: Args,
-    memory: tuple[Value, Value],
-    which: tuple[Value, Value],
-    here: Value,
-) -> None:
-    (x, line), (pixel, rows) = memory, which
-    to = e.select(a.whole != 0, here, line)
-    scale = e.select(a.whole != 0, rows, e.i64(1))
+def _windows(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], here: Value) -> None:
+    pixel, rows = which
     top = pixel // a.out_w % a.out_h * a.stride_h - a.pad_h
     left = pixel % a.out_w * a.stride_w - a.pad_w
-    image = pixel // (a.out_w * a.out_h) * a.h
+    image = x + pixel // (a.out_w * a.out_h) * a.h * a.w * a.x_pixel
+    run_floats = (a.run * a.c + (e.width - 1)) // e.width * e.width
+    place = e.variable(here)
     with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
         row, column = top + i * a.dilation_h, left + j * a.dilation_w
-        place = to + (i * a.s + j) * a.c * scale
+        source = image + (row * a.w + column) * a.x_pixel
+        to = place.value
         inside = (row >= 0) & (row < a.h)
         begin = e.min(a.run, e.max(-column, e.i64(0)))
-        begin = e.select(inside, begin, a.run)
-        end = e.max(begin, e.min(a.run, a.w - column))
-        source = x + ((image + row) * a.w + column + begin) * a.x_pixel
-        _clear(e, place, begin * a.c, scale)
-        _copy(e, source, place + begin * a.c * scale, (end - begin) * a.c, scale)
-        _clear(e, place + end * a.c * scale, (a.run - end) * a.c, scale)
-    with e.when(a.whole == 0):
-        _copy(e, line, here, (a.depth + e.width - 1) // e.width * e.width, rows)
+        end = e.select(inside, e.max(begin, e.min(a.run, a.w - column)), begin)
+        complete = end - begin == a.run
+        part = (source, to, begin, end)
+        e.branch(
+            complete,
+            lambda: _copy(e, source, to, a.run * a.c, rows),
+            lambda: _copy_part(e, a, part, rows),
+        )
+        place.value = to + run_floats * rows
+
+
+def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], rows: Value) -> None:
+    """Copy the pixels of a run from `begin` up to `end`, and clear the others."""
+    source, to, begin, end = part
+    first, last = begin * a.c, end * a.c
+
+    def by_vectors() -> None:
+        _clear(e, to, first, rows)
+        _copy(e, source + first, to + first * rows, last - first, rows)
+        _clear(e, to + last * rows, a.run * a.c - last, rows)
+
+    def by_floats() -> None:
+        _clear(e, to, a.run * a.c, rows)
+        with e.range(first, last) as i:
+            chunk = i // e.width * e.width
+            e.write(e.read(source + i), to + (chunk * rows + i % e.width))
+
+    e.branch(a.whole != 0, by_vectors, by_floats)

@@ -163,7 +163,7 @@ def _emit_chunk(
     zeros = e.stack(width)
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
-    call.set(k=a.c, y_row=columns, start=zeros, residual=0, mode=0)
+    call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0)
     with e.range(0, t.size**2) as element:
         filters = a.weights.floats() + element * a.c * padded_k
         result = sums + element * count * columns

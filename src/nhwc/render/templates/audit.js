@@ -56,7 +56,7 @@ function drawFindings() {
     const card = make("div", { class: `card finding is-${finding.kind}`, role: "button", tabindex: 0, "data-f": f, "aria-pressed": "false" },
       make("div", { class: "head" }, make("span", {}, finding.operator + times), make("span", { class: "cost" }, cost)),
       make("p", {}, what[0].toUpperCase() + what.slice(1) + "."),
-      finding.site.file ? make("div", { class: "place" }, `${finding.site.file}:${finding.site.line}`) : "",
+      finding.site.file ? make("div", { class: "place", title: finding.site.file }, finding.place) : "",
       finding.site.source ? make("pre", {}, finding.site.source) : "",
       make("p", {}, finding.remedy));
     const pick = () => chooseFinding(f);
@@ -127,7 +127,7 @@ function showCall(call) {
     make("h3", {}, `#${call.index} ${call.operator}`),
     make("p", {}, make("span", { class: `tag ${tone(call)}` }, words[call.effect]), ` ${ms(call.seconds)}${call.backward ? ", backward" : ""}`),
     make("div", {}, make("span", { class: "soft" }, "module "), make("code", {}, call.site.module || "(the model)"), " ", make("span", { class: "soft" }, call.site.module_type)),
-    make("div", { class: "place" }, call.site.file ? `${call.site.file}:${call.site.line}` : "no source line"),
+    make("div", { class: "place", title: call.site.file }, call.place),
     call.site.source ? make("pre", {}, call.site.source) : "",
     table);
   for (const copy of call.copies) {

@@ -1,0 +1,143 @@
+"""Convolution kernels, layer by layer: ours beside oneDNN's with prepacked weights.
+
+    python -m benchmarks.kernels resnet50 vgg16 --threads 2
+
+Both in one process, in turns, on channels-last data, checked against float64 first. The share is of
+the multiply-adds that this machine was measured to do at most; Winograd can pass 100 %, because
+only the operations of the direct sum are counted.
+"""
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+from nhwc.environment import Environment
+from nhwc.formats import Format, strides_of
+from nhwc.kernels import conv2d_candidates, prepare, threads
+from nhwc.kernels.compiler import Kernel
+from nhwc.kernels.invoke import Call
+from nhwc.kernels.steps import View
+from nhwc.timing import interleave
+
+from .layers import MODELS, layers
+
+_SUMS = 12
+
+
+def _emit_peak(e, a, thread, threads):
+    """Multiply-adds on registers alone, in enough chains to hide their latency."""
+    sums = [e.variable(float(i)) for i in range(_SUMS)]
+    factor = e.load(a.y.floats())
+    with e.range(0, a.rounds):
+        for one in sums:
+            one.value = e.fma(one.value, factor, factor)
+    for one in sums:
+        e.store(one.value, a.y.floats() + thread * e.width)
+
+
+PEAK = Kernel("peak", ("y", "rounds"), _emit_peak)
+
+
+def peak_gflops() -> float:
+    """The multiplications and additions per second that all threads reach together."""
+    from nhwc.kernels.isa import host
+
+    room, rounds, count = torch.zeros(4096), 2_000_000, torch.get_num_threads()
+    args = (ctypes.c_int64 * 2)(room.data_ptr(), rounds)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        threads.run(PEAK.address, ctypes.addressof(args), count)
+        best = min(best, time.perf_counter() - start)
+    return 2e-9 * rounds * _SUMS * host().width * count / best
+
+
+def candidates(spec, x, weight, bias):
+    """Functions of no argument, by name: oneDNN's, then ours."""
+    settings = (list(spec.padding), list(spec.stride), list(spec.dilation), spec.groups)
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *settings, list(x.shape))
+    pointwise = torch.ops.mkldnn._convolution_pointwise
+    found = {"onednn": lambda: pointwise(x, packed, bias, *settings, "none", [], "")}
+    image, result = (spec.n, spec.c, spec.h, spec.w), (spec.n, spec.k, spec.out_h, spec.out_w)
+    for kernel in conv2d_candidates(spec):
+        views = View("x", image, spec.c), View("y", result, spec.k)
+        call = Call.of(kernel.steps(*views, kernel.pack(weight, bias)), torch.get_num_threads())
+        found[kernel.name] = lambda call=call: run(call, x, result)
+    return found
+
+
+def run(call, x, shape):
+    """What the operator does, without its checks, which a tape makes once."""
+    y = torch.empty_strided(shape, strides_of(shape, Format.CHANNELS_LAST))
+    call({"x": x, "y": y})
+    return y
+
+
+def measure(spec, rounds):
+    """Median seconds by kernel; each result is compared with float64 before any time counts."""
+    x = torch.randn(spec.n, spec.h, spec.w, spec.c).permute(0, 3, 1, 2)
+    weight = torch.randn(spec.k, spec.c // spec.groups, spec.r, spec.s) / spec.depth**0.5
+    bias = torch.randn(spec.k)
+    tensors = [t.double() for t in (x, weight, bias)]
+    truth = F.conv2d(*tensors, spec.stride, spec.padding, spec.dilation, spec.groups)
+    functions, errors = candidates(spec, x, weight, bias), {}
+    for name, function in functions.items():
+        errors[name] = float((function().double() - truth).norm() / truth.norm())
+        assert errors[name] < 1e-5, (name, spec, errors[name])
+    times = interleave(functions, rounds=rounds)
+    return {name: samples.median_s for name, samples in times.items()}, errors
+
+
+def row(spec, times, seconds, errors, peak):
+    ours = min((name for name in seconds if name != "onednn"), key=seconds.__getitem__)
+    name = f"{spec.n},{spec.c},{spec.h},{spec.w} -> {spec.k} {spec.r}x{spec.s}/{spec.stride[0]}"
+    name += f" g{spec.groups}" if spec.groups > 1 else ""
+    rest = {n: s for n, s in seconds.items() if n not in ("onednn", ours)}
+    others = " ".join(f"{n} {s * 1e3:.3f}" for n, s in rest.items())
+    share = spec.gflop / seconds[ours] / peak
+    print(
+        f"{times:2} x {name:36} {seconds['onednn'] * 1e3:8.3f} {seconds[ours] * 1e3:8.3f} ms "
+        f"{seconds['onednn'] / seconds[ours]:5.2f}x {share:5.0%} {ours} {errors[ours]:.0e}  {others}",
+        flush=True,
+    )
+    return seconds["onednn"] * times, seconds[ours] * times
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL", help=" ".join(MODELS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", metavar="FILE", help="also write all medians to FILE")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    prepare()
+    peak = peak_gflops()
+    print(f"{Environment.here()}, {peak:.0f} GFLOP/s at most")
+    kept = {}
+    with torch.inference_mode():
+        for model in args.models:
+            print(
+                f"\n{model}, batch {args.batch}: times x layer, oneDNN, ours, ratio, share, kernel"
+            )
+            sums = [0.0, 0.0]
+            for times, spec in layers(model, args.batch):
+                seconds, errors = measure(spec, args.rounds)
+                kept[str(spec)] = seconds
+                theirs, ours = row(spec, times, seconds, errors, peak)
+                sums = [sums[0] + theirs, sums[1] + ours]
+            print(f"{model}: {sums[0] * 1e3:.2f} {sums[1] * 1e3:.2f} ms {sums[0] / sums[1]:.2f}x")
+    if args.json:
+        with open(args.json, "w") as stream:
+            json.dump({"schema": 1, "peak_gflops": peak, "seconds": kept}, stream)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
