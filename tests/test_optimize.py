@@ -74,12 +74,12 @@ def close(a, b, tolerance=2e-5):
 
 def runs_program(fast, *inputs):
     """Whether a call with these inputs is served by a program."""
-    graph, calls = fast.graph.forward, []
-    fast.graph.forward = lambda *args: calls.append(1) or graph(*args)
+    graph, calls = fast.portable.forward, []
+    fast.portable.forward = lambda *args: calls.append(1) or graph(*args)
     try:
         fast(*inputs)
     finally:
-        del fast.graph.forward
+        del fast.portable.forward
     return not calls
 
 
@@ -222,9 +222,9 @@ def test_new_weights_are_noticed(image):
     state = {key: value * 1.5 for key, value in fast.state_dict().items()}
     fast.load_state_dict(state)
     assert runs_program(fast, image)
-    close(fast(image), fast.graph(image))
+    close(fast(image), fast.portable(image))
     next(fast.parameters()).mul_(0.5)
-    close(fast(image), fast.graph(image))
+    close(fast(image), fast.portable(image))
 
 
 @torch.no_grad()
@@ -339,7 +339,7 @@ def test_where_nothing_is_gained_the_model_itself_comes_back(image, monkeypatch)
     monkeypatch.setattr("nhwc._optimize._choose", lambda times: ("input", "nothing was gained"))
     model = residual()
     same = optimize(model, image)
-    assert same.graph is model
+    assert same.portable is model
     assert same.report.chosen == "input"
     assert torch.equal(same(image), model(image))
 

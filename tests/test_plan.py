@@ -9,7 +9,7 @@ from nhwc.layers import Fused
 from nhwc.memory import Memory
 from nhwc.plan import Unplannable, make_plan, remake_plan
 from nhwc.plan.assigning import assign
-from nhwc.plan.candidates import candidates_for
+from nhwc.plan.candidates import candidates_for, candidates_of
 from nhwc.plan.measuring import Option
 from nhwc.plan.purity import why_impure
 from nhwc.plan.recognize import layers_of
@@ -135,7 +135,7 @@ def test_every_candidate_computes_the_layer(conv, activation, residual):
     (layer,) = layers_of(module, record(module, inputs))
     expected = fused(*inputs)
     kept = other.clone()
-    for candidate in candidates_for(layer.spec):
+    for candidate in candidates_of(module, record(module, inputs), layer):
         run = candidate.prepare(*constants_of(module, layer))
         layout = torch.channels_last if candidate.reads is NHWC else torch.contiguous_format
         given = [value.contiguous(memory_format=layout) for value in inputs]
@@ -273,14 +273,15 @@ def test_results_nobody_reads_are_not_computed(memory, image):
 
 
 def test_exact_leaves_out_what_is_not(memory, monkeypatch):
-    from nhwc.plan import measuring
+    from nhwc.plan import measuring, program
     from nhwc.plan.candidates import Candidate
 
-    def candidates(spec):
-        good = candidates_for(spec)
+    def candidates(graph, record, layer):
+        good = candidates_for(layer.spec)
         return (*good, Candidate("loose", NHWC, NHWC, False, good[-1].prepare))
 
-    monkeypatch.setattr(measuring, "candidates_for", candidates)
+    monkeypatch.setattr(measuring, "candidates_of", candidates)
+    monkeypatch.setattr(program, "candidates_of", candidates)
     graph, _, layers = chain(1)
     x = torch.randn(1, 4, 8, 8)
     key = layers[0].spec.key
@@ -294,11 +295,11 @@ def test_a_kernel_that_computes_something_else_is_never_chosen(memory, monkeypat
     from nhwc.plan import measuring
     from nhwc.plan.candidates import Candidate
 
-    def candidates(spec):
+    def candidates(graph, record, layer):
         wrong = lambda weight, bias: lambda x: torch.zeros(1, 4, 8, 8)
-        return (*candidates_for(spec), Candidate("wrong", NHWC, NHWC, True, wrong))
+        return (*candidates_for(layer.spec), Candidate("wrong", NHWC, NHWC, True, wrong))
 
-    monkeypatch.setattr(measuring, "candidates_for", candidates)
+    monkeypatch.setattr(measuring, "candidates_of", candidates)
     graph, _, layers = chain(1)
     options = make_plan(graph, (torch.randn(1, 4, 8, 8),), memory).options
     assert "wrong" not in {option.kernel for option in options[layers[0].spec.key]}

@@ -31,7 +31,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     exact = False
     if isinstance(model, Optimized):
         planned, exact = [list(r.inputs) for r in model.recipes], model.exact
-        model = model.graph
+        model = model.portable
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
     header, tensors = dump(graph)
     header |= {"planned": planned, "exact": exact}

@@ -30,17 +30,17 @@ class Recipe:
 
 
 class Optimized(nn.Module):
-    """A model for inference: `graph`, portable and always right, and programs for known shapes.
+    """A model for inference: `portable`, a graph for any call, and programs for known shapes.
 
     A call whose inputs have planned shapes, types and device runs its program. Any other call, and
     one under autocast, one that wants gradients, one that is being exported, compiled, scripted or
-    traced, runs `graph`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
+    traced, runs `portable`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
     and packed anew at the next call. Parameters ask for no gradients until they are told to.
 
     `report` says how it came about.
     """
 
-    graph: nn.Module
+    portable: nn.Module
     _programs: dict[Hashable, Program]
 
     def __init__(
@@ -53,7 +53,7 @@ class Optimized(nn.Module):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        self.graph = graph
+        self.portable = graph
         self.report = report
         self.exact = exact
         self.train(graph.training)
@@ -64,22 +64,22 @@ class Optimized(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if named or _is_observed():
-            return self.graph(*inputs, **named)
+            return self.portable(*inputs, **named)
         program = self._programs.get(signature(inputs))
         if program is None or sum(map(_version, self._tensors)) != self._stamp:
             program = self._remade(inputs)
         if program is None:
-            return self.graph(*inputs)
+            return self.portable(*inputs)
         if not torch.is_grad_enabled():
             return program(*inputs)
         if self._wants_gradients(inputs):
-            return self.graph(*inputs)
+            return self.portable(*inputs)
         with torch.no_grad():
             return program(*inputs)
 
     def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
         wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-        wanted = wanted or any(p.requires_grad for p in self.graph.parameters())
+        wanted = wanted or any(p.requires_grad for p in self.portable.parameters())
         if wanted and not self._told:
             self._told = True
             warnings.warn(
@@ -93,7 +93,7 @@ class Optimized(nn.Module):
         """The program of a recipe that has none, or has one with weights of the past."""
         key = signature(inputs)
         recipe = self._recipes.get(key)
-        if recipe is None or not isinstance(self.graph, fx.GraphModule):
+        if recipe is None or not isinstance(self.portable, fx.GraphModule):
             return None
         with self._lock:
             if sum(map(_version, self._tensors)) != self._stamp:
@@ -102,7 +102,7 @@ class Optimized(nn.Module):
             if key not in self._programs:
                 try:
                     with torch.inference_mode(False):
-                        self._programs[key] = remake_plan(self.graph, inputs, recipe.kernels)
+                        self._programs[key] = remake_plan(self.portable, inputs, recipe.kernels)
                 except (Unplannable, RuntimeError, TypeError, ValueError):
                     # Weights of another type or device, say: what the graph answers then is right.
                     del self._recipes[key]
@@ -110,7 +110,7 @@ class Optimized(nn.Module):
 
     def _renew_stamp(self) -> None:
         self._lock = threading.Lock()
-        self._tensors = [*self.graph.parameters(), *self.graph.buffers()]
+        self._tensors = [*self.portable.parameters(), *self.portable.buffers()]
         self._stamp = -1
         # An in-place change raises a tensor's version, and so the sum.
         with contextlib.suppress(RuntimeError):
@@ -124,7 +124,7 @@ class Optimized(nn.Module):
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script makes a script of: the graph."""
-        return self.graph
+        return self.portable
 
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""

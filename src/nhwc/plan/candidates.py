@@ -30,13 +30,14 @@ Prepare = Callable[..., Run]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute a layer."""
+    """One way to compute a layer; `free` if it is nothing but a note of where data lies."""
 
     name: str
     reads: Format | None
     writes: Format | None
     exact: bool
     prepare: Prepare
+    free: bool = False
 
 
 def candidates_of(graph: fx.GraphModule, record: Record, layer: Layer) -> list[Candidate]:
@@ -66,7 +67,9 @@ def _native_candidates(record: Record, layer: Layer, native: Native) -> list[Can
     last, plain = Format.CHANNELS_LAST, Format.CONTIGUOUS
     image = record.image(layer.inputs[0])
     reads = [last, plain] if image and image.shape[1] <= 4 else [last]
-    return [Candidate(native.name, layout, last, native.exact, prepare) for layout in reads]
+    return [
+        Candidate(native.name, layout, last, native.exact, prepare, native.free) for layout in reads
+    ]
 
 
 def candidates_for(spec: Weighted) -> tuple[Candidate, ...]:

@@ -164,6 +164,8 @@ def _time(
     trials = [] if weighted else _trials_as_is(caller(graph, record, layer), values)
     expected = trials[0].call() if trials else None
     for candidate in candidates:
+        if candidate.free:
+            continue
         run = candidate.prepare(*constants)
         inputs = [_laid_out(value, candidate.reads) for value in values]
         result = run(*inputs)
@@ -177,7 +179,7 @@ def _time(
     calls = {str(number): trial.call for number, trial in enumerate(trials)}
     evict = _evict if weighted and device == "cpu" else None
     times = _fastest(calls, device, between=evict)
-    options = []
+    options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
     for number, trial in enumerate(trials):
         seconds = times[str(number)]
         if trial.kernel.startswith("nhwc"):

@@ -36,11 +36,12 @@ Emit = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Native:
-    """One of our kernels for a layer."""
+    """One of our kernels for a layer; `free` if within a program it only says where data lies."""
 
     name: str
     exact: bool
     emit: Emit
+    free: bool = False
 
 
 def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
@@ -48,8 +49,9 @@ def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Nat
     if not _fits(record, layer):
         return ()
     if not isinstance(layer.spec, Weighted):
-        emit = _Operators(graph, record, layer).emit()
-        return (Native("nhwc", True, emit),) if emit else ()
+        operators = _Operators(graph, record, layer)
+        emit = operators.emit()
+        return (Native("nhwc", True, emit, operators.free),) if emit else ()
     code = code_of(layer.spec.activation)
     if code is None:
         return ()
@@ -201,6 +203,7 @@ class _Operators:
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
         self.record, self.layer, self.node = record, layer, layer.node
+        self.free = True
         target = self.node.target
         self.module: Any = None
         if self.node.op == "call_module":
@@ -325,6 +328,8 @@ class _Operators:
     def _item(self) -> Emit | None:
         index = self.node.args[1]
         if isinstance(self.record.values[self.layer.inputs[0]], tuple):
+            if not isinstance(index, int):
+                return None
             return lambda builder, constants, parts: parts[index]
         if not isinstance(index, tuple) or len(index) != 2 or index[0] != slice(None):
             return None
@@ -348,8 +353,10 @@ class _Operators:
 
     def _steps(self, make: Callable[..., Any]) -> Emit:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
+        self.free = False
         shape = _four(self._out.shape)
-        places = [self.layer.inputs.index(node) for node in _nodes_in(self.node.args)]
+        order = [node for node in _nodes_in(self.node.args) if node in self.layer.inputs]
+        places = [self.layer.inputs.index(node) for node in order]
 
         def emit(builder: Builder, constants: None, *buffers: Buffer) -> Buffer:
             y = builder.buffer(shape)

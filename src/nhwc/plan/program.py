@@ -14,6 +14,7 @@ from ..formats import Format
 from .assigning import Choice, written
 from .calls import caller
 from .candidates import candidates_of, natives_of
+from .measuring import Option
 from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
@@ -94,9 +95,29 @@ def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
     return units
 
 
+def _handed_over(record: Record, choice: Choice) -> Choice:
+    """`choice`, with several tensors at once left to torch where its kernels give or take them."""
+    choice = dict(choice)
+    mixed = True
+    while mixed:
+        mixed = False
+        for value, user in [(v, u) for v in choice for u in v.users if u in choice]:
+            if isinstance(record.values[value], tuple):
+                for ours, other in ((value, user), (user, value)):
+                    if choice[ours].native and not choice[other].native:
+                        choice[ours] = Option("torch", None, choice[ours].writes, 0.0)
+                        mixed = True
+        for value in choice:
+            outside = [u for u in value.users if u not in choice]
+            if outside and choice[value].native and isinstance(record.values[value], tuple):
+                choice[value] = Option("torch", None, choice[value].writes, 0.0)
+                mixed = True
+    return choice
+
+
 class _Binder:
     def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
-        self.graph, self.record, self.choice = graph, record, choice
+        self.graph, self.record, self.choice = graph, record, _handed_over(record, choice)
         self.slots: dict[tuple[fx.Node, Format | None], int] = {}
         self.steps: list[Step] = []
 
@@ -137,14 +158,13 @@ class _Binder:
         option = self.choice[layer.node]
         inputs = tuple(self._read(node, option.reads) for node in layer.inputs)
         operator = isinstance(layer.spec, Operator)
-        if operator and not option.native:
+        candidates = candidates_of(self.graph, self.record, layer)
+        named = [c for c in candidates if (c.name, c.reads) == (option.kernel, option.reads)]
+        # What is free within a program is torch's view outside of one.
+        if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            candidate = next(
-                c
-                for c in candidates_of(self.graph, self.record, layer)
-                if (c.name, c.reads) == (option.kernel, option.reads)
-            )
+            candidate = named[0]
             constants = (None, None) if operator else constants_of(self.graph, layer)
             run = candidate.prepare(*constants)
         self._step(layer.name, run, inputs, (layer.node, None))

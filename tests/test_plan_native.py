@@ -1,0 +1,232 @@
+"""Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from nhwc import kernels
+from nhwc.formats import Format
+from nhwc.memory import Memory
+from nhwc.mended import Cat, ChannelShuffle, Interleave
+from nhwc.plan import make_plan
+from nhwc.plan.assigning import assign
+from nhwc.plan.measuring import Option
+from nhwc.plan.program import bind, stretches
+from nhwc.plan.recognize import layers_of
+from nhwc.plan.recording import record
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
+)
+
+NHWC = Format.CHANNELS_LAST
+
+
+def lowered(function, *inputs):
+    """A program in which our kernels compute all they can, and the kernels each layer got."""
+    root = function if isinstance(function, nn.Module) else nn.Module()
+    graph = fx.GraphModule(root, _Tracer().trace(function))
+    found = record(graph, inputs)
+    layers = layers_of(graph, found)
+    from nhwc.plan.candidates import natives_of
+
+    choice = {}
+    for layer in layers:
+        ours = natives_of(graph, found, layer)
+        kernel = ours[0].name if ours else "torch"
+        reads = NHWC if ours else Format.CONTIGUOUS
+        choice[layer.node] = Option(kernel, reads, reads, 0.0)
+    with torch.no_grad():
+        return graph, bind(graph, found, layers, choice), [o.kernel for o in choice.values()]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m, qualified_name):
+        return not isinstance(m, (nn.Sequential, Net))
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        raise NotImplementedError
+
+
+def images(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+OPERATORS = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "max_pool2d ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+    "MaxPool2d": nn.MaxPool2d((3, 2), (2, 1), (1, 0)),
+    "MaxPool2d dilated": nn.MaxPool2d(2, dilation=2),
+    "AvgPool2d": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    "AvgPool2d ceil": nn.AvgPool2d(3, 2, ceil_mode=True),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),
+    "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d((3, 2)),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
+    "mean": lambda x: x.mean([2, 3]),
+    "mean kept": lambda x: x.mean((-1, -2), keepdim=True),
+    "add": lambda x: x + x * x,
+    "gate": lambda x: x * x.mean((2, 3), keepdim=True),
+    "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "Flatten": nn.Flatten(),
+    "cat": lambda x: torch.cat([x.relu(), x], 1),
+    "Cat twice the same": lambda x: torch.cat([x, x, x.relu()], dim=1),
+    "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
+    "split": lambda x: x.split([2, 6], 1)[1] * 1,
+    "slice": lambda x: x[:, 3:7].relu(),
+    "relu": lambda x: F.relu(x),
+    "relu6": lambda x: F.relu6(x),
+    "Hardswish": nn.Hardswish(),
+    "Hardsigmoid": nn.Hardsigmoid(),
+    "SiLU": nn.SiLU(),
+    "GELU": nn.GELU(),
+    "LeakyReLU": nn.LeakyReLU(0.3),
+    "Sigmoid": nn.Sigmoid(),
+    "BatchNorm2d": nn.BatchNorm2d(8).eval(),
+    "ChannelShuffle": ChannelShuffle(4),
+    "Linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    "Linear of an area": nn.Sequential(nn.Flatten(), nn.Linear(8 * 7 * 6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@torch.no_grad()
+def test_our_operator_is_torchs(name):
+    (x,) = images((2, 8, 7, 6))
+    module = OPERATORS[name]
+    function = nn.Sequential(module).eval() if isinstance(module, nn.Module) else module
+    graph, program, chosen = lowered(function, x)
+    assert any(kernel.startswith("nhwc") for kernel in chosen), chosen
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [Cat(), Interleave()])
+@torch.no_grad()
+def test_our_mended_modules(module):
+    class Two(Net):
+        def __init__(self):
+            super().__init__()
+            self.part = module
+
+        def forward(self, a, b):
+            return self.part([b, a])
+
+    graph, program, chosen = lowered(Two(), *images((2, 4, 5, 5), (2, 4, 5, 5)))
+    assert chosen == ["nhwc"]
+    inputs = images((2, 4, 5, 5), (2, 4, 5, 5))
+    torch.testing.assert_close(program(*inputs), graph(*inputs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + x.mean((2, 3), keepdim=True),
+        lambda x: x + 1,
+        lambda x: torch.add(x, x, alpha=2),
+        lambda x: torch.cat([x, x], 0),
+        lambda x: x.mean(1),
+        lambda x: torch.flatten(x, 2),
+        lambda x: x[:, ::2],
+        lambda x: x[0],
+        lambda x: x.chunk(2, 0)[0],
+        lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+        lambda x: x.double(),
+        lambda x: F.elu(x),
+        lambda x: x.view(-1, 8),
+        lambda x: torch.cat(x.chunk(2, dim=1)[::-1], 1),
+    ],
+)
+@torch.no_grad()
+def test_what_our_kernels_do_not_know_is_left_to_torch(function):
+    (x,) = images((2, 8, 6, 6))
+    graph, program, chosen = lowered(function, x)
+    assert "torch" in chosen
+    torch.testing.assert_close(program(x), graph(x))
+
+
+@torch.no_grad()
+def test_several_tensors_at_once_are_returned_by_torch():
+    (x,) = images((2, 8, 6, 6))
+    graph, program, _ = lowered(lambda x: x.relu().chunk(2, dim=1), x)
+    torch.testing.assert_close(program(x), graph(x))
+
+
+class Branches(Net):
+    """Two branches, one through an operator that only torch has, and three results."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        a = self.a(x)
+        left, right = a.chunk(2, 1)
+        b = F.elu(self.b(left.new_zeros(1) + x))
+        c = torch.cat([right, b, left], 1)
+        return {"c": c, "mean": (c.mean((2, 3)), a)}
+
+
+@torch.no_grad()
+def test_a_program_hands_over_to_torch_and_back():
+    (x,) = images((2, 8, 6, 6))
+    graph, program, chosen = lowered(Branches(), x)
+    assert "torch" in chosen
+    assert any(" to " in step.name for step in program.steps)
+    ours, theirs = program(x), graph(x)
+    torch.testing.assert_close(ours["c"], theirs["c"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours["mean"][0], theirs["mean"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours["mean"][1], theirs["mean"][1], rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_ours_run_together_and_in_order():
+    graph = fx.symbolic_trace(lambda x: operator.add(x.exp().relu(), x.relu().exp()).relu())
+    found = record(graph, images((1, 8, 4, 4)))
+    layers = layers_of(graph, found)
+    choice = {
+        layer.node: Option("torch" if "exp" in layer.node.name else "nhwc", NHWC, NHWC, 0.0)
+        for layer in layers
+    }
+    units = [[layer.node.name for layer in unit] for unit in stretches(layers, choice)]
+    assert units == [["exp"], ["relu", "relu_1"], ["exp_1"], ["add", "relu_2"]]
+
+
+@pytest.mark.parametrize(("switch", "expected"), [(0.05, "torch"), (0.5, "nhwc b")])
+def test_going_between_kernels_of_ours_and_others_has_a_price(switch, expected):
+    graph = fx.symbolic_trace(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=i) for i in (1, 2, 1))))
+    found = record(graph, images((1, 4, 8, 8)))
+    layers = layers_of(graph, found)
+    options = {
+        layer.spec.key: (Option("nhwc b", NHWC, NHWC, 1.0), Option("torch", NHWC, NHWC, 2.0))
+        for layer in layers
+    }
+    middle = layers[1].spec.key
+    options[middle] = (Option("nhwc b", NHWC, NHWC, 1.2), Option("torch", NHWC, NHWC, 1.0))
+    choice = assign(layers, options, found, lambda seen: 0.0, switch)
+    assert choice[layers[1].node].kernel == expected
+
+
+@torch.no_grad()
+def test_exact_plans_have_no_winograd(tmp_path):
+    graph = fx.symbolic_trace(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)))
+    x = images((1, 32, 28, 28))
+    memory = Memory(tmp_path / "memory.json")
+    kinds = {
+        exact: {
+            option.kernel
+            for options in make_plan(graph, x, memory, exact=exact).options.values()
+            for option in options
+        }
+        for exact in (False, True)
+    }
+    assert "nhwc winograd4x4" in kinds[False]
+    assert not any("winograd" in kernel for kernel in kinds[True])
+    assert "nhwc direct" in kinds[True]
