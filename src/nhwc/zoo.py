@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .container import is_saved
 from .errors import InputError, MissingPackage, ModelNotFound
 
 
@@ -22,7 +23,8 @@ def load_model(name: str, *, weights: str | Path | None = None, seed: int = 0) -
     """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
 
     `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
-    `file.py:callable`. The callable is called without arguments and returns the model.
+    `file.py:callable`, whose callable is called without arguments and returns the model, or a
+    file that `nhwc.save` wrote.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
@@ -43,6 +45,10 @@ def load_model(name: str, *, weights: str | Path | None = None, seed: int = 0) -
 
 def find_builder(name: str) -> Callable[[], object]:
     """Return the function of no arguments that builds the model called `name`."""
+    if is_saved(name):
+        from .files import load
+
+        return lambda: load(name)
     where, colon, what = name.rpartition(":")
     if not colon:
         return _bare_name(name)
