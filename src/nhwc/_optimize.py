@@ -18,7 +18,7 @@ from .memory import Memory
 from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
 from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
-from .plan.program import Program
+from .plan.cuda import on_device
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verify import Truth, Verification, observe, random_inputs, verify
@@ -84,7 +84,7 @@ class _Work:
     environment: Environment = field(init=False)
     plans: list[PlanReport] = field(default_factory=list)
     recipes: list[Recipe] = field(default_factory=list)
-    programs: dict[Hashable, Program] = field(default_factory=dict)
+    programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
     planned_for: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class _Work:
         self.planned_for.append(inputs)
         self.plans.append(_plan_report(plan, shapes))
         self.recipes.append(Recipe(key, shapes, plan.kernels))
-        self.programs[key] = plan.program
+        self.programs[key] = on_device(plan.program, inputs)
 
     def check(self) -> None:
         """Hold the plans against the original; a plan that rounds too freely is made exactly."""
