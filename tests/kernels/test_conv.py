@@ -167,6 +167,10 @@ def test_relu_lets_nan_through():
 
 
 def test_messages():
+    with pytest.raises(InputError, match="9 channels to 16 cannot be cut into 2 groups"):
+        ConvSpec(1, 9, 6, 6, 16, 3, 3, groups=2)
+    with pytest.raises(InputError, match="padding may be 0, the others not"):
+        ConvSpec(1, 8, 6, 6, 16, 3, 3, stride=(0, 1))
     spec = ConvSpec(1, 8, 6, 6, 16, 3, 3)
     kernel = conv2d_candidates(spec)[0]
     with pytest.raises(InputError, match=r"weight is \(16, 8, 1, 1\)"):

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .conv import ConvKernel as ConvKernel
     from .conv import conv2d_candidates as conv2d_candidates
+    from .operators import register as register
     from .spec import ConvSpec as ConvSpec
 
-_HOMES = {"ConvKernel": "conv", "conv2d_candidates": "conv", "ConvSpec": "spec"}
+_HOMES = {
+    "ConvKernel": "conv",
+    "conv2d_candidates": "conv",
+    "ConvSpec": "spec",
+    "register": "operators",
+}
 
 
 def __getattr__(name: str) -> Any:
