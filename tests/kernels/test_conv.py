@@ -47,6 +47,35 @@ def test_winograd(isa, spec):
     assert names == ["direct", "winograd4x4", "winograd2x2"]
 
 
+@many
+@given(data=st.data())
+def test_grouped(isa, data):
+    inputs, outputs = data.draw(st.sampled_from([(4, 4), (8, 8), (3, 16), (16, 32), (32, 16)]))
+    groups = data.draw(st.sampled_from([4, 8]))
+    stride = data.draw(st.sampled_from([1, 2]))
+    spec = ConvSpec(
+        n=data.draw(st.integers(1, 2)),
+        c=inputs * groups,
+        h=data.draw(st.integers(1, 9)),
+        w=data.draw(st.integers(13, 30)),
+        k=outputs * groups,
+        r=3,
+        s=3,
+        stride=(stride, stride),
+        padding=(1, 1),
+        groups=groups,
+        activation=data.draw(st.sampled_from(list(Activation))),
+        alpha=0.1,
+        has_residual=data.draw(st.booleans()),
+    )
+    case = Case(spec)
+    names = []
+    for name, y in run_all(case):
+        case.check(y, name)
+        names.append(name)
+    assert names == ["direct", "grouped"]
+
+
 # Shapes that reach every way of cutting the work: many blocks, few pixels, depth in parts.
 LARGE = [
     ConvSpec(1, 64, 30, 30, 96, 1, 1, activation=Activation.RELU),

@@ -65,8 +65,8 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
     from . import conv, operators, tape, threads
 
     operators.register()
-    kernels = {k for name in conv.NAMES for k in conv.kernels_of(name)}
-    ordered = sorted({*kernels, tape.WALK, threads.ENTRY}, key=lambda kernel: kernel.name)
+    kernels = (*conv.all_kernels(), tape.WALK, threads.ENTRY)
+    ordered = sorted(kernels, key=lambda kernel: kernel.name)
     for done, kernel in enumerate(ordered):
         if progress:
             progress(kernel.name, done, len(ordered))
