@@ -1,4 +1,4 @@
-"""Programs: memory planned by lifetime, concatenation without copies, one call for a whole model."""
+"""Programs: memory planned by lifetime, concatenation without copies, one call per model."""
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
