@@ -99,13 +99,13 @@ def row(spec, times, seconds, errors, peak):
     name += f" g{spec.groups}" if spec.groups > 1 else ""
     rest = {n: s for n, s in seconds.items() if n not in ("onednn", ours)}
     others = " ".join(f"{n} {s * 1e3:.3f}" for n, s in rest.items())
-    share = spec.gflop / seconds[ours] / peak
+    theirs, best = seconds["onednn"], seconds[ours]
     print(
-        f"{times:2} x {name:36} {seconds['onednn'] * 1e3:8.3f} {seconds[ours] * 1e3:8.3f} ms "
-        f"{seconds['onednn'] / seconds[ours]:5.2f}x {share:5.0%} {ours} {errors[ours]:.0e}  {others}",
+        f"{times:2} x {name:36} {theirs * 1e3:8.3f} {best * 1e3:8.3f} ms {theirs / best:5.2f}x "
+        f"{spec.gflop / best / peak:5.0%} {ours} {errors[ours]:.0e}  {others}",
         flush=True,
     )
-    return seconds["onednn"] * times, seconds[ours] * times
+    return theirs * times, best * times
 
 
 def main(argv=None):

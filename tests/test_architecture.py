@@ -11,7 +11,7 @@ import nhwc
 ROOT = Path(nhwc.__file__).parent
 VERBS = {"_audit", "_optimize", "benchmark", "operators", "training"}
 LAST = {"render", "cli"}
-LOWEST = {"errors", "formats", "environment", "timing"}
+LOWEST = {"disk", "errors", "formats", "environment", "timing"}
 FRONT = {"__init__", "__main__", "testing"}
 
 

@@ -1,5 +1,11 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
+from ._audit import Audit as Audit
+from ._audit import Finding as Finding
+from ._audit import audit as audit
+from ._fuse import fuse as fuse
+from ._optimize import optimize as optimize
+from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
@@ -8,18 +14,29 @@ from .errors import MissingPackage as MissingPackage
 from .errors import ModelFailed as ModelFailed
 from .errors import ModelNotFound as ModelNotFound
 from .errors import NhwcError as NhwcError
+from .errors import ProcessLost as ProcessLost
 from .errors import VerificationError as VerificationError
+from .files import load as load
+from .files import save as save
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
+from .operators import OperatorTable as OperatorTable
+from .operators import check_operator as check_operator
+from .operators import check_rules as check_rules
+from .operators import ops as ops
+from .strict import strict as strict
+from .training import train as train
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "Environment",
     "FileError",
+    "Finding",
     "Format",
     "FormatLost",
     "InputError",
@@ -27,9 +44,22 @@ __all__ = [
     "ModelFailed",
     "ModelNotFound",
     "NhwcError",
+    "OperatorTable",
+    "ProcessLost",
     "VerificationError",
+    "audit",
+    "bench",
+    "check_operator",
+    "check_rules",
     "convert_",
     "format_of",
+    "fuse",
+    "load",
     "load_model",
+    "ops",
+    "optimize",
+    "save",
+    "strict",
     "to_format",
+    "train",
 ]

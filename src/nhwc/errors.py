@@ -7,6 +7,7 @@
     ├── MissingPackage        an optional package is not installed
     ├── FormatLost            inside `strict()`: an operator dropped channels last
     ├── VerificationError     a rewritten model does not compute the same
+    ├── ProcessLost           another process of a distributed run is gone
     └── FileError             a file is damaged, foreign, or from a newer nhwc
 
 A message says what is wrong with its value, where, and what to do, in one line.
@@ -41,6 +42,10 @@ class FormatLost(NhwcError, RuntimeError):
 
 class VerificationError(NhwcError, RuntimeError):
     """A rewritten model does not compute what the original computes."""
+
+
+class ProcessLost(NhwcError, RuntimeError):
+    """Another process of a distributed run is gone, and this one cannot go on alone."""
 
 
 class FileError(NhwcError, OSError):

@@ -48,11 +48,13 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     >>> format_of(torch.empty(2, 1, 8, 8), hint=Format.CHANNELS_LAST)
     <Format.CHANNELS_LAST: 'channels_last'>
     """
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return Format.OTHER
     plain = tensor.is_contiguous()
     last = CHANNELS_LAST_OF.get(tensor.ndim)
-    if last is None or not tensor.is_contiguous(memory_format=_MEMORY_FORMATS[last]):
+    if last is None:
+        return Format.CONTIGUOUS if plain else Format.OTHER
+    if tensor.numel() and not tensor.is_contiguous(memory_format=_MEMORY_FORMATS[last]):
         return Format.CONTIGUOUS if plain else Format.OTHER
     if not plain:
         return last
@@ -71,7 +73,8 @@ def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int
     strides, step = [0] * len(shape), 1
     for dim in reversed(dims):
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        # Of an empty tensor torch wants strides of at least 1 in the one format, 0 in the other.
+        step *= max(shape[dim], 1) if format is Format.CONTIGUOUS else shape[dim]
     return tuple(strides)
 
 

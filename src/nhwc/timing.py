@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
+
+LEVEL = 0.99
+"""How sure an interval is. At 95 % one comparison in twenty would be a false alarm, and a suite
+makes hundreds."""
+
+SAME = 0.03
+"""Two processes that run the same program differ by this much, by where their memory happens to
+lie: no difference below it is called one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class Comparison:
     """Two variants timed in turns: sample i of one was taken next to sample i of the other.
 
     `ratio` is how many times faster `after` is. Its interval comes from resampling the pairs, so
-    a slow minute of the machine, which hits both, does not widen it.
+    a slow minute of the machine, which hits both, does not widen it. Samples of two different runs
+    are no pairs: say `paired=False`.
 
     >>> Comparison(Samples((2.0, 2.2, 2.1)), Samples((1.0, 1.1, 1.05))).ratio
     2.0
@@ -52,6 +61,7 @@ class Comparison:
 
     before: Samples
     after: Samples
+    paired: bool = True
 
     @property
     def ratio(self) -> float:
@@ -59,27 +69,37 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of `ratio`; the same on every call."""
-        pairs = list(zip(self.before.seconds, self.after.seconds, strict=True))
-        draw = random.Random(0)
-        ratios = []
-        for _ in range(1000):
-            chosen = draw.choices(pairs, k=len(pairs))
-            ratios.append(
-                statistics.median(b for b, _ in chosen) / statistics.median(a for _, a in chosen)
-            )
-        ratios.sort()
-        return ratios[24], ratios[974]
+        """The 99 % bootstrap interval of `ratio`; the same on every call."""
+        before, after = numpy.array(self.before.seconds), numpy.array(self.after.seconds)
+        draw = numpy.random.default_rng(0)
+        first = draw.integers(0, len(before), (2000, len(before)))
+        if self.paired:
+            if len(before) != len(after):
+                raise ValueError(f"{len(before)} and {len(after)} samples are no pairs")
+            second = first
+        else:
+            second = draw.integers(0, len(after), (2000, len(after)))
+        ratios = numpy.median(before[first], axis=1) / numpy.median(after[second], axis=1)
+        low, high = numpy.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower`, `same` (within 3 %), or `too noisy to tell`."""
-        low, high = self.interval
-        if low > 1:
-            return "faster"
-        if high < 1:
-            return "slower"
-        return "same" if low > 0.97 and high < 1.03 else "too noisy to tell"
+        """`same` (surely within 3 %), `faster`, `slower`, or `too noisy to tell`."""
+        return verdict_of(*self.interval)
+
+
+def verdict_of(low: float, high: float) -> str:
+    """What an interval of a ratio allows to be said.
+
+    >>> verdict_of(0.99, 1.02), verdict_of(1.01, 1.3), verdict_of(0.8, 0.95), verdict_of(0.8, 1.1)
+    ('same', 'faster', 'slower', 'too noisy to tell')
+    """
+    if low > 1 - SAME and high < 1 + SAME:
+        return "same"
+    if low > 1:
+        return "faster"
+    return "slower" if high < 1 else "too noisy to tell"
 
 
 def interleave(
@@ -88,14 +108,17 @@ def interleave(
     rounds: int,
     warmup: int = 2,
     device: torch.device | str = "cpu",
+    between: Callable[[], object] | None = None,
 ) -> dict[str, Samples]:
     """Time each function once per round, in turns, so that what disturbs one disturbs all.
+
+    `between` runs, untimed, before each timed call.
 
     >>> times = interleave({"a": lambda: None, "b": lambda: None}, rounds=3)
     >>> [len(samples.seconds) for samples in times.values()]
     [3, 3]
     """
-    timer = _cuda_seconds if torch.device(device).type == "cuda" else _seconds
+    timer = timer_for(device)
     for function in functions.values():
         for _ in range(warmup):
             function()
@@ -105,8 +128,19 @@ def interleave(
         # Each round starts with another: a fixed order would favour who follows a light one.
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
+            if between is not None:
+                between()
             taken[name].append(timer(functions[name]))
     return {name: Samples(tuple(seconds)) for name, seconds in taken.items()}
+
+
+def timer_for(device: torch.device | str) -> Callable[[Callable[[], object]], float]:
+    """What times one call on `device`: a clock, or CUDA events, which wait for the kernels.
+
+    >>> timer_for("cpu")(lambda: None) < 1
+    True
+    """
+    return _cuda_seconds if torch.device(device).type == "cuda" else _seconds
 
 
 def _seconds(function: Callable[[], object]) -> float:

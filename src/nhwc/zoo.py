@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -19,16 +19,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .errors import InputError, MissingPackage, ModelNotFound
 
 
-def load_model(name: str, *, weights: str | Path | None = None, seed: int = 0) -> nn.Module:
+def load_model(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    seed: int = 0,
+    classes: int | None = None,
+) -> nn.Module:
     """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
 
     `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
-    `file.py:callable`. The callable is called without arguments and returns the model.
+    `file.py:callable`. The callable is called without arguments and returns the model; one that
+    takes `num_classes`, as torchvision's and timm's do, gets `classes` where that is given.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
     """
     builder = find_builder(name)
+    if classes is not None and _takes(builder, "num_classes"):
+        builder = partial(builder, num_classes=classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = builder()
@@ -42,7 +51,7 @@ def load_model(name: str, *, weights: str | Path | None = None, seed: int = 0) -
     return model.eval()
 
 
-def find_builder(name: str) -> Callable[[], object]:
+def find_builder(name: str) -> Callable[..., object]:
     """Return the function of no arguments that builds the model called `name`."""
     where, colon, what = name.rpartition(":")
     if not colon:
@@ -72,8 +81,9 @@ def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
             if module.running_mean is not None and module.running_var is not None:
                 module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
                 module.running_var.copy_(uniform(module.running_var, 0.6, 1.4))
-            if module.affine:
+            if module.weight is not None:
                 module.weight.copy_(uniform(module.weight, 0.6, 1.4))
+            if module.bias is not None:
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
     return model
 
@@ -84,7 +94,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no such weights file: {path}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the unpickler raise anything
         raise InputError(
             f"{path} is no file of plain tensors. Save it with torch.save(model.state_dict(), ...)."
         ) from error
@@ -98,7 +108,7 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     return model
 
 
-def _bare_name(name: str) -> Callable[[], object]:
+def _bare_name(name: str) -> Callable[..., object]:
     if name.endswith(".py"):
         raise ModelNotFound(f"{name} names a file. Add the callable: {name}:NAME.")
     reasons = []
@@ -110,7 +120,7 @@ def _bare_name(name: str) -> Callable[[], object]:
     raise ModelNotFound(f"no model named {name!r}: " + " ".join(reasons))
 
 
-def _from_torchvision(name: str) -> Callable[[], object]:
+def _from_torchvision(name: str) -> Callable[..., object]:
     models = import_torchvision().models
     try:
         builder = models.get_model_builder(name)
@@ -122,10 +132,10 @@ def _from_torchvision(name: str) -> Callable[[], object]:
     nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
     # Both would draw millions of truncated normals, most of their construction time, for nothing.
     quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    return lambda: builder(**nothing, **quick)
+    return partial(builder, **nothing, **quick)
 
 
-def _from_timm(name: str) -> Callable[[], object]:
+def _from_timm(name: str) -> Callable[..., object]:
     import_torchvision()
     try:
         import timm
@@ -133,7 +143,12 @@ def _from_timm(name: str) -> Callable[[], object]:
         raise MissingPackage("timm is not installed: pip install timm.") from None
     if not timm.is_model(name):
         raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}.")
-    return lambda: timm.create_model(name, pretrained=False)
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def _takes(builder: Callable[..., object], name: str) -> bool:
+    parameters = inspect.signature(builder).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _nearest(name: str, names: list[str]) -> str:

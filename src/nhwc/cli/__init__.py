@@ -10,12 +10,18 @@ import argparse
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from .. import __version__
-from ..errors import NhwcError
+from ..errors import InputError, NhwcError
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
+    "optimize": "the same answers, faster, never slower: fold, fuse, choose kernels by measurement",
+    "bench": "prove it: ways to run a model, timed side by side",
+    "ops": "which operators of this torch keep channels last on this device, measured",
+    "train": "train in mixed precision, channels last, in one process or, under torchrun, in many",
+    "demo": "all of it on a small built-in choice of model, with a page to look at",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 
@@ -41,8 +47,15 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Bad arguments are an error like any other: one line, exit 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}. See {self.prog} --help.")
+
+
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nhwc",
         description="The memory format of PyTorch vision models: visible, fast and proven.",
         epilog="nhwc VERB --help says more. --debug shows the traceback of an error.",

@@ -6,12 +6,12 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ..disk import replace_file
 from ..errors import InputError
 from ..zoo import load_model
 
@@ -98,17 +98,7 @@ def write_output(text: str, path: Path | None) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write to a neighbour and rename it: whoever looks sees the old file or the new one."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(path, data)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .conv import ConvKernel as ConvKernel
     from .conv import conv2d_candidates as conv2d_candidates
+    from .operators import register as register
     from .spec import ConvSpec as ConvSpec
 
-_HOMES = {"ConvKernel": "conv", "conv2d_candidates": "conv", "ConvSpec": "spec"}
+_HOMES = {
+    "ConvKernel": "conv",
+    "conv2d_candidates": "conv",
+    "ConvSpec": "spec",
+    "register": "operators",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -59,8 +65,8 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
     from . import conv, operators, tape, threads
 
     operators.register()
-    kernels = {k for name in conv.NAMES for k in conv.kernels_of(name)}
-    ordered = sorted({*kernels, tape.WALK, threads.ENTRY}, key=lambda kernel: kernel.name)
+    kernels = (*conv.all_kernels(), tape.WALK, threads.ENTRY)
+    ordered = sorted(kernels, key=lambda kernel: kernel.name)
     for done, kernel in enumerate(ordered):
         if progress:
             progress(kernel.name, done, len(ordered))

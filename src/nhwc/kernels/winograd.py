@@ -19,218 +19,13 @@ import torch
 from torch import Tensor
 
 from . import isa as isas
-from .activations import Activation, emit_activation
-from .compiler import Args, Kernel
 from .direct import clamp
-from .isa import Isa
-from .microkernel import TILE, TileCall, panel_columns
+from .microkernel import TILE, panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
-from .transforms import F2, F4, Transform, emit_twice
-from .values import INT, POINTER, Value
-from .vectors import Emitter
+from .tiles import ALL, INPUT, PRODUCTS, WINOGRAD2, WINOGRAD4
+from .transforms import F4, Transform
 from .weights import after, pack_bias, pack_panels
-
-_FIELDS = (
-    *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
-    *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
-    *("tiles_h", "tiles_w", "block", "group", "blocks", "panels", "phase"),
-    *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
-    *("low", "high", "code", "slope"),
-)
-
-_ALL, _INPUT, _PRODUCTS = range(3)
-"""The field `phase`: everything block by block, or only the half before or after a barrier."""
-
-
-class _Place(NamedTuple):
-    """A tile: the image it is cut from, and its corner in the output."""
-
-    image: Value
-    top: Value
-    left: Value
-
-
-def _place(a: Args, tile: Value, t: Transform) -> _Place:
-    row = tile // a.tiles_w
-    return _Place(row // a.tiles_h, row % a.tiles_h * t.outputs, tile % a.tiles_w * t.outputs)
-
-
-def _tiles(a: Args) -> Value:
-    total: Value = a.n * a.tiles_h * a.tiles_w
-    return total
-
-
-def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -> None:
-    own = a.own.floats() + thread * a.own_floats
-    sums = own + e.select(a.phase == _ALL, a.block_floats, e.i64(0))
-    call = TileCall(e, a.tile)
-
-    def everything() -> None:
-        begin, end = e.share(a.blocks, thread, threads)
-        with e.range(begin, end) as block:
-            first = block * a.block
-            last = e.min(first + a.block, _tiles(a))
-            with e.range(first, last) as tile:
-                _emit_input(e, a, t, tile, own)
-            with e.range(0, a.panels) as panel:
-                _emit_panel(e, a, t, call, (block, panel, own, sums))
-
-    def inputs() -> None:
-        begin, end = e.share(_tiles(a), thread, threads)
-        with e.range(begin, end) as tile:
-            _emit_input(e, a, t, tile, a.shared.floats() + tile // a.block * a.block_floats)
-
-    def products() -> None:
-        begin, end = e.share(a.blocks * a.panels, thread, threads)
-        with e.range(begin, end) as unit:
-            block, panel = unit % a.blocks, unit // a.blocks
-            packed = a.shared.floats() + block * a.block_floats
-            _emit_panel(e, a, t, call, (block, panel, packed, sums))
-
-    e.switch(a.phase, {_ALL: everything, _INPUT: inputs, _PRODUCTS: products})
-
-
-def _padded(e: Emitter, count: Value) -> Value:
-    return (count + (e.width - 1)) // e.width * e.width
-
-
-def _in_block(e: Emitter, a: Args, tile: Value) -> tuple[Value, Value, Value, Value]:
-    """Tiles in the block of `tile`; then of its group: first tile in the block, tiles, its row."""
-    first = tile // a.block * a.block
-    count = e.min(a.block, _tiles(a) - first)
-    number = tile - first
-    group = number // a.group * a.group
-    return count, group, e.min(a.group, count - group), number - group
-
-
-def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
-    """Transform one tile of all channels into the packed rows of its block."""
-    count, group, rows, row = _in_block(e, a, tile)
-    depth = _padded(e, a.c)
-    place = _place(a, tile, t)
-    top, left = place.top - a.pad_h, place.left - a.pad_w
-    source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
-    inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
-    into = packed + (group * depth + row * e.width)
-    patch = e.stack(t.size**2 * e.width)
-    function = e.function(
-        "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
-    )
-    with e.range(0, a.c, e.width) as c:
-        to = into + c * rows
-
-        def gathered(c: Value = c, to: Value = to) -> None:
-            mask = e.lanes(a.c - c)
-            with e.range(0, t.size) as i, e.range(0, t.size) as j:
-                y, x = top + i, left + j
-                here = (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
-                at = patch + (i * t.size + j) * e.width
-                e.store(e.vector(0.0), at)
-                with e.when(here):
-                    e.store(e.load(source + ((i * a.w + j) * a.x_pixel + c), mask), at)
-            function(patch, t.size * e.width, e.width, to, count * depth)
-
-        def in_place(c: Value = c, to: Value = to) -> None:
-            function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth)
-
-        e.branch(inside & (c + e.width <= a.c), in_place, gathered)
-
-
-def _emit_forward(
-    e: Emitter, source: Value, row: Value, pixel: Value, to: Value, step: Value, *, t: Transform
-) -> None:
-    grid = [[e.load(source + (row * i + pixel * j)) for j in range(t.size)] for i in range(t.size)]
-    for i, line in enumerate(emit_twice(e, t.input, grid)):
-        for j, value in enumerate(line):
-            e.store(value, to + step * (i * t.size + j))
-
-
-def _emit_panel(
-    e: Emitter,
-    a: Args,
-    t: Transform,
-    call: TileCall,
-    work: tuple[Value, Value, Value, Value],
-) -> None:
-    """Multiply a block of tiles by a panel of weights, and transform the sums back."""
-    block, panel, packed, sums = work
-    width, depth = panel_columns(e.isa), _padded(e, a.c)
-    first = block * a.block
-    count = e.min(a.block, _tiles(a) - first)
-    begin = panel * width
-    columns = e.min(e.i64(width), _padded(e, a.k) - begin)
-    zeros = e.stack(width)
-    for j in range(e.isa.vectors):
-        e.store(e.vector(0.0), zeros + j * e.width)
-    filters = a.weights.floats() + begin * t.size**2 * a.c
-    call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0)
-    call.set(columns=columns, vectors=columns // e.width)
-    with e.range(0, t.size**2) as element:
-        call.set(b=filters + element * a.c * columns)
-        with e.range(0, count, a.group) as group:
-            at = element * count + group
-            rows = e.min(a.group, count - group)
-            call(a=packed + at * depth, y=sums + at * columns, rows=rows)
-    with e.range(0, count) as i, e.range(0, columns, e.width) as column:
-        source = sums + (i * columns + column)
-        _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))
-
-
-def _emit_output(
-    e: Emitter,
-    a: Args,
-    t: Transform,
-    source: tuple[Value, Value],
-    where: tuple[Value, Value],
-) -> None:
-    """Transform the sums of one tile and one vector of channels back, finish and store them."""
-    (sums, step), (tile, channel) = source, where
-    place = _place(a, tile, t)
-    pixel = (place.image * a.out_h + place.top) * a.out_w + place.left
-    y = a.y.floats() + (pixel * a.y_pixel + channel)
-    residual = a.residual.floats() + (pixel * a.residual_pixel + channel)
-    grid = [[e.load(sums + step * (i * t.size + j)) for j in range(t.size)] for i in range(t.size)]
-    bias = e.load(a.bias.floats() + channel)
-    low, high = e.float_of_bits(a.low), e.float_of_bits(a.high)
-    results = [[e.variable(0.0) for _ in range(t.outputs)] for _ in range(t.outputs)]
-    for line, values in zip(results, emit_twice(e, t.output, grid), strict=True):
-        for variable, value in zip(line, values, strict=True):
-            variable.value = value + bias
-    rows, columns = a.out_h - place.top, a.out_w - place.left
-    simple = (rows >= t.outputs) & (columns >= t.outputs) & (channel + e.width <= a.k)
-    each = [(i, j, results[i][j]) for i in range(t.outputs) for j in range(t.outputs)]
-
-    def at_once() -> None:
-        with e.when(a.residual != 0):
-            for i, j, variable in each:
-                other = residual + (a.out_w * i + j) * a.residual_pixel
-                variable.value = variable.value + e.load(other)
-        for i, j, variable in each:
-            bounded = e.max(low, e.min(high, variable.value))
-            e.store(bounded, y + (a.out_w * i + j) * a.y_pixel)
-
-    def one_by_one() -> None:
-        kept = e.stack(t.outputs**2 * e.width)
-        for number, (_, _, variable) in enumerate(each):
-            e.store(variable.value, kept + number * e.width)
-        mask = e.lanes(a.k - channel)
-        slope = e.float_of_bits(a.slope)
-        last_row, last_column = e.min(rows, t.outputs), e.min(columns, t.outputs)
-        with e.range(0, last_row) as i, e.range(0, last_column) as j:
-            value = e.variable(0.0)
-            value.value = e.load(kept + (i * t.outputs + j) * e.width)
-            pixels = i * a.out_w + j
-            with e.when(a.residual != 0):
-                value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
-            finished = emit_activation(e, value.value, a.code, slope)
-            e.store(finished, y + pixels * a.y_pixel, mask)
-
-    e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
-
-
-WINOGRAD2 = Kernel("winograd2x2", _FIELDS, partial(_emit, t=F2))
-WINOGRAD4 = Kernel("winograd4x4", _FIELDS, partial(_emit, t=F4))
 
 
 def serves(spec: ConvSpec) -> bool:
@@ -240,7 +35,7 @@ def serves(spec: ConvSpec) -> bool:
 
 
 def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The transformed filters in panels, in each one element of a tile after the other; the bias."""
+    """The transformed filters in panels, each element after element of a tile; then the bias."""
     isa = isas.host()
     panels = pack_panels(t.filters(weight).flatten(0, 1), isa)
     return torch.cat((panels, pack_bias(bias, spec.k, 1, isa)))
@@ -264,7 +59,8 @@ def winograd_steps(
     tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
     tiles = spec.n * tiles_h * tiles_w
     depth, padded_k = (-(-n // isa.width) * isa.width for n in (spec.c, spec.k))
-    cut = _cut(t, tiles, depth, isa, threads)
+    panels = -(-spec.k // panel_columns(isa))
+    cut = _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
         t.size**2 * cut.block * depth,
         t.size**2 * cut.block * panel_columns(isa),
@@ -298,7 +94,7 @@ def winograd_steps(
         block=cut.block,
         group=cut.group,
         blocks=cut.blocks,
-        panels=-(-spec.k // panel_columns(isa)),
+        panels=panels,
         x_pixel=x.pixel,
         y_pixel=y.pixel,
         residual_pixel=residual.pixel if residual else 0,
@@ -310,8 +106,8 @@ def winograd_steps(
         slope=float(spec.alpha),
     )
     if alone:
-        return (make(phase=_ALL),)
-    return make(phase=_INPUT), make(phase=_PRODUCTS)
+        return (make(phase=ALL),)
+    return make(phase=INPUT), make(phase=PRODUCTS)
 
 
 class _Cut(NamedTuple):
@@ -322,17 +118,17 @@ class _Cut(NamedTuple):
     blocks: int
 
 
-_BLOCK_BYTES = 512 << 10
+_BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 
 
-def _cut(t: Transform, tiles: int, depth: int, isa: Isa, threads: int) -> _Cut:
+def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cut:
+    """Blocks as large as is useful, and as many as give every thread the same work."""
+    rows = isas.host().rows
     fitting = _BLOCK_BYTES // (4 * t.size**2 * depth)
-    block = max(isa.rows, fitting // isa.rows * isa.rows)
-    blocks = -(-tiles // min(block, 4 * isa.rows))
-    if blocks >= threads or tiles >= 2 * isa.rows * threads:
-        blocks = -(-blocks // threads) * threads
+    blocks = -(-tiles // max(rows, min(fitting // rows, 2) * rows))
+    if blocks * panels % threads:
+        blocks = min(-(-blocks // threads) * threads, max(tiles, 1))
     block = -(-tiles // blocks)
-    blocks = -(-tiles // block)
-    group = -(-block // -(-block // isa.rows))
-    return _Cut(block, group, blocks)
+    group = -(-block // -(-block // rows))
+    return _Cut(block, group, -(-tiles // block))

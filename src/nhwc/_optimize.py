@@ -1,0 +1,264 @@
+"""`optimize`: passes in order, a plan by measurement, both verified, and never slower."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .environment import Environment
+from .errors import InputError, ModelFailed
+from .graph import capture
+from .memory import Memory
+from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
+from .passes import PASSES, Pass, run_passes
+from .plan import Option, Plan, Unplannable, make_plan
+from .plan.program import Program
+from .runtime import Optimized, Recipe, describe, signature
+from .timing import Comparison, Samples, interleave
+from .verify import Truth, Verification, observe, random_inputs, verify
+
+Progress = Callable[[str], None]
+
+_TRIALS = 3
+"""On how many inputs the answers are compared."""
+
+_TIMING_S = 0.8
+"""How long the paired timing at the end may take, about."""
+
+
+def optimize(
+    model: nn.Module,
+    *example_inputs: Any,
+    passes: Sequence[Pass] = PASSES,
+    exact: bool = False,
+    also: Sequence[Any] = (),
+    progress: Progress | None = None,
+) -> Optimized:
+    """Return a model that computes the same as `model` and is not slower, here and on these shapes.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> fast = optimize(net, torch.randn(1, 3, 16, 16))
+    >>> fast.report.verification.passed
+    True
+
+    It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
+    tuple of tensors. Other shapes give right results without a plan. `exact` leaves out kernels
+    that reach their sums by other products than the layer names (Winograd). The result is for
+    inference: gradients take the slower graph. `report` has every decision; where nothing was
+    gained, the result holds `model` itself.
+    """
+    start = time.perf_counter()
+    _check(model, example_inputs)
+    say = progress or (lambda text: None)
+    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng():
+        _try(model, example_inputs)
+        work = _Work(model, example_inputs, exact, say)
+        say("capturing the graph")
+        work.rewrite(passes)
+        say("running the original in float64")
+        work.observe()
+        for inputs in (example_inputs, *map(_as_tuple, also)):
+            work.plan(inputs)
+        work.check()
+        say("timing before and after")
+        times, remembered = work.time()
+        work.memory.save()
+        return work.finish(times, remembered, start)
+
+
+@dataclass
+class _Work:
+    """One optimization under way."""
+
+    model: nn.Module
+    example: tuple[Any, ...]
+    exact: bool
+    say: Progress
+    memory: Memory = field(init=False)
+    environment: Environment = field(init=False)
+    plans: list[PlanReport] = field(default_factory=list)
+    recipes: list[Recipe] = field(default_factory=list)
+    programs: dict[Hashable, Program] = field(default_factory=dict)
+    planned_for: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        device = next((x.device for x in self.example if isinstance(x, Tensor)), "cpu")
+        self.environment = Environment.here(device)
+        self.memory = Memory.of(self.environment)
+
+    def rewrite(self, passes: Sequence[Pass]) -> None:
+        captured = capture(self.model)
+        self.opaque = captured.opaque
+        self.graph: fx.GraphModule = captured.module
+        self.passes = run_passes(self.graph, passes)
+        for parameter in self.graph.parameters():
+            parameter.requires_grad_(False)
+
+    def observe(self) -> None:
+        """See what the original answers, and hold the rewritten graph against it."""
+        self.truth: Truth = observe(self.model, random_inputs(self.example, _TRIALS))
+        self.verification: Verification = verify(self.truth, self.graph)
+        self.verification.require()
+
+    def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
+        shapes = describe(inputs)
+        exact = exact or self.exact
+
+        def progress(number: int, total: int, key: str) -> None:
+            self.say(f"measuring layer {number + 1} of {total}: {key}")
+
+        try:
+            plan = make_plan(self.graph, inputs, self.memory, exact=exact, progress=progress)
+        except Unplannable as error:
+            self.plans.append(PlanReport(shapes, (), 0, 0, str(error)))
+            return
+        key = signature(inputs)
+        self.planned_for.append(inputs)
+        self.plans.append(_plan_report(plan, shapes))
+        self.recipes.append(Recipe(key, shapes, plan.kernels))
+        self.programs[key] = plan.program
+
+    def check(self) -> None:
+        """Hold the plans against the original; a plan that rounds too freely is made exactly."""
+        if not self.programs:
+            return
+        found = self._verified()
+        if not found.passed and not self.exact:
+            shapes, self.planned_for = self.planned_for, []
+            self.plans = [plan for plan in self.plans if not plan.planned]
+            self.recipes, self.programs = [], {}
+            for inputs in shapes:
+                self.plan(inputs, exact=True)
+            found = self._verified()
+        found.require()
+        self.verification = found
+
+    def _verified(self) -> Verification:
+        result = self._built()
+        checks = list(verify(self.truth, result).checks)
+        for inputs in self.planned_for[1:]:
+            truth = observe(self.model, [inputs])
+            checks += verify(truth, result).checks
+        return Verification(tuple(checks), self.truth.exact is not None)
+
+    def time(self) -> tuple[dict[str, Samples], bool]:
+        """The times of the stages, taken in turns, or remembered from the same stages before."""
+        stages: dict[str, Callable[..., Any]] = {"input": self.model, "graph": self.graph}
+        if signature(self.example) in self.programs:
+            stages["plan"] = self._built()
+        key = f"model {self._fingerprint()} {' '.join(stages)}"
+        known = self.memory.get(key)
+        if isinstance(known, dict) and list(known) == list(stages):
+            return {name: Samples(tuple(seconds)) for name, seconds in known.items()}, True
+        calls = {name: _call(stage, self.example) for name, stage in stages.items()}
+        device = self.environment.device
+        once = interleave(calls, rounds=1, warmup=1, device="cpu" if device == "cpu" else "cuda")
+        total = sum(samples.seconds[0] for samples in once.values())
+        rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
+        times = interleave(
+            calls, rounds=rounds, warmup=1, device="cpu" if device == "cpu" else "cuda"
+        )
+        # What a noisy minute said is no thing to remember.
+        if Comparison(times["input"], times[_choose(times)[0]]).verdict != "too noisy to tell":
+            self.memory.put(key, {name: list(s.seconds) for name, s in times.items()})
+        return times, False
+
+    def finish(self, times: dict[str, Samples], remembered: bool, start: float) -> Optimized:
+        chosen, reason = _choose(times)
+        report = OptimizeReport(
+            model=type(self.model).__name__,
+            inputs=describe(self.example),
+            exact=self.exact,
+            chosen=chosen,
+            reason=reason or next((plan.reason for plan in self.plans if plan.reason), ""),
+            passes=self.passes,
+            opaque=self.opaque,
+            plans=tuple(self.plans),
+            verification=self.verification,
+            times=times,
+            remembered=remembered,
+            setup_s=time.perf_counter() - start,
+            environment=self.environment,
+        )
+        if chosen == "input":
+            return Optimized(self.model, report=report)
+        if chosen == "graph":
+            return Optimized(self.graph, report=report)
+        return Optimized(self.graph, self.recipes, self.programs, report=report, exact=self.exact)
+
+    def _built(self) -> Optimized:
+        return Optimized(self.graph, self.recipes, self.programs)
+
+    def _fingerprint(self) -> str:
+        """The same for the same graph, shapes and kernels: then times carry over."""
+        parts = [self.graph.code, repr(self.graph), *describe(self.example)]
+        parts += [f"{n} {o.label}" for r in self.recipes for n, o in r.kernels]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _choose(times: dict[str, Samples]) -> tuple[str, str]:
+    """The fastest stage that is not slower than the input, and why, if it is not the plan."""
+    order = sorted(times, key=lambda name: times[name].median_s)
+    best = order[0]
+    if best == "input":
+        second = Comparison(times["input"], times[order[1]])
+        return "input", f"nothing was gained: the best of the rest runs {second.ratio:.2f}x as fast"
+    if best == "graph" and "plan" in times:
+        ratio = Comparison(times["graph"], times["plan"]).ratio
+        return "graph", f"the plan runs {ratio:.2f}x as fast as the graph it was made from"
+    return best, ""
+
+
+def _plan_report(plan: Plan, shapes: tuple[str, ...]) -> PlanReport:
+    layers = []
+    for layer in plan.layers:
+        options = tuple(_kernel_time(option) for option in plan.options[layer.spec.key])
+        chosen = _kernel_time(plan.choice[layer.node])
+        layers.append(LayerReport(layer.name, layer.spec.key, chosen, options))
+    steps = len(plan.program.steps)
+    return PlanReport(shapes, tuple(layers), max(0, steps - len(layers)), plan.measured)
+
+
+def _kernel_time(option: Option) -> KernelTime:
+    return KernelTime(option.kernel, str(option.reads or "any layout"), option.seconds)
+
+
+def _check(model: Any, inputs: tuple[Any, ...]) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
+    if not any(isinstance(x, Tensor) for x in inputs):
+        raise InputError(
+            f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
+            "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
+        )
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        raise InputError(
+            f"{training[0] or type(model).__name__} is in training mode; optimizing is for "
+            "inference. Call model.eval() first."
+        )
+
+
+def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    try:
+        with torch.random.fork_rng():
+            model(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+    except Exception as error:
+        raise ModelFailed(
+            f"{type(model).__name__} raised {type(error).__name__} on "
+            f"{', '.join(describe(inputs))}: {error}. Check the example inputs."
+        ) from error
+
+
+def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: function(*inputs)
+
+
+def _as_tuple(inputs: Any) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)

@@ -1,0 +1,18 @@
+"""`nhwc.optimize`: what this library has to offer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .channels_last import to_channels_last
+from .engine import Engine, Prepared
+
+
+def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+    import nhwc
+
+    inputs = to_channels_last(inputs)
+    return nhwc.optimize(model, *inputs), inputs
+
+
+ENGINE = Engine("optimized", "nhwc optimize", prepare, ours=True, autocasts=True)

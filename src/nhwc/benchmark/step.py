@@ -1,0 +1,88 @@
+"""One training step: forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Step:
+    """A training step of `model`, run as `function`, which may be a compiled form of it.
+
+    The loss is cross entropy against random classes, summed over the outputs. In mixed precision
+    it is bfloat16 on a CPU; float16 with a scaled loss on CUDA.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        function: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        *,
+        amp: bool = False,
+    ) -> None:
+        self.model, self.function, self.inputs, self.amp = model.train(), function, inputs, amp
+        self.device = inputs[0].device.type
+        # The weights barely move: every step costs the same, and none runs into infinities.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-7, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=amp and self.device == "cuda")
+
+    def __call__(self) -> Tensor:
+        with autocast(self.device, self.amp):
+            loss = _loss(self.function(*self.inputs))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    def check(self) -> list[Tensor]:
+        """Take one step without dropout: the loss, and the norm of all gradients."""
+        with without_dropout(self.model):
+            loss = self()
+        scale = self.scaler.get_scale()
+        grads = [p.grad.double() for p in self.model.parameters() if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in grads])) / scale
+        return [loss.double(), norm]
+
+
+def autocast(device: str, enabled: bool) -> torch.autocast:
+    """Mixed precision as it is used on that device."""
+    dtype = torch.float16 if device == "cuda" else torch.bfloat16
+    return torch.autocast(device, dtype=dtype, enabled=enabled)
+
+
+@contextlib.contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch off what draws random numbers: it draws them in the order of memory."""
+    random = ("dropout", "droppath", "stochasticdepth", "dropblock")
+    found = [
+        module
+        for module in model.modules()
+        if module.training and any(word in type(module).__name__.lower() for word in random)
+    ]
+    try:
+        for module in found:
+            module.training = False
+        yield
+    finally:
+        for module in found:
+            module.training = True
+
+
+def _loss(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        if not output.is_floating_point() or output.ndim < 2:
+            return output.float().square().mean()
+        wide = output if output.dtype == torch.float64 else output.float()
+        shape = (wide.shape[0], *wide.shape[2:])
+        # The same classes for every variant: from a generator of its own.
+        draw = torch.Generator().manual_seed(0)
+        classes = torch.randint(wide.shape[1], shape, generator=draw).to(wide.device)
+        return nn.functional.cross_entropy(wide, classes)
+    values = output.values() if isinstance(output, dict) else output
+    return torch.stack([_loss(value) for value in values if value is not None]).sum()

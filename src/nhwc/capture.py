@@ -1,0 +1,307 @@
+"""Run a model once and record every operator call: formats, module, source line, time, copies."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .formats import Format, format_of
+
+_NOT_THE_USERS = (
+    str(Path(__file__).parent) + os.sep,
+    str(Path(torch.__file__).parent) + os.sep,
+    "<",
+)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that went into or came out of an operator."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    format: Format
+    bytes: int
+    source: int | None
+    """The call that filled its memory; -1 where it was there before; None for the model's own
+    parameters and buffers."""
+
+    @property
+    def densest(self) -> int | None:
+        """The dimension that is densest in memory; None where the strides leave it open."""
+        dims = [d for d, step in enumerate(self.strides) if step > 0 and self.shape[d] > 1]
+        if self.format is Format.AMBIGUOUS or len(dims) < 2:
+            return None
+        return min(dims, key=lambda d: (self.strides[d], -d))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the user's code an operator was called, and in which module."""
+
+    module: str
+    module_type: str
+    file: str
+    line: int
+    source: str
+
+    @property
+    def place(self) -> str:
+        """File and line, short: from the package on, or from the working directory on."""
+        if not self.file:
+            return "(no source line)"
+        packaged = re.split(r"(?:site|dist)-packages[/\\]", self.file)
+        short = packaged[-1] if len(packaged) > 1 else os.path.relpath(self.file)
+        return f"{self.file if short.startswith('..') else short}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy inside an operator's kernel that changed the layout of what it copied."""
+
+    shape: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call as the user's code made it, or one operator of the backward pass."""
+
+    index: int
+    operator: str
+    backward: bool
+    site: Site
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    moves_data: bool
+    """False for a view: its output is memory of an input."""
+    seconds: float = 0.0
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(copy.bytes for copy in self.copies)
+
+    @property
+    def copy_seconds(self) -> float:
+        return sum(copy.seconds for copy in self.copies)
+
+
+class Recorder(contextlib.ExitStack):
+    """A context that records the operator calls of this thread, and patches nothing.
+
+    A function mode sees the calls as the user wrote them, composites whole; a dispatch mode sees
+    what has no such call around it: the backward pass and TorchScript.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        on_call: Callable[[Call], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.current: int | None = None
+        self.names = _module_names(model)
+        self.sources: dict[int, int] = {}
+        self.sites: dict[int, Site] = {}
+        self.on_call = on_call or self.calls.append
+        self.made = 0
+        self.constants = set() if model is None else {_memory(t) for t in _own_tensors(model)}
+
+    def __enter__(self) -> Recorder:
+        self.enter_context(_Functions(self))
+        self.enter_context(_Kernels(self))
+        return self
+
+    def run(self, name: str, backward: bool, call: Callable[[], Any], arguments: object) -> Any:
+        """Make one call and record it; calls nested inside belong to it."""
+        index = self.made
+        self.made += 1
+        self.current = index
+        before = _get_sequence_nr()
+        specs = tuple(self._spec(tensor) for tensor in _tensors(arguments))
+        memories = {_memory(tensor) for tensor in _tensors(arguments)}
+        node = torch._C._current_autograd_node() if backward else None
+        try:
+            with torch._C._profiler._RecordFunctionFast(f"nhwc::{index}"):
+                result = call()
+        finally:
+            self.current = None
+        results = _tensors(result)
+        fresh = [tensor for tensor in results if _memory(tensor) not in memories]
+        for tensor in fresh:
+            self.sources[_memory(tensor)] = index
+        made = Call(
+            index=index,
+            operator=name,
+            backward=backward,
+            site=self._site(node),
+            inputs=specs,
+            outputs=tuple(self._spec(tensor) for tensor in results),
+            moves_data=bool(fresh),
+        )
+        for number in range(before, _get_sequence_nr()):
+            self.sites[number] = made.site
+        self.on_call(made)
+        return result
+
+    def _spec(self, tensor: Tensor) -> TensorSpec:
+        memory = _memory(tensor)
+        own = isinstance(tensor, nn.Parameter) or memory in self.constants
+        return TensorSpec(
+            shape=() if tensor.is_nested else tuple(tensor.shape),
+            strides=tuple(tensor.stride()) if _has_strides(tensor) else (),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            format=format_of(tensor),
+            bytes=0 if tensor.is_nested else tensor.numel() * tensor.element_size(),
+            source=None if own else self.sources.get(memory, -1),
+        )
+
+    def _site(self, node: Any) -> Site:
+        if node is not None and node._sequence_nr() in self.sites:
+            # The backward of an operator is charged to the line that called it forward.
+            return self.sites[node._sequence_nr()]
+        module, frame = "", None
+        walk: FrameType | None = sys._getframe(2)
+        while walk is not None and (not module or frame is None):
+            code = walk.f_code
+            if frame is None and is_users(code.co_filename):
+                frame = walk
+            if not module and code.co_argcount and code.co_varnames[0] == "self":
+                module = self.names.get(id(walk.f_locals.get("self")), "")
+            walk = walk.f_back
+        name, _, kind = module.partition("\0")
+        if frame is None:
+            return Site(name, kind, "", 0, "")
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        return Site(name, kind, file, line, linecache.getline(file, line).strip())
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.recorder.current is not None or name in _QUERIES:
+            return func(*args, **kwargs)
+        full = resolve_name(func) or name
+        if name in ("backward", "grad"):
+            # No operator itself: the dispatch mode sees what it runs, one by one.
+            return func(*args, **kwargs)
+        return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
+
+
+class _Kernels(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.recorder.current is not None:
+            return func(*args, **kwargs)
+        backward = torch._C._current_autograd_node() is not None
+        name = str(func.overloadpacket).replace(".", "::", 1)
+        return self.recorder.run(name, backward, lambda: func(*args, **kwargs), (args, kwargs))
+
+
+# Asking a tensor about itself is no operator.
+_QUERIES = frozenset(
+    [
+        "__get__",
+        "__set__",
+        "size",
+        "dim",
+        "stride",
+        "numel",
+        "nelement",
+        "element_size",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "data_ptr",
+        "is_nested",
+        "storage_offset",
+        "untyped_storage",
+        "requires_grad_",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "__hash__",
+        "is_same_size",
+        "get_device",
+        "is_pinned",
+        "ndimension",
+        "has_names",
+        "__bool__",
+        "item",
+        "tolist",
+    ]
+)
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor ours, so that a user can be pointed to it."""
+    return not file.startswith(_NOT_THE_USERS)
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _has_strides(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _memory(tensor: Tensor) -> int:
+    if not _has_strides(tensor):
+        return id(tensor)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _own_tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _module_names(model: nn.Module | None) -> dict[int, str]:
+    if model is None:
+        return {}
+    return {id(m): f"{name}\0{type(m).__name__}" for name, m in model.named_modules()}

@@ -1,0 +1,258 @@
+"""nhwc bench: ways to run a model, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from ..benchmark import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
+from ..benchmark.engines import ENGINES, QUICK
+from ..benchmark.results import Case
+from ..benchmark.runner import SECONDS
+from ..benchmark.runner import run as measure
+from ..environment import available_cores
+from ..errors import FileError, InputError
+from ..render.bench_csv import bench_csv
+from ..render.bench_html import bench_html
+from ..render.bench_plot import bench_plot
+from ..render.bench_text import bench_text, changes_text
+from .common import (
+    add_output_arguments,
+    chosen_format,
+    note,
+    parse_device,
+    parse_shape,
+    write_file,
+    write_output,
+)
+from .progress import ProgressLine
+
+FORMATS = ("text", "json", "csv", "html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _epilog()
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="resnet50, timm:NAME, package.module:callable, file.py:callable; or a FILE.json "
+        "that -o wrote, to show it again",
+    )
+    parser.add_argument("--suite", choices=[s.name for s in SUITES], help="published figures")
+    parser.add_argument("--variants", metavar="A,B,...", help=f"default: {','.join(QUICK)}")
+    parser.add_argument("--input", metavar="NxCxHxW", help="default 1x3x224x224")
+    parser.add_argument("--batch", metavar="N,...", help="batch sizes, one after the other")
+    parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")
+    parser.add_argument("--train", action="store_true", help="a training step, not inference")
+    parser.add_argument("--amp", action="store_true", help="in mixed precision")
+    parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (default 0)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help=f"measuring time per case, set-up apart (default {SECONDS:.0f})",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw FILE.svg or FILE.png")
+    parser.add_argument("--resume", action="store_true", help="keep what -o FILE.json already has")
+    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), type=Path, help="two results")
+    parser.add_argument("--fail-on", choices=["slower"], help="with --compare: exit 1 if any is")
+    add_output_arguments(parser, FORMATS)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Two results side by side; a user's continuous integration reads the exit status."""
+    changes = compare(*(read(path) for path in args.compare))
+    format = chosen_format(args, FORMATS)
+    if format not in ("text", "json"):
+        raise InputError(f"--compare has no {format} output. Use --format text or json.")
+    write_output(_changes(changes, format), args.output)
+    return 1 if args.fail_on == "slower" and changes.slower else 0
+
+
+def show(args: argparse.Namespace, result: Benchmark) -> None:
+    """Write the result as asked, and draw it where asked."""
+    write_output(_text(result, chosen_format(args, FORMATS)), args.output)
+    if args.plot:
+        write_file(args.plot, bench_plot(result, args.plot.suffix.lstrip(".")))
+        note(f"wrote {args.plot}")
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Measure, keeping on disk what is done, and show the result."""
+    tasks, title = _tasks(args)
+    format = chosen_format(args, FORMATS)
+    line = ProgressLine()
+
+    def tell(progress: Progress) -> None:
+        text = f"{progress.case}: {progress.doing}"
+        line.update(text, progress.share, progress.remaining_s)
+
+    def keep(result: Benchmark) -> None:
+        # After every case, so that nothing measured is lost whatever happens next.
+        if args.output and format == "json":
+            write_file(args.output, _json(result.to_dict()).encode())
+
+    done = _done(args, format)
+    # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        result = measure(
+            tasks,
+            title=title,
+            seconds=args.seconds,
+            done=done,
+            progress=tell,
+            checkpoint=keep,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        line.clear()
+    if not any(row.measured for row in result.rows):
+        if result.interrupted:
+            raise KeyboardInterrupt
+        raise InputError(f"nothing could be measured. {_first_reason(result)}")
+    show(args, result)
+    return 130 if result.interrupted else 0
+
+
+def run(args: argparse.Namespace) -> int:
+    _check_plot(args.plot)
+    if args.compare:
+        return run_compare(args)
+    if len(args.models) == 1 and args.models[0].endswith(".json"):
+        show(args, read(Path(args.models[0])))
+        return 0
+    return run_bench(args)
+
+
+def read(path: Path) -> Benchmark:
+    """Read a result that was written with -o FILE.json."""
+    try:
+        return Benchmark.from_dict(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}. Write one with -o {path}.") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{path} is no JSON: {error}. Write one with -o FILE.json.") from error
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
+    if bool(args.models) == bool(args.suite):
+        raise InputError(
+            "name models or a suite, one of the two. Try: nhwc bench resnet50, "
+            "or: nhwc bench --suite icelake"
+        )
+    parse_device(args.device)
+    batches = _numbers(args.batch, "--batch")
+    threads = _numbers(args.threads, "--threads")
+    if args.suite:
+        suite = next(suite for suite in SUITES if suite.name == args.suite)
+        return _suite_tasks(args, suite, batches, threads), f"{suite.name}: {suite.about}"
+    shape = parse_shape(args.input or ("4x3x224x224" if args.train else "1x3x224x224"))
+    chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
+    tasks = [
+        Task(
+            Case(
+                model=model,
+                shapes=((batch, *shape[1:]),),
+                threads=count,
+                train=args.train,
+                amp=args.amp,
+                device=args.device,
+                seed=args.seed,
+                weights=args.weights,
+            ),
+            chosen,
+        )
+        for count in threads or (available_cores(),)
+        for batch in batches or (shape[0],)
+        for model in args.models
+    ]
+    return tasks, ""
+
+
+def _suite_tasks(
+    args: argparse.Namespace, suite: Suite, batches: tuple[int, ...], threads: tuple[int, ...]
+) -> list[Task]:
+    for option in ("input", "weights", "train", "amp"):
+        if getattr(args, option):
+            raise InputError(f"--{option} does not go with --suite, which says so itself.")
+    default = () if suite.train else QUICK
+    return suite.tasks(
+        _variants(args, default),
+        batches=batches,
+        threads=threads,
+        device=args.device,
+        seed=args.seed,
+    )
+
+
+def _variants(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:
+    if args.variants is None:
+        return default
+    return tuple(dict.fromkeys(name for name in args.variants.split(",") if name))
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} {text!r} is no list of numbers. Try {option} 1,4.") from None
+    if min(numbers) < 1:
+        raise InputError(f"{option} {text} has a number below 1. Try {option} 1,4.")
+    return numbers
+
+
+def _done(args: argparse.Namespace, format: str) -> Benchmark | None:
+    if not args.resume:
+        return None
+    if args.output is None or format != "json":
+        raise InputError("--resume needs the file to go on with. Add -o FILE.json.")
+    return read(args.output) if args.output.exists() else None
+
+
+def _check_plot(path: Path | None) -> None:
+    if path is not None and path.suffix not in (".svg", ".png"):
+        raise InputError(f"--plot {path} has no known ending. Use .svg or .png.")
+
+
+def _first_reason(result: Benchmark) -> str:
+    for row in result.rows:
+        for reason in (row.failure, *(m.failure for m in row.measurements)):
+            if reason:
+                return f"{row.case.model}: {reason}"
+    return ""
+
+
+def _text(result: Benchmark, format: str) -> str:
+    if format == "json":
+        return _json(result.to_dict())
+    return {"text": bench_text, "csv": bench_csv, "html": bench_html}[format](result)
+
+
+def _changes(changes: Changes, format: str) -> str:
+    return changes_text(changes) if format == "text" else _json(changes.to_dict())
+
+
+def _json(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, indent=None, separators=(",", ":")) + "\n"
+
+
+def _epilog() -> str:
+    lines = ["variants:"]
+    lines += [f"  {engine.name:15} {engine.label}" for engine in ENGINES]
+    lines += ["", "suites:"]
+    lines += [f"  {suite.name:15} {suite.about}" for suite in SUITES]
+    return "\n".join(lines)

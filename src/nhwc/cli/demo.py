@@ -1,0 +1,43 @@
+"""`nhwc demo`: the main job on a default model, in half a minute."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from .._audit import audit
+from .._optimize import optimize
+from ..render.audit_html import audit_html
+from ..render.audit_text import audit_text
+from ..render.optimize_text import optimize_text
+from ..zoo import load_model, randomize_batchnorm_
+from .common import colors, note, write_file
+
+MODEL = "shufflenet_v2_x1_0"
+PAGE = Path("nhwc-demo.html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=PAGE)
+
+
+def run(args: argparse.Namespace) -> int:
+    note(f"1. auditing {MODEL}, which torchvision's users believe to support channels last ...")
+    model = randomize_batchnorm_(load_model(MODEL))
+    x = torch.rand(1, 3, 224, 224)
+    before = audit(model, x, convert=True, name=MODEL)
+    print(audit_text(before, color=colors()))
+
+    note("2. optimizing it for this machine (the first time, kernels are compiled and kept) ...")
+    fast = optimize(model, x)
+    print(optimize_text(fast.report, MODEL, color=colors()))
+
+    note("3. auditing the graph it became ...")
+    after = audit(fast.graph, x, convert=True, name=f"{MODEL}, optimized")
+    print(audit_text(after, color=colors()))
+
+    write_file(args.output, audit_html(before).encode())
+    note(f"The first audit as a page: {args.output.resolve()}")
+    return 0

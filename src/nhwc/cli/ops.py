@@ -1,0 +1,167 @@
+"""`nhwc ops [NAME...]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from ..errors import InputError
+from ..operators import (
+    DTYPES,
+    OperatorTable,
+    check_operator,
+    check_rules,
+    difference,
+    load_table,
+    ops,
+)
+from ..render.ops_html import ops_html
+from ..render.ops_markdown import ops_markdown
+from ..render.ops_text import difference_text, ops_text
+from ..render.rules_text import rules_markdown, rules_text
+from ..zoo import find_builder
+from .common import (
+    add_output_arguments,
+    chosen_format,
+    colors,
+    parse_device,
+    parse_shape,
+    write_output,
+)
+from .progress import ProgressLine
+
+FORMATS = ("text", "json", "html", "markdown")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help="an operator: grid_sample, nn.functional.pad, or your own as file.py:function; "
+        "all of torch's where none is named",
+    )
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", default=[], help="such as '*pool*'"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    parser.add_argument(
+        "--dtype", action="append", help=f"repeat for several (default: {', '.join(DTYPES)})"
+    )
+    parser.add_argument("--no-timing", action="store_true", help="check formats and values alone")
+    parser.add_argument(
+        "--input",
+        metavar="NxCxHxW",
+        action="append",
+        help="shape of an input of your own operator (default 2x16x32x32); repeat for several",
+    )
+    parser.add_argument(
+        "--diff", metavar=("OLD", "NEW"), nargs=2, type=Path, help="compare two JSON tables"
+    )
+    parser.add_argument(
+        "--rules",
+        action="store_true",
+        help="check the rules of memory formats; exit 1 if one fails",
+    )
+    add_output_arguments(parser, FORMATS)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.rules:
+        return _rules(args)
+    if args.diff:
+        return _diff(args)
+    device = parse_device(args.device)
+    own = [name for name in args.names if ":" in name]
+    if own and (len(own) < len(args.names) or args.only):
+        raise InputError(
+            f"{own[0]} is your own operator; torch's are checked in another way. Name one kind."
+        )
+    table = _own(args, own, device) if own else _torchs(args, device)
+    write_output(_render(table, args), args.output)
+    return 0
+
+
+def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
+    line, start = ProgressLine(), time.monotonic()
+
+    def show(done: int, total: int, title: str) -> None:
+        left = (time.monotonic() - start) / done * (total - done)
+        line.update(title, done / total, left)
+
+    try:
+        return ops(
+            *args.names,
+            *args.only,
+            device=device,
+            dtypes=args.dtype or DTYPES,
+            timed=not args.no_timing,
+            progress=show,
+        )
+    finally:
+        line.clear()
+
+
+def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
+    from ..environment import Environment
+
+    dtypes = tuple(args.dtype or ("float32",))
+    shapes = [parse_shape(text) for text in args.input or ["2x16x32x32"]]
+    found = []
+    for name in names:
+        function = find_builder(name)
+        for dtype in dtypes:
+            kind = getattr(torch, dtype, None)
+            if not isinstance(kind, torch.dtype):
+                raise InputError(f"torch has no dtype {dtype!r}. Try float32 or bfloat16.")
+            inputs = [torch.rand(shape).to(device, kind) for shape in shapes]
+            timed = not args.no_timing
+            found.append(check_operator(function, *inputs, name=name, timed=timed))
+    environment = Environment.here(device).to_dict()
+    return OperatorTable(environment, str(device), dtypes, tuple(found))
+
+
+def _render(table: OperatorTable, args: argparse.Namespace) -> str:
+    format = chosen_format(args, FORMATS)
+    if format == "json":
+        return table.to_json()
+    if format == "html":
+        return ops_html(table)
+    if format == "markdown":
+        return ops_markdown(table)
+    return ops_text(table, color=args.output is None and colors())
+
+
+def _diff(args: argparse.Namespace) -> int:
+    old, new = (load_table(path) for path in args.diff)
+    found = difference(old, new)
+    format = chosen_format(args, FORMATS)
+    if format == "json":
+        data = {"schema": 1, "changes": [change.to_dict() for change in found]}
+        text = json.dumps(data, indent=1) + "\n"
+    elif format == "text":
+        text = difference_text(found, color=args.output is None and colors())
+    else:
+        raise InputError(f"--diff has no format {format}. Use text or json.")
+    write_output(text, args.output)
+    return 0
+
+
+def _rules(args: argparse.Namespace) -> int:
+    found = check_rules(parse_device(args.device))
+    format = chosen_format(args, FORMATS)
+    if format == "json":
+        data = {"schema": 1, "rules": [rule.to_dict() for rule in found]}
+        text = json.dumps(data, indent=1) + "\n"
+    elif format == "text":
+        text = rules_text(found, color=args.output is None and colors())
+    elif format == "markdown":
+        text = rules_markdown(found)
+    else:
+        raise InputError(f"--rules has no format {format}. Use text, markdown or json.")
+    write_output(text, args.output)
+    return 0 if all(rule.passed is not False for rule in found) else 1

@@ -1,0 +1,100 @@
+"""`nhwc optimize MODEL`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from .._audit import audit
+from .._optimize import optimize
+from ..errors import InputError
+from ..files import save
+from ..optimization import OptimizeReport
+from ..render.optimize_html import optimize_html
+from ..render.optimize_text import optimize_text
+from ..runtime import Optimized
+from .common import (
+    add_model_arguments,
+    build,
+    colors,
+    note,
+    parse_shape,
+    write_file,
+    write_output,
+)
+
+FORMATS = ("text", "json", "html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.nhwc", type=Path, help="save the model")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="draw what was done")
+    parser.add_argument(
+        "--also", metavar="NxCxHxW", action="append", default=[], help="plan this shape too"
+    )
+    parser.add_argument("--exact", action="store_true", help="no kernels that reorder sums")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    for path in (args.output, args.report):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: {path.parent} is no folder. Make it first.")
+    model, inputs = build(args)
+    shapes = [parse_shape(text) for text in args.also]
+    also = [inputs[0].new_empty(shape).normal_() for shape in shapes]
+    with _Line() as line:
+        fast = optimize(model, *inputs, exact=args.exact, also=also, progress=line.show)
+        audits = _audits(args.model, model, fast, inputs, line) if _drawn(args) else None
+    if args.output is not None:
+        save(fast, args.output)
+        note(f"wrote {args.output}")
+    report: OptimizeReport = fast.report
+    if args.report is not None:
+        write_file(args.report, optimize_html(report, args.model, audits).encode())
+        note(f"wrote {args.report}")
+    if args.format == "html":
+        write_output(optimize_html(report, args.model, audits), None)
+    elif args.format == "json":
+        write_output(json.dumps(report.to_dict(), indent=1), None)
+    else:
+        write_output(optimize_text(report, args.model, color=colors()), None)
+    return 0
+
+
+def _drawn(args: argparse.Namespace) -> bool:
+    return args.report is not None or args.format == "html"
+
+
+def _audits(
+    name: str, model: nn.Module, fast: Optimized, inputs: list[Tensor], line: _Line
+) -> dict[str, dict[str, object]]:
+    """What the audit says of channels last before and after the passes."""
+    line.show("auditing before and after")
+    stages = {"before": model, "after": fast.graph}
+    return {
+        stage: audit(module, *inputs, convert=True, name=name).to_dict()
+        for stage, module in stages.items()
+    }
+
+
+class _Line:
+    """One line on stderr that says what is being done; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def show(self, text: str) -> None:
+        if self._live:
+            print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.show("")

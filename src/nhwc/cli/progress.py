@@ -1,0 +1,53 @@
+"""A line on stderr that says how far long work is."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+
+class ProgressLine:
+    """One line that rewrites itself on a terminal; elsewhere a plain line now and then.
+
+    `update` may be called as often as one likes: it draws ten times a second at most.
+    """
+
+    def __init__(self, every_s: float = 30.0) -> None:
+        self._live = sys.stderr.isatty()
+        self._every_s = 0.1 if self._live else every_s
+        self._last = -1e9 if self._live else time.monotonic()
+
+    def update(self, text: str, share: float, remaining_s: float | None) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every_s:
+            return
+        self._last = now
+        left = "" if remaining_s is None else f", {duration(remaining_s)} left"
+        done = round(20 * share)
+        bar = "█" * done + "░" * (20 - done)
+        line = f"{bar} {share:4.0%} {text}{left}" if self._live else f"{share:4.0%} {text}{left}"
+        wide = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{line[:wide]}" if self._live else line + "\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away, so that what is printed next stands alone."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def duration(seconds: float) -> str:
+    """A span of time, as one would say it.
+
+    >>> duration(5), duration(90), duration(4000)
+    ('5 s', '1 min 30 s', '1 h 6 min')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,261 @@
+"""`nhwc train`: the same command in one process and under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..environment import available_cores
+from ..errors import InputError
+from ..formats import convert_
+from ..render.training_text import log_line
+from ..training import (
+    Data,
+    MetricsLog,
+    Point,
+    Recipe,
+    Training,
+    evaluate,
+    image_folders,
+    load_checkpoint,
+    process_group,
+    synthetic,
+    train,
+)
+from ..training.checkpoint import evaluation_weights
+from ..training.distributed import rank_and_world
+from ..training.recipe import OPTIMIZERS, PRECISIONS
+from ..zoo import load_model
+from .common import note, parse_device, write_file
+from .interrupt import Interrupt
+from .screen import OnceEach, Screen, headline
+
+RATES = {"sgd": 0.1, "adamw": 1e-3}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("data", metavar="DATA", nargs="?", help="a folder with train/ and val/, a folder per class")
+    add("--synthetic", action="store_true", help="random images instead of DATA")
+    add(
+        "-a", "--arch", metavar="MODEL", default="resnet50", help="default resnet50; timm:NAME, ..."
+    )
+    add(
+        "-b",
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=64,
+        help="of all processes together (64)",
+    )
+    add("--workers", metavar="N", type=int, help="loading images, per process (4 at most)")
+    add("--epochs", metavar="N", type=int, help="default 10; 1 with --synthetic")
+    add("--max-batches", metavar="N", type=int, help="of each epoch, for trials")
+    add("--size", metavar="S", default="224", help="image size (224); DxHxW with --synthetic")
+    add("--classes", metavar="N", type=int, help="outputs of the model; those of DATA otherwise")
+    speed = parser.add_argument_group("speed")
+    add = speed.add_argument
+    add("--channels-last", action="store_true", help="weights and images in channels last")
+    add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on the CPU")
+    add("--amp-dtype", choices=PRECISIONS, help="the other one")
+    add("--compile", action="store_true", help="torch.compile the model")
+    add("--device", help="default cuda where there is one, else cpu")
+    method = parser.add_argument_group("method")
+    add = method.add_argument
+    add("--optimizer", choices=OPTIMIZERS, default="sgd", help="default sgd")
+    add("--lr", type=float, help="highest learning rate: 0.1 for sgd, 0.001 for adamw")
+    add("--momentum", type=float, default=0.9, help="of sgd (0.9)")
+    add("--weight-decay", type=float, default=1e-4, help="default 1e-4")
+    add("--warmup-epochs", metavar="N", type=float, default=0.0, help="of a rising rate (0)")
+    add("--label-smoothing", metavar="X", type=float, default=0.0, help="default 0")
+    add("--accumulate", metavar="N", type=int, default=1, help="batches to an update (1)")
+    add("--clip", metavar="NORM", type=float, help="the gradients' norm at most")
+    add("--ema", metavar="DECAY", type=float, help="evaluate a running average of the weights")
+    add("--seed", type=int, default=0, help="of weights, order, augmentation (0)")
+    files = parser.add_argument_group("files")
+    add = files.add_argument
+    add("-o", "--output", metavar="DIR", type=Path, help="checkpoint.pt, metrics.csv (train-MODEL)")
+    add("--checkpoint-every", metavar="N", type=int, help="batches; after each epoch in any case")
+    add("--resume", metavar="FILE", type=Path, help="go on from a checkpoint")
+    add("--weights", metavar="FILE", type=Path, help="start from a state dict")
+    add("--evaluate", action="store_true", help="no training: accuracy of --resume or --weights")
+    add("--skip-corrupt", action="store_true", help="pass over images that cannot be read")
+    add("--plot", metavar="FILE", type=Path, help="draw the run, .svg or .png")
+    add("--format", choices=("text", "json"), default="text", help="what goes to stdout (text)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plot and args.plot.suffix not in (".svg", ".png"):
+        raise InputError(f"cannot draw {args.plot}: unknown ending. Use .svg or .png.")
+    recipe = _recipe(args)
+    device = parse_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    recipe.autocast_dtype(device)
+    if device.type == "cuda":
+        # All batches are of one shape, so the search for the fastest kernels pays.
+        torch.backends.cudnn.benchmark = True
+    with process_group(device) as device:
+        data = _data(args)
+        model = load_model(
+            args.arch,
+            weights=args.weights,
+            seed=args.seed,
+            classes=args.classes or len(data.classes),
+        )
+        if rank_and_world()[0] == 0:
+            note(headline(args.arch, model, recipe, args.batch_size, device))
+        if args.evaluate:
+            return _evaluate(args, model, data, recipe, device)
+        return _train(args, model, data, recipe, device)
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    return Recipe(
+        epochs=args.epochs if args.epochs is not None else 1 if args.synthetic else 10,
+        optimizer=args.optimizer,
+        lr=RATES[args.optimizer] if args.lr is None else args.lr,
+        momentum=args.momentum,
+        weight_decay=args.weight_decay,
+        warmup_epochs=args.warmup_epochs,
+        label_smoothing=args.label_smoothing,
+        accumulate=args.accumulate,
+        clip=args.clip,
+        ema=args.ema,
+        amp=args.amp,
+        amp_dtype=args.amp_dtype,
+        channels_last=args.channels_last,
+        compile=args.compile,
+        seed=args.seed,
+    )
+
+
+def _data(args: argparse.Namespace) -> Data:
+    if args.synthetic == bool(args.data):
+        raise InputError("give either DATA, a folder with train/ and val/, or --synthetic.")
+    size = _size(args.size)
+    workers = min(4, available_cores()) if args.workers is None else args.workers
+    if args.synthetic:
+        return synthetic(
+            args.batch_size,
+            (*(size if len(size) == 3 else size * 2), 3),
+            classes=args.classes or 1000,
+            batches=args.max_batches or 100,
+            workers=workers,
+            seed=args.seed,
+        )
+    if len(size) == 3:
+        raise InputError(f"size {args.size} is of a volume; DATA holds images. Use --size 224.")
+    return image_folders(
+        args.data,
+        args.batch_size,
+        size=size[0],
+        workers=workers,
+        seed=args.seed,
+        max_batches=args.max_batches,
+        skip_corrupt=args.skip_corrupt,
+        on_skip=OnceEach(),
+    )
+
+
+def _size(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*x[1-9]\d*)?", text):
+        raise InputError(f"size {text!r} is no size. Use 224, or 16x112x112 for volumes.")
+    return tuple(int(part) for part in text.split("x"))
+
+
+def _train(
+    args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
+) -> int:
+    folder = _folder(args)
+    checkpoint = folder / "checkpoint.pt" if folder else None
+    resume = _resume(args, checkpoint)
+    show = rank_and_world()[0] == 0
+    earlier = [Point(**point) for point in load_checkpoint(resume)["points"]] if resume else []
+    screen = Screen(recipe.epochs, len(data.train), text=args.format == "text")
+    go = partial(
+        train,
+        device=device,
+        checkpoint=checkpoint,
+        checkpoint_every=args.checkpoint_every,
+        resume=resume,
+    )
+    with Interrupt() as interrupt, ExitStack() as files:
+        log = files.enter_context(MetricsLog(folder, earlier)) if folder and show else None
+
+        def on_point(point: Point) -> None:
+            screen.show(point)
+            if log is not None:
+                log.add(point)
+
+        if show:
+            go = partial(go, on_point=on_point, on_batch=screen.tick)
+        run = go(model, data, recipe, stop=interrupt)
+    if show:
+        screen.clear()
+        _finish(args, run, checkpoint)
+    return interrupt.status if run.stopped_at else 0
+
+
+def _finish(args: argparse.Namespace, run: Training, checkpoint: Path | None) -> None:
+    if args.plot and run.points:
+        from ..render.training_plot import training_plot
+
+        write_file(args.plot, training_plot(run, args.plot.suffix[1:]))
+        note(f"wrote {args.plot}")
+    if args.format == "json":
+        print(json.dumps(run.to_dict()))
+    if run.stopped_at:
+        epoch, batch = run.stopped_at
+        saved = f"; go on with --resume {checkpoint}" if checkpoint else "; nothing was saved"
+        note(f"stopped in epoch {epoch} after batch {batch}{saved}")
+    elif checkpoint:
+        note(f"wrote {checkpoint} and {checkpoint.with_name('metrics.csv')}")
+
+
+def _evaluate(
+    args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
+) -> int:
+    if data.val is None:
+        raise InputError("there is nothing to evaluate on: DATA has no val/.")
+    if args.resume:
+        state = load_checkpoint(args.resume)
+        model.load_state_dict(evaluation_weights(state))
+    elif not args.weights:
+        raise InputError("--evaluate needs weights: give --resume or --weights.")
+    if recipe.channels_last:
+        convert_(model)
+    point = evaluate(model.to(device), data.val, recipe, device=device)
+    if rank_and_world()[0] == 0:
+        print(log_line(point) if args.format == "text" else json.dumps(point.to_dict()))
+    return 0
+
+
+def _folder(args: argparse.Namespace) -> Path | None:
+    if args.output or args.synthetic:
+        return args.output and Path(args.output)
+    if args.resume:
+        return Path(args.resume).parent
+    return Path("train-" + re.sub(r"[^\w.]+", "-", args.arch).strip("-"))
+
+
+def _resume(args: argparse.Namespace, checkpoint: Path | None) -> Path | None:
+    """The checkpoint to go on from: the named one, or the own one after torchrun's restart."""
+    named = args.resume and Path(args.resume)
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if checkpoint is None or not checkpoint.exists():
+        return named
+    if restarted:
+        return checkpoint
+    if named is None or named.resolve() != checkpoint.resolve():
+        raise InputError(
+            f"{checkpoint} exists, from an earlier run. Go on from it with --resume {checkpoint}, "
+            "or write elsewhere with -o."
+        )
+    return named

@@ -1,0 +1,173 @@
+"""One file of a header and raw tensors, every byte of it under a checksum.
+
+offset  bytes
+0       8       89 4E 48 57 43 0D 0A 1A: "NHWC" guarded against text modes and truncation
+8       4       version of the container, little endian, as all numbers here
+12      8       length of the header
+20      8       length of the whole file
+28      32      SHA-256 of bytes 0 to 28 and of the header
+60      ...     header: JSON, UTF-8
+...             tensors, each at a multiple of 64, in the order and sizes the header lists
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .disk import replace_file
+from .errors import FileError
+from .formats import CHANNELS_LAST_OF, Format, format_of, to_format
+
+MAGIC = b"\x89NHWC\r\n\x1a"
+VERSION = 1
+_FIXED = struct.Struct("<8sIQQ")
+_ALIGN = 64
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8,
+        torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+
+
+def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+    """Write a header of plain values, and tensors, to a file that is there whole or not at all."""
+    entries, blobs = [], []
+    for tensor in tensors:
+        tensor, format = _stored(tensor)
+        blob = _bytes_of(tensor)
+        name = str(tensor.dtype).removeprefix("torch.")
+        entries.append(
+            {
+                "shape": list(tensor.shape),
+                "dtype": name,
+                "format": str(format),
+                "crc32": zlib.crc32(blob),
+            }
+        )
+        blobs.append(blob)
+    text = json.dumps({**header, "tensors": entries}, allow_nan=False).encode()
+    body = bytearray()
+    start = _FIXED.size + 32 + len(text)
+    for blob in blobs:
+        body += b"\0" * (-(start + len(body)) % _ALIGN) + blob
+    fixed = _FIXED.pack(MAGIC, VERSION, len(text), start + len(body))
+    digest = hashlib.sha256(fixed + text).digest()
+    try:
+        replace_file(path, b"".join((fixed, digest, text, body)))
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read what `write` wrote; anything else, and anything damaged, raises FileError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
+    header, start = _header(path, data)
+    try:
+        return header, _tensors(path, data, header["tensors"], start)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise damaged(path, f"its list of tensors makes no sense ({error})") from error
+
+
+def damaged(path: Path, why: str) -> FileError:
+    return FileError(f"{path} is damaged: {why}. Save the model again, or copy the file again.")
+
+
+def is_saved(path: str | Path) -> bool:
+    """Whether a file begins as saved models do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
+    if data[: len(MAGIC)] != MAGIC:
+        raise FileError(
+            f"{path} is no model saved by nhwc: it begins with {data[:8].hex(' ') or 'nothing'}. "
+            "Write one with nhwc.save(model, path)."
+        )
+    start = _FIXED.size + 32
+    if len(data) < start:
+        raise damaged(path, f"it ends after {len(data)} bytes, within its first {start}")
+    _, version, length, total = _FIXED.unpack_from(data)
+    if version > VERSION:
+        raise FileError(
+            f"{path} is of version {version}; this nhwc reads up to {VERSION}. "
+            "Load it with a newer nhwc."
+        )
+    if len(data) != total:
+        raise damaged(path, f"it has {len(data)} bytes where its header says {total}")
+    text = data[start : start + length]
+    if hashlib.sha256(data[: _FIXED.size] + text).digest() != data[_FIXED.size : start]:
+        raise damaged(path, "its header does not match its checksum")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its header is no JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise damaged(path, "its header is no mapping")
+    return header, start + length
+
+
+def _tensors(path: Path, data: bytes, entries: Any, place: int) -> list[Tensor]:
+    found = []
+    for number, entry in enumerate(entries):
+        shape = tuple(int(size) for size in entry["shape"])
+        if any(size < 0 for size in shape):
+            raise ValueError(f"tensor {number} has a negative size")
+        dtype = _DTYPES[entry["dtype"]]
+        size = math.prod(shape) * dtype.itemsize
+        end = place + -place % _ALIGN
+        # The gaps carry nothing, yet a flipped bit in them is a sign of a bad copy.
+        if any(data[place:end]):
+            raise damaged(path, f"there is something between tensors {number - 1} and {number}")
+        blob = data[end : end + size]
+        if len(blob) != size or zlib.crc32(blob) != entry["crc32"]:
+            raise damaged(path, f"tensor {number} does not match its checksum")
+        found.append(_restored(blob, dtype, shape, Format(entry["format"])))
+        place = end + size
+    if place != len(data):
+        raise damaged(path, f"{len(data) - place} bytes follow its last tensor")
+    return found
+
+
+def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
+    """The tensor dense in memory, and its format: channels last is kept, all else made plain."""
+    tensor = tensor.detach().cpu()
+    last = CHANNELS_LAST_OF.get(tensor.ndim)
+    kept = last if last and format_of(tensor) is last else Format.CONTIGUOUS
+    return to_format(tensor, kept), kept
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _restored(blob: bytes, dtype: torch.dtype, shape: tuple[int, ...], format: Format) -> Tensor:
+    if not blob:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(bytearray(blob), dtype=dtype)
+    if format is Format.CONTIGUOUS:
+        return flat.view(shape)
+    if CHANNELS_LAST_OF.get(len(shape)) is not format:
+        raise ValueError(f"{len(shape)} dimensions and {format}")
+    outer, channels, *inner = shape
+    return flat.view(outer, *inner, channels).movedim(-1, 1)

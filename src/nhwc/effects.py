@@ -1,0 +1,180 @@
+"""What one operator call did to the memory format, told from its inputs, outputs and their past."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .capture import Call, TensorSpec
+from .formats import Format
+
+
+class Effect(Enum):
+    """What a call did to the format of the image that went through it."""
+
+    KEEPS = "keeps"
+    VIEWS = "views"
+    """Moved no data: permute, slice, reshape of dense memory."""
+    LOSES = "loses"
+    """Channels last went in; another layout came out."""
+    MISREADS = "misreads"
+    """The only channels-last input had ambiguous strides, and was taken for contiguous."""
+    CONVERTS = "converts"
+    """The code asked for the conversion: `.contiguous()`, a reshape that must copy."""
+    RESTORES = "restores"
+    """Contiguous went in, channels last came out: this call paid for the conversion back."""
+    PLAIN = "plain"
+    """Contiguous in, contiguous out."""
+    NEUTRAL = "neutral"
+    """No image: vectors, matrices, scalars."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The effect of a call, and the earlier call that made it necessary, if one did."""
+
+    effect: Effect
+    origin: int | None = None
+
+
+MIXING = frozenset(
+    [
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "bmm",
+        "mm",
+        "baddbmm",
+        "addmm",
+        "einsum",
+        "tensordot",
+        "linear",
+        "scaled_dot_product_attention",
+        "multi_head_attention_forward",
+    ]
+)
+"""Operators whose output's dimensions are not their input's: they have no format to keep."""
+
+_EXPLICIT = frozenset(
+    [
+        "contiguous",
+        "to",
+        "clone",
+        "_to_copy",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "view_as",
+        "reshape_as",
+        "ravel",
+        "copy_",
+        "movedim",
+        "swapaxes",
+        "channel_shuffle",
+        "native_channel_shuffle",
+    ]
+)
+
+
+def short_name(operator: str) -> str:
+    """The last part of an operator's name.
+
+    >>> short_name("torch.nn.functional.conv2d"), short_name("aten::cat")
+    ('conv2d', 'cat')
+    """
+    return operator.rpartition("::")[2].rpartition(".")[2]
+
+
+class Tracker:
+    """Follows the format of every tensor's memory through a sequence of calls.
+
+    A view has the past of the memory it looks at, so a permutation and its inverse, or a slice and
+    what is made of it, are understood as what they are.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, bool] = {}
+        self._unmarked: set[int | None] = set()
+        self._origin: dict[int | None, int | None] = {}
+
+    def follow(self, call: Call) -> Outcome:
+        """Return what `call` did. Calls come in the order they were made."""
+        outcome = self._judge(call)
+        if call.moves_data:
+            kept = outcome.effect in (Effect.KEEPS, Effect.RESTORES)
+            lost_here = outcome.effect in (Effect.LOSES, Effect.MISREADS, Effect.CONVERTS)
+            self._kept[call.index] = kept
+            self._origin[call.index] = call.index if lost_here else outcome.origin
+            if kept:
+                self._origin[call.index] = None
+                images = [o for o in call.outputs if len(o.shape) >= 4]
+                if all(o.densest is None for o in images):
+                    self._unmarked.add(call.index)
+        return outcome
+
+    def is_last(self, spec: TensorSpec) -> bool:
+        """Whether the memory under `spec` has the channel densest, as far as can be known."""
+        if spec.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+            return True
+        return spec.source is not None and self._kept.get(spec.source, False)
+
+    def _judge(self, call: Call) -> Outcome:
+        images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
+        made = [o for o in call.outputs if len(o.shape) >= 4]
+        if not call.moves_data:
+            return self._in_place(call, images)
+        if call.backward:
+            weights = {i.shape for i in call.inputs if i.source is None}
+            made = [o for o in made if o.shape not in weights]
+        if not made or not images:
+            return Outcome(Effect.NEUTRAL)
+        last = [i for i in images if self.is_last(i)]
+        origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
+        out = made[0]
+        if last and not (call.backward and len(last) < len(images)):
+            return self._after_last(call, last, out)
+        if out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+            return Outcome(Effect.RESTORES, origin)
+        return Outcome(Effect.PLAIN, origin)
+
+    def _in_place(self, call: Call, images: list[TensorSpec]) -> Outcome:
+        if not images or not call.outputs:
+            return Outcome(Effect.NEUTRAL)
+        if short_name(call.operator) == "copy_" and len(images) == 2:
+            return self._copied(*images)
+        before, after = images[0], call.outputs[0]
+        if (before.shape, before.strides) != (after.shape, after.strides):
+            return Outcome(Effect.VIEWS)
+        return Outcome(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
+
+    def _copied(self, target: TensorSpec, source: TensorSpec) -> Outcome:
+        if not self.is_last(target):
+            return Outcome(Effect.CONVERTS if self.is_last(source) else Effect.PLAIN)
+        if self.is_last(source):
+            return Outcome(Effect.KEEPS)
+        return Outcome(Effect.RESTORES, self._origin.get(source.source))
+
+    def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
+        # What was ambiguous when it was made is not known to be channels last, whatever its views.
+        known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
+        if out.densest is None or out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+            return Outcome(Effect.KEEPS)
+        name = short_name(call.operator)
+        if name in MIXING:
+            stays = out.densest == len(out.shape) - 1
+            return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
+        if not known:
+            return Outcome(Effect.MISREADS)
+        if any(_same_layout(i, out) for i in known):
+            return Outcome(Effect.KEEPS)
+        return Outcome(Effect.CONVERTS if name in _EXPLICIT else Effect.LOSES)
+
+
+def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:
+    if len(before.shape) == len(after.shape):
+        return before.densest == after.densest
+    # Between different numbers of dimensions only "the last one is densest" can be compared.
+    return (before.densest == len(before.shape) - 1) == (after.densest == len(after.shape) - 1)

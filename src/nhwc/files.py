@@ -1,0 +1,89 @@
+"""Save an optimized model to one file, and load it where its classes are not known."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .container import damaged, read, write
+from .environment import Environment
+from .errors import NhwcError
+from .formats import Format, to_format
+from .graph import capture
+from .memory import Memory
+from .plan import Unplannable, make_plan
+from .runtime import Optimized, Recipe, describe, signature
+from .serial import Foreign, dump, restore
+from .verify import Truth, flatten, verify
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
+
+    What `optimize` and `fuse` return can be saved, and any model that can be captured whole. Which
+    kernels were chosen stays behind: it is true of one machine only.
+    """
+    planned: list[Any] = []
+    exact = False
+    if isinstance(model, Optimized):
+        planned, exact = [list(r.inputs) for r in model.recipes], model.exact
+        model = model.graph
+    graph = model if isinstance(model, fx.GraphModule) else capture(model).module
+    header, tensors = dump(graph)
+    header |= {"planned": planned, "exact": exact}
+    write(Path(path), header, tensors)
+
+
+def load(path: str | Path) -> Optimized:
+    """Load a model that `save` wrote, and choose its kernels for this machine.
+
+    Nothing in the file is run but operators of torch that stand on a list. Anything that is not
+    such a file, whole and undamaged, raises FileError.
+    """
+    path = Path(path)
+    header, tensors = read(path)
+    try:
+        graph = restore(header, tensors)
+        planned = [tuple(map(_example, inputs)) for inputs in header["planned"]]
+        exact = bool(header["exact"])
+    except NhwcError:
+        raise
+    except (Foreign, Exception) as error:
+        raise damaged(path, f"it describes no model ({error})") from error
+    return _planned(graph, planned, exact)
+
+
+def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
+    memory = Memory.of(Environment.here())
+    recipes, programs = [], {}
+    for inputs in examples:
+        try:
+            plan = make_plan(graph, inputs, memory, exact=exact)
+            with torch.no_grad():
+                answer = dict(flatten(graph(*inputs)))
+        except (Unplannable, RuntimeError):
+            continue  # The graph runs as it is, and says itself what is wrong with such inputs.
+        if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
+            continue
+        key = signature(inputs)
+        recipes.append(Recipe(key, describe(inputs), plan.kernels))
+        programs[key] = plan.program
+    memory.save()
+    return Optimized(graph, recipes, programs, exact=exact)
+
+
+def _example(text: str) -> Any:
+    """The tensor, or other value, that `describe` made this text of."""
+    words = text.split(" ")
+    dtype = getattr(torch, words[1], None) if len(words) > 1 else None
+    if not isinstance(dtype, torch.dtype):
+        return ast.literal_eval(text)
+    shape = [int(size) for size in words[0].split("x") if size]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(shape, generator=generator).to(dtype)
+    last = words[2:] == [str(Format.CHANNELS_LAST)]
+    return to_format(drawn, Format.CHANNELS_LAST) if last else drawn

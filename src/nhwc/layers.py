@@ -1,0 +1,101 @@
+"""The modules of ours that a rewritten graph may hold. Each runs as it is, in any format.
+
+Every layer keeps each argument of its constructor under that argument's name, so that it can be
+built again from its attributes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+
+
+class Spread(nn.Module):
+    """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        more: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more_kwargs: dict[str, Any],
+    ) -> Any:
+        return self.module(*args, *more, **kwargs, **more_kwargs)
+
+
+class BatchNorm(_BatchNorm):
+    """Batch norm for any number of dimensions, as `F.batch_norm` has it."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+class FoldedLinear(nn.Linear):
+    """A linear layer with the batch norm after it folded in, given (N, C).
+
+    Of (N, L, C) the batch norm scaled L, not C: there the fold is undone and L is scaled.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.register_buffer("scale", torch.ones(out_features))
+        self.register_buffer("shift", torch.zeros(out_features))
+
+    def forward(self, input: Tensor) -> Tensor:
+        folded = F.linear(input, self.weight, self.bias)
+        if folded.dim() == 2:
+            return folded
+        unfolded = (folded - self.shift) / self.scale
+        return unfolded * self.scale.unsqueeze(-1) + self.shift.unsqueeze(-1)
+
+
+class Fused(nn.Module):
+    """`activation(op(x) + residual)`: what one kernel can do, written as one call.
+
+    `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
+    step is left out. The inputs are never written to.
+
+    >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
+    >>> x = torch.randn(1, 4, 2, 2)
+    >>> torch.equal(layer(x, x), torch.relu(layer.op(x) + x))
+    True
+    """
+
+    def __init__(self, op: nn.Module, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.op = op
+        self.activation = activation
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y: Tensor = self.op(x)
+        if residual is not None:
+            y = y + residual
+        if self.activation is not None:
+            y = self.activation(y)
+        return y
+
+
+LAYERS: tuple[type[nn.Module], ...] = (
+    BatchNorm,
+    Cat,
+    ChannelShuffle,
+    CircularPad,
+    FoldedLinear,
+    Fused,
+    GridSample,
+    InstanceNorm,
+    Interleave,
+    Spread,
+)
+"""All of them, for whoever stores a graph and builds it again."""

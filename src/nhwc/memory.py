@@ -1,0 +1,72 @@
+"""What was measured once is remembered: which kernel won for which layer, on this machine.
+
+One JSON file per environment under `cache_dir()`. It is read whole and replaced whole, never
+locked: two programs at once may each measure what the other measures too, and nothing worse. A
+file that cannot be read is one that does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from .disk import replace_file
+from .environment import Environment, cache_dir
+
+_SCHEMA = 1
+
+
+class Memory:
+    """A dictionary from text to plain values that outlives the process.
+
+    >>> memory = Memory.of(Environment.here())
+    >>> memory.put("conv2d 1x64x56x56", {"onednn": 0.001})
+    >>> memory.get("conv2d 1x64x56x56")
+    {'onednn': 0.001}
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = _read(path)
+        self._new: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, environment: Environment) -> Memory:
+        """The memory of this machine, torch version and thread count."""
+        return cls(cache_dir() / "plans" / f"{environment.key}.json")
+
+    @property
+    def measured(self) -> int:
+        """How many entries were added since the file was read or saved."""
+        return len(self._new)
+
+    def get(self, key: str) -> Any:
+        return self._new.get(key, self._known.get(key))
+
+    def put(self, key: str, value: Any) -> None:
+        self._new[key] = value
+
+    def save(self) -> None:
+        """Add what is new to the file. A disk that is full or read-only costs only the memory."""
+        if not self._new:
+            return
+        # Someone else may have saved since: theirs stays, ours is added.
+        self._known = {**self._known, **_read(self.path), **self._new}
+        self._new = {}
+        text = json.dumps({"schema": _SCHEMA, "entries": self._known})
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, text.encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
+        return {}
+    entries = data.get("entries")
+    return entries if isinstance(entries, dict) else {}

@@ -1,0 +1,159 @@
+"""Operators that lose channels last, written so that they keep it.
+
+Each looks at the strides of what it is given: in any other format it does what torch does. The
+NHWC way is the same arithmetic on the permuted tensor, which is dense there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def channel_is_densest(x: Tensor) -> bool:
+    """Whether `x` lies in memory as channels last, or is a slice of the channels of such a tensor.
+
+    >>> x = torch.empty(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+    >>> channel_is_densest(x[:, :4]), channel_is_densest(x.contiguous())
+    (True, False)
+    """
+    return x.dim() >= 4 and x.size(1) > 1 and x.stride(1) == 1
+
+
+class Cat(nn.Module):
+    """`torch.cat` along the channels. torch's takes the format of its first input, and that of a
+    slice of channels is none."""
+
+    def forward(self, tensors: list[Tensor]) -> Tensor:
+        for tensor in tensors:
+            if tensor.dim() != 4 or not channel_is_densest(tensor):
+                return torch.cat(tensors, 1)
+        last = [tensor.permute(0, 2, 3, 1) for tensor in tensors]
+        return torch.cat(last, 3).permute(0, 3, 1, 2)
+
+
+class ChannelShuffle(nn.Module):
+    """Channels g*i + j become j*groups + i."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        groups = self.groups
+        if channel_is_densest(x):
+            last = x.permute(0, 2, 3, 1).reshape(n, h, w, groups, c // groups)
+            return last.transpose(3, 4).reshape(n, h, w, c).permute(0, 3, 1, 2)
+        grouped = x.reshape(n, groups, c // groups, h, w)
+        return grouped.transpose(1, 2).reshape(n, c, h, w)
+
+    def extra_repr(self) -> str:
+        return f"groups={self.groups}"
+
+
+class Interleave(nn.Module):
+    """The channels of several tensors in turns: `cat` and `channel_shuffle` in one go."""
+
+    def forward(self, tensors: list[Tensor]) -> Tensor:
+        first = tensors[0]
+        alike = True
+        for tensor in tensors:
+            alike = alike and tensor.shape == first.shape and channel_is_densest(tensor)
+        if alike and first.dim() == 4:
+            last = [tensor.permute(0, 2, 3, 1) for tensor in tensors]
+            return torch.stack(last, 4).flatten(3).permute(0, 3, 1, 2)
+        joined = torch.cat(tensors, 1)
+        n, c, h, w = joined.shape
+        grouped = joined.reshape(n, len(tensors), c // len(tensors), h, w)
+        return grouped.transpose(1, 2).reshape(n, c, h, w)
+
+
+class CircularPad(nn.Module):
+    """`F.pad(mode="circular")` of images; torch's allocates its result in NCHW."""
+
+    def __init__(self, padding: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right, top, bottom = self.padding
+        if x.dim() != 4 or not channel_is_densest(x):
+            return F.pad(x, [left, right, top, bottom], mode="circular")
+        # As a volume of depth H, height W and width C the data is contiguous already.
+        volume = x.permute(0, 2, 3, 1).unsqueeze(1)
+        padded = F.pad(volume, [0, 0, left, right, top, bottom], mode="circular")
+        return padded.squeeze(1).permute(0, 3, 1, 2)
+
+    def extra_repr(self) -> str:
+        return f"padding={self.padding}"
+
+
+class InstanceNorm(nn.Module):
+    """An instance norm without running statistics; torch's copies to NCHW and stays there."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.eps: float = norm.eps  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Half precision is left to torch, which keeps the statistics in float32.
+        wide = x.dtype == torch.float32 or x.dtype == torch.float64
+        if not wide or not channel_is_densest(x) or x[0, 0].numel() == 1:
+            return self.norm(x)  # type: ignore[no-any-return]
+        dims = [2, 3] if x.dim() == 4 else [2, 3, 4]
+        var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        scale = torch.rsqrt(var + self.eps)
+        weight, bias = self.norm.weight, self.norm.bias
+        if weight is not None:
+            scale = scale * weight.reshape(scale[:1].shape)  # type: ignore[operator]
+        shift = -mean * scale
+        if bias is not None:
+            shift = shift + bias.reshape(scale[:1].shape)  # type: ignore[operator]
+        return torch.addcmul(shift, x, scale)
+
+
+class GridSample(nn.Module):
+    """Bilinear `F.grid_sample` of images as a sum of four weighted rows of NHWC per pixel."""
+
+    def __init__(self, padding_mode: str, align_corners: bool) -> None:
+        super().__init__()
+        self.padding_mode = padding_mode
+        self.align_corners = align_corners
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        if x.dim() != 4 or not channel_is_densest(x) or x.dtype != grid.dtype:
+            return F.grid_sample(x, grid, "bilinear", self.padding_mode, self.align_corners)
+        n, c, h, w = x.shape
+        column, row = self._place(grid[..., 0], w), self._place(grid[..., 1], h)
+        left, top = column.floor(), row.floor()
+        right_share, bottom_share = column - left, row - top
+        index, share = [], []
+        start = torch.arange(n, device=x.device).reshape(n, 1, 1) * (h * w)
+        for dy in (0, 1):
+            for dx in (0, 1):
+                at_x, at_y = left.long() + dx, top.long() + dy
+                inside = (at_x >= 0) & (at_x < w) & (at_y >= 0) & (at_y < h)
+                part_x = right_share if dx == 1 else 1 - right_share
+                part_y = bottom_share if dy == 1 else 1 - bottom_share
+                index.append(start + at_y.clamp(0, h - 1) * w + at_x.clamp(0, w - 1))
+                share.append(part_x * part_y * inside)
+        rows = x.permute(0, 2, 3, 1).reshape(n * h * w, c)
+        indices, shares = torch.stack(index, -1).reshape(-1, 4), torch.stack(share, -1)
+        shares = shares.reshape(-1, 4).to(x.dtype)
+        found = F.embedding_bag(indices, rows, mode="sum", per_sample_weights=shares)
+        return found.reshape(n, grid.size(1), grid.size(2), c).permute(0, 3, 1, 2)
+
+    def _place(self, coordinate: Tensor, size: int) -> Tensor:
+        if self.align_corners:
+            place = (coordinate + 1) / 2 * (size - 1)
+        else:
+            place = ((coordinate + 1) * size - 1) / 2
+        if self.padding_mode == "border":
+            return torch.nan_to_num(place).clamp(0, size - 1)
+        return place.clamp(-1, size)
+
+    def extra_repr(self) -> str:
+        return f"padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"

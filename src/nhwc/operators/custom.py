@@ -1,0 +1,67 @@
+"""One operator of the user's own, checked like torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .probe import probe
+from .samples import Sample, describe
+from .speed import time_samples
+from .table import Operator, summarize
+
+
+def check_operator(
+    function: Callable[..., Any],
+    *inputs: Any,
+    name: str | None = None,
+    timed: bool = False,
+    **kwargs: Any,
+) -> Operator:
+    """Say what becomes of channels last in `function`, called with these inputs.
+
+    >>> def sharpen(x):
+    ...     return x.contiguous() * 2
+    >>> found = check_operator(sharpen, torch.rand(2, 8, 5, 7))
+    >>> found.outcome()
+    <Outcome.LOSES: 'loses'>
+    >>> found.reason
+    '2x8x5x7; aten::clone returns contiguous 2x8x5x7, strides (280, 35, 7, 1); inside, ...'
+
+    It runs in this process, in both formats, forward and backward. The inputs are copied.
+    """
+    name = name or str(getattr(function, "__name__", function))
+    args = tuple(_leaf(value) for value in inputs)
+    sample = Sample(function, args, kwargs, large=timed)
+    if not sample.dims:
+        raise InputError(
+            f"operator {name} got {describe(sample) or 'no tensor'}: no 4-D or 5-D input there has "
+            "one format at a time. Pass one with every size above 1, such as 2x8x5x7."
+        )
+    dtype = str(next(t.dtype for t in sample.tensors if t.ndim == sample.dims)).partition(".")[2]
+    device = next(t.device for t in sample.tensors if t.ndim == sample.dims)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        cases = list(probe(name, sample))
+        if not cases:
+            raise InputError(f"operator {name} fails in NCHW already: {_failure(sample)}")
+        speeds = time_samples([sample], str(device), dtype) if timed else []
+    return Operator(name, "", "custom", summarize(cases, dtype), tuple(speeds))
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.detach().clone()
+    return copy.requires_grad_(copy.is_floating_point())
+
+
+def _failure(sample: Sample) -> str:
+    try:
+        sample.call(*sample.args, **sample.kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return "its results could not be compared"

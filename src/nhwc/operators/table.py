@@ -1,0 +1,263 @@
+"""What was measured of the operators: outcomes, rows, one operator, the whole table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ..errors import FileError, InputError
+
+SCHEMA = 1
+
+
+class Outcome(Enum):
+    """What becomes of channels last in an operator; the worst comes first."""
+
+    WRONG = "wrong values"
+    ERROR = "error"
+    LOSES = "loses"
+    SOMETIMES = "sometimes loses"
+    CONVERTS = "converts inside"
+    KEEPS = "keeps"
+    VIEW = "view"
+    NONE = "no format"
+    UNCHECKED = "not checked"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+MEANING = {
+    Outcome.WRONG: "other values than for the same numbers in NCHW",
+    Outcome.ERROR: "raises for NHWC what it computes for NCHW, or the process dies",
+    Outcome.LOSES: "channels last in, another format out",
+    Outcome.SOMETIMES: "loses the format with some arguments, keeps it with others",
+    Outcome.CONVERTS: "copies a whole tensor to another layout inside, which NCHW need not",
+    Outcome.KEEPS: "channels last in, channels last out, no copy",
+    Outcome.VIEW: "returns a view of its input's memory, whose strides follow from the input's",
+    Outcome.NONE: "no result has as many dimensions as the input, or its strides say nothing",
+    Outcome.UNCHECKED: "could not be run here; the reason stands beside it",
+}
+
+ASPECTS = ("forward", "backward", "in-place", "out", "mixed", "slice")
+"""Forward and gradient; the in-place and `out=` forms; operands of both formats; channel slice."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: what became of the format, and the reason in words."""
+
+    dims: int
+    aspect: str
+    outcome: Outcome
+    example: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """All cases of one aspect, in one number of dimensions and one dtype."""
+
+    dims: int
+    dtype: str
+    aspect: str
+    outcome: Outcome
+    cases: int
+    of: int
+    example: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """NCHW timed against NHWC in turns; `ratio` is how many times faster NHWC is."""
+
+    case: str
+    shape: str
+    dtype: str
+    nchw_s: float
+    nhwc_s: float
+    ratio: float
+    interval: tuple[float, float]
+
+    @classmethod
+    def from_list(cls, values: list) -> Speed:
+        case, shape, dtype, nchw_s, nhwc_s, ratio, (low, high) = values
+        return cls(case, shape, dtype, nchw_s, nhwc_s, ratio, (low, high))
+
+    @property
+    def slower(self) -> bool:
+        """Clearly slower in NHWC: the whole interval lies more than a tenth below NCHW."""
+        return self.interval[1] < 0.9
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator, or one variant of it, with all that was measured."""
+
+    name: str
+    variant: str
+    group: str
+    rows: tuple[Row, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    problem: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+    def row(self, aspect: str, dims: int, dtype: str | None = None) -> Row | None:
+        """The row asked for; of the first dtype measured where none is named."""
+        for row in self.rows:
+            if (row.aspect, row.dims) == (aspect, dims) and dtype in (None, row.dtype):
+                return row
+        return None
+
+    def outcome(self, aspect: str = "forward", dims: int | None = None) -> Outcome:
+        """The outcome of one aspect; 4-D before 5-D where no number of dimensions is named."""
+        found = (self.row(aspect, d) for d in ((4, 5) if dims is None else (dims,)))
+        return next((row.outcome for row in found if row), Outcome.UNCHECKED)
+
+    @property
+    def slower(self) -> bool:
+        """Whether any call that was timed is clearly slower in NHWC."""
+        return any(speed.slower for speed in self.speeds)
+
+    @property
+    def reason(self) -> str:
+        """Why the forward pass is called what it is called."""
+        found = (self.row("forward", dims) for dims in (4, 5))
+        return next((row.example for row in found if row), self.problem or "")
+
+    def answers_to(self, word: str) -> bool:
+        """Whether a user who types `word` means this operator.
+
+        >>> Operator("nn.functional.pad", "reflect", "nn function").answers_to("pad")
+        True
+        """
+        last = self.name.rpartition(".")[2]
+        names = (self.name, last, self.title, f"{self.name}.{self.variant}", f"torch.{self.name}")
+        return any(fnmatchcase(name, word) for name in names)
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """Every operator of one torch on one device."""
+
+    environment: dict[str, str | int]
+    device: str
+    dtypes: tuple[str, ...]
+    operators: tuple[Operator, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def find(self, word: str) -> tuple[Operator, ...]:
+        return tuple(op for op in self.operators if op.answers_to(word))
+
+    def count(self, aspect: str = "forward", dims: int = 4) -> dict[Outcome, int]:
+        """How many operators have each outcome, where the aspect could be measured."""
+        found = [op.outcome(aspect, dims) for op in self.operators if op.row(aspect, dims)]
+        return {outcome: found.count(outcome) for outcome in Outcome if outcome in found}
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "schema": SCHEMA,
+            "kind": "nhwc operators",
+            "environment": self.environment,
+            "device": self.device,
+            "dtypes": list(self.dtypes),
+            "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
+            "operators": [operator_to_dict(op) for op in self.operators],
+            "left_out": self.left_out,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: dict) -> OperatorTable:
+        return cls(
+            environment=data["environment"],
+            device=data["device"],
+            dtypes=tuple(data["dtypes"]),
+            operators=tuple(operator_from_dict(op) for op in data["operators"]),
+            left_out=data["left_out"],
+            notes=tuple(data["notes"]),
+            seconds=data["seconds"],
+        )
+
+
+def operator_to_dict(op: Operator) -> dict[str, object]:
+    """Rows that differ in the dtype alone are written once: most operators treat all alike."""
+    merged: dict[tuple, list[str]] = {}
+    for row in op.rows:
+        key = (row.aspect, row.dims, row.outcome.value, row.cases, row.of, row.example)
+        merged.setdefault(key, []).append(row.dtype)
+    data: dict[str, object] = {"name": op.name, "variant": op.variant, "group": op.group}
+    data["rows"] = [[*key, dtypes] for key, dtypes in merged.items()]
+    if op.speeds:
+        data["speeds"] = [list(vars(speed).values()) for speed in op.speeds]
+    if op.problem:
+        data["problem"] = op.problem
+    return data
+
+
+def operator_from_dict(data: dict) -> Operator:
+    rows = tuple(
+        Row(dims, dtype, aspect, Outcome(outcome), cases, of, example)
+        for aspect, dims, outcome, cases, of, example, dtypes in data["rows"]
+        for dtype in dtypes
+    )
+    speeds = tuple(Speed.from_list(values) for values in data.get("speeds", ()))
+    return Operator(data["name"], data["variant"], data["group"], rows, speeds, data.get("problem"))
+
+
+def load_table(path: str | Path) -> OperatorTable:
+    """Read a table that `OperatorTable.to_json` wrote."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise FileError(
+            f"{path} is no JSON: {error}. Write one with: nhwc ops -o table.json"
+        ) from error
+    if not isinstance(data, dict) or data.get("kind") != "nhwc operators":
+        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o table.json")
+    if data.get("schema") != SCHEMA:
+        raise FileError(
+            f"{path} has schema {data.get('schema')}; this nhwc reads {SCHEMA}. "
+            "Measure again, or use the nhwc that wrote it."
+        )
+    try:
+        return OperatorTable.from_dict(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} is damaged: {error!r}. Measure again.") from error
+
+
+def summarize(cases: Sequence[Case], dtype: str) -> tuple[Row, ...]:
+    """Put the cases of one dtype together, one row for each aspect and number of dimensions."""
+    rows = []
+    for dims in (4, 5):
+        for aspect in ASPECTS:
+            group = [case for case in cases if (case.dims, case.aspect) == (dims, aspect)]
+            if group:
+                rows.append(_row(group, dtype))
+    return tuple(rows)
+
+
+def _row(group: Sequence[Case], dtype: str) -> Row:
+    # Calls whose results carry no format do not dilute those whose results do.
+    telling = [c for c in group if c.outcome not in (Outcome.NONE, Outcome.VIEW)] or group
+    outcomes = {case.outcome for case in telling}
+    worst = min(telling, key=lambda case: list(Outcome).index(case.outcome))
+    outcome = worst.outcome
+    if outcome is Outcome.LOSES and outcomes & {Outcome.KEEPS, Outcome.CONVERTS}:
+        outcome = Outcome.SOMETIMES
+    hit = sum(case.outcome is worst.outcome for case in telling)
+    first = group[0]
+    return Row(first.dims, dtype, first.aspect, outcome, hit, len(telling), worst.example)

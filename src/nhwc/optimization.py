@@ -1,0 +1,104 @@
+"""What optimizing a model did: every pass, every layer, the errors and the times."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .environment import Environment
+from .report import Opaque, PassReport
+from .timing import Comparison, Samples
+from .verify import Verification
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel that could serve a layer, the layout it reads, and its time."""
+
+    kernel: str
+    layout: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer of a plan: the kernel that was chosen, and all that stood to choice.
+
+    A layer with only one kernel is not timed; its time is 0.
+    """
+
+    name: str
+    what: str
+    chosen: KernelTime
+    kernels: tuple[KernelTime, ...]
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the choice is than torch's own kernel on contiguous data."""
+        own = [k for k in self.kernels if (k.kernel, k.layout) == ("torch", "contiguous")]
+        return own[0].seconds / self.chosen.seconds if own and self.chosen.seconds else None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The plan for one set of input shapes, or why there is none."""
+
+    inputs: tuple[str, ...]
+    layers: tuple[LayerReport, ...]
+    conversions: int
+    measured: int
+    reason: str = ""
+
+    @property
+    def planned(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class OptimizeReport:
+    """How the model came about that `optimize` returned.
+
+    `times` has the samples of `input` (the model as it was given), `graph` (after the passes) and
+    `plan`, taken in turns; `chosen` names the one that was returned.
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    exact: bool
+    chosen: str
+    reason: str
+    passes: tuple[PassReport, ...]
+    opaque: tuple[Opaque, ...]
+    plans: tuple[PlanReport, ...]
+    verification: Verification
+    times: dict[str, Samples]
+    remembered: bool
+    setup_s: float
+    environment: Environment
+
+    @property
+    def comparison(self) -> Comparison:
+        """The model as it was given against the one that was returned."""
+        return Comparison(self.times["input"], self.times[self.chosen])
+
+    def to_dict(self) -> dict[str, Any]:
+        comparison = self.comparison
+        return {
+            "schema": 1,
+            "model": self.model,
+            "inputs": list(self.inputs),
+            "exact": self.exact,
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "ratio": comparison.ratio,
+            "interval": list(comparison.interval),
+            "verdict": comparison.verdict,
+            "passes": [report.to_dict() for report in self.passes],
+            "opaque": [part.to_dict() for part in self.opaque],
+            "plans": [asdict(plan) for plan in self.plans],
+            "verification": self.verification.to_dict(),
+            "times": {name: list(samples.seconds) for name, samples in self.times.items()},
+            "remembered": self.remembered,
+            "setup_s": self.setup_s,
+            "environment": self.environment.to_dict(),
+        }

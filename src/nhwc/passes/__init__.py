@@ -1,0 +1,64 @@
+"""The rewrites, one per file, and the order they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from ..graph import graphs
+from ..report import PassReport, Site
+from .eliminate_dropout import eliminate_dropout
+from .eliminate_identity import eliminate_identity
+from .fold_bn_into_conv import fold_bn_into_conv
+from .fold_bn_into_linear import fold_bn_into_linear
+from .fold_constants import fold_constants
+from .fuse_bn_activation import fuse_bn_activation
+from .fuse_epilogue import fuse_epilogue
+from .lift_functional import lift_functional
+from .mend_cat_format import mend_cat_format
+from .mend_channel_shuffle import mend_channel_shuffle
+from .mend_grid_sample import mend_grid_sample
+from .mend_instance_norm import mend_instance_norm
+from .mend_pad import mend_pad
+
+Pass = Callable[[fx.GraphModule], PassReport]
+
+FOLDING: tuple[Pass, ...] = (
+    eliminate_dropout,
+    eliminate_identity,
+    fold_constants,
+    lift_functional,
+    fold_bn_into_conv,
+    fold_bn_into_linear,
+)
+"""What `fuse` runs: batch norms go, and what stands between them and their convolutions."""
+
+MENDING: tuple[Pass, ...] = (
+    mend_channel_shuffle,
+    mend_cat_format,
+    mend_pad,
+    mend_grid_sample,
+    mend_instance_norm,
+)
+"""What keeps channels last through operators that lose it."""
+
+PASSES: tuple[Pass, ...] = (*FOLDING, *MENDING, fuse_epilogue, fuse_bn_activation)
+"""Everything, in the order `optimize` runs it."""
+
+
+def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:
+    """Run `passes` in their order on `gm`, and on the graphs inside its opaque parts, in place."""
+    reports = []
+    for rewrite in passes:
+        sites: list[Site] = []
+        for path, graph in list(graphs(gm)):
+            report = rewrite(graph)
+            sites += (_below(path, site) for site in report.sites)
+        reports.append(PassReport(rewrite.__name__, tuple(sites)))
+    return tuple(reports)
+
+
+def _below(path: str, site: Site) -> Site:
+    return replace(site, where=f"{path}.{site.where}") if path else site

@@ -1,0 +1,123 @@
+"""What makes a batch norm, or the layer beside it, unfit for folding: one reason per danger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..graph import module_of
+from ..traced import definer
+from ..tracer import is_frozen_batch_norm, opaque_by_nature
+
+_READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
+
+
+def is_batch_norm(module: nn.Module | None) -> bool:
+    return isinstance(module, _BatchNorm) or (module is not None and is_frozen_batch_norm(module))
+
+
+def name_of(node: fx.Node) -> str:
+    """How the report calls a node: the module's path, or the function and the module it is in."""
+    if node.op in ("call_module", "get_attr", "placeholder"):
+        return str(node.target)
+    function = getattr(node.target, "__name__", str(node.target))
+    stack = node.meta.get("nn_module_stack")
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return f"{path}.{function}()" if path else f"{function}()"
+
+
+def input_of(node: fx.Node) -> fx.Node | None:
+    """The one value a layer is called with."""
+    values = [*node.args, *node.kwargs.values()]
+    return values[0] if values and isinstance(values[0], fx.Node) else None
+
+
+def readers(node: fx.Node) -> list[fx.Node]:
+    """Who uses the values of `node`; to ask for its shape does not count."""
+    return [user for user in node.users if not _asks_shape(user)]
+
+
+def _asks_shape(node: fx.Node) -> bool:
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in _READS_SHAPE
+    return node.op == "call_method" and node.target in _READS_SHAPE
+
+
+def calls_of(node: fx.Node) -> list[fx.Node]:
+    """Every call in the graph of the module that `node` calls; a trace has one name for each."""
+    return list(node.graph.find_nodes(op="call_module", target=node.target))
+
+
+def norm_unfit(norm: nn.Module) -> str | None:
+    """Why the result of this batch norm is not a fixed scale and shift."""
+    fields: Any = norm
+    if opaque_by_nature(norm):
+        return "the batch norm has hooks"
+    if is_frozen_batch_norm(norm):
+        return None
+    if "forward" in vars(norm) or not _of_torch(norm):
+        return f"{type(norm).__name__} has a forward of its own"
+    if fields.running_mean is None or fields.running_var is None:
+        return "the batch norm keeps no running statistics: it normalises by those of each batch"
+    if norm.training:
+        return "the batch norm is in training mode: call model.eval() first"
+    if is_lazy(fields.running_mean):
+        return "the batch norm is lazy: run the model once first"
+    if is_parametrized(norm):
+        return "a parameter of the batch norm is parametrized"
+    return None
+
+
+def layer_unfit(layer: nn.Module) -> str | None:
+    """Why no scale and shift may go into the weights of this convolution or linear layer."""
+    fields: Any = layer
+    if is_parametrized(layer):
+        return (
+            "its weight is computed by a parametrization: bake it in with "
+            "torch.nn.utils.parametrize.remove_parametrizations first"
+        )
+    if opaque_by_nature(layer):
+        return (
+            "it has hooks (weight_norm and spectral_norm are hooks too: "
+            "bake them in with torch.nn.utils.remove_weight_norm)"
+        )
+    if "forward" in vars(layer) or not _of_torch(layer):
+        return f"{type(layer).__name__} has a forward of its own"
+    if is_lazy(fields.weight):
+        return "it is lazy: run the model once first"
+    if not fields.weight.dtype.is_floating_point:
+        return f"its weight is {fields.weight.dtype}"
+    return None
+
+
+def weight_read_elsewhere(node: fx.Node) -> str | None:
+    """Who else reads the weights that `node` calls its layer with, by their path."""
+    for other in node.graph.find_nodes(op="get_attr"):
+        if str(other.target).startswith(f"{node.target}."):
+            return f"its {str(other.target).rpartition('.')[2]} is also read by itself"
+    return None
+
+
+def owners_of(gm: fx.GraphModule) -> dict[Tensor, list[str]]:
+    """Who holds each parameter, to tell which are tied."""
+    owners: dict[Tensor, list[str]] = {}
+    for name, parameter in gm.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
+    return owners
+
+
+def tied_note(node: fx.Node, owners: dict[Tensor, list[str]]) -> str:
+    """A note for the report where the weight was tied to another module's."""
+    module: Any = module_of(node)
+    others = [name for name in owners.get(module.weight, []) if name != node.target]
+    return f"its weight was tied to {others[0]}'s; folded, it has its own" if others else ""
+
+
+def _of_torch(module: nn.Module) -> bool:
+    home = definer(type(module), "forward").__module__
+    return home.startswith("torch.nn.modules.") and not isinstance(module, torch.jit.ScriptModule)

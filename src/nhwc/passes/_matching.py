@@ -1,0 +1,92 @@
+"""Small questions about nodes that several rewrites ask."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ..graph import module_of
+from ..tracer import opaque_by_nature
+
+ACTIVATIONS = (
+    *(nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.GELU),
+    *(nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.Mish),
+)
+
+_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
+    F.relu: nn.ReLU,
+    torch.relu: nn.ReLU,
+    torch.relu_: nn.ReLU,
+    F.relu6: nn.ReLU6,
+    F.hardtanh: nn.Hardtanh,
+    F.hardswish: nn.Hardswish,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.silu: nn.SiLU,
+    F.gelu: nn.GELU,
+    torch.sigmoid: nn.Sigmoid,
+    torch.tanh: nn.Tanh,
+    F.leaky_relu: nn.LeakyReLU,
+    F.elu: nn.ELU,
+    F.mish: nn.Mish,
+    "relu": nn.ReLU,
+    "relu_": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "sigmoid_": nn.Sigmoid,
+    "tanh": nn.Tanh,
+}
+
+ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+
+
+def activation_of(node: fx.Node) -> nn.Module | None:
+    """The activation module that does what `node` does, if it is an activation."""
+    module = module_of(node)
+    if module is not None:
+        fit = type(module) in ACTIVATIONS and not opaque_by_nature(module)
+        return module if fit and "forward" not in vars(module) else None
+    if node.op not in ("call_function", "call_method") or node.target not in _FUNCTIONS:
+        return None
+    rest = node.args[1:]
+    options = {k: v for k, v in node.kwargs.items() if k not in ("inplace", "input")}
+    if any(isinstance(value, fx.Node) for value in (*rest, *options.values())):
+        return None
+    return _FUNCTIONS[node.target](*rest, **options).eval()
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that uses `node`, if there is just one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def named_arguments(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def size_read(node: object) -> tuple[fx.Node, int] | None:
+    """The value and the dimension, where `node` reads a size: `x.size(1)`, `x.shape[1]`, ..."""
+    if not isinstance(node, fx.Node):
+        return None
+    if node.op == "call_method" and node.target == "size" and len(node.args) == 2:
+        source, dim = node.args
+    elif node.target is operator.getitem:
+        shape, dim = node.args
+        if not isinstance(shape, fx.Node) or not _is_shape(shape):
+            return None
+        source = shape.args[0]
+    else:
+        return None
+    if not isinstance(source, fx.Node) or not isinstance(dim, int):
+        return None
+    return source, dim % 4 if dim < 0 else dim
+
+
+def _is_shape(node: fx.Node) -> bool:
+    if node.op == "call_method" and node.target == "size":
+        return len(node.args) == 1
+    return node.target is getattr and node.args[1] == "shape"

@@ -1,0 +1,77 @@
+"""How many dimensions a traced value surely has, by what made it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..graph import module_of
+
+_KEEPS = {"relu", "relu_", "silu", "gelu", "sigmoid", "tanh", "dropout", "hardswish", "hardtanh"}
+_KEEPS |= {"contiguous", "float", "to", "clone", "leaky_relu", "elu", "linear", "softmax"}
+_KEEPS |= {"adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "interpolate", "pad"}
+_KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
+
+
+def rank_of(node: object, depth: int = 200) -> int | None:
+    """The number of dimensions of the tensor `node` stands for, or None if that cannot be told.
+
+    Convolutions are taken to be given batches, as the batch norms after them need.
+    """
+    if not isinstance(node, fx.Node) or depth == 0:
+        return None
+    value = node.args[0] if node.args else None
+    module = module_of(node)
+    if module is not None:
+        return _rank_after(module, value, depth - 1)
+    if node.op not in ("call_function", "call_method"):
+        return None
+    name = str(getattr(node.target, "__name__", node.target))
+    if name in _KEEPS:
+        return rank_of(value, depth - 1)
+    if name in ("view", "reshape"):
+        shape = node.args[1] if len(node.args) == 2 else node.args[1:]
+        return len(shape) if isinstance(shape, list | tuple) else None
+    if name == "flatten":
+        return (
+            2
+            if (_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+            == (
+                1,
+                -1,
+            )
+            else None
+        )
+    return _reduced(node, depth - 1) if name in ("mean", "sum", "amax") else None
+
+
+def _rank_after(module: Any, value: object, depth: int) -> int | None:
+    if isinstance(module, nn.Flatten):
+        return 2 if (module.start_dim, module.end_dim) == (1, -1) else None
+    if isinstance(module, _ConvNd | _BatchNorm):
+        digit = re.search(r"([123])d", str(module._get_name()))
+        # BatchNorm1d takes (N, C) and (N, C, L) alike.
+        if digit and (isinstance(module, _ConvNd) or digit[1] != "1"):
+            return int(digit[1]) + 2
+    keeps = isinstance(module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm)
+    if keeps or type(module).__module__.startswith(_KEEPING_HOMES):
+        return rank_of(value, depth)
+    return None
+
+
+def _reduced(node: fx.Node, depth: int) -> int | None:
+    dims, keep = _argument(node, 1, "dim", None), _argument(node, 2, "keepdim", False)
+    rank = rank_of(node.args[0], depth)
+    if rank is None or not isinstance(dims, int | list | tuple) or not isinstance(keep, bool):
+        return None
+    gone = 1 if isinstance(dims, int) else len(dims)
+    return rank if keep else rank - gone
+
+
+def _argument(node: fx.Node, place: int, name: str, default: object) -> object:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)

@@ -1,0 +1,64 @@
+"""Dropout goes, in all its forms, where it is not in training mode: there it does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..graph import clean, erase, module_of
+from ..report import PassReport, Site
+from ..tracer import opaque_by_nature
+from ._folding_sites import input_of, name_of
+
+# The place of `training` among the arguments, and what it is when not given.
+_FUNCTIONS: dict[Any, tuple[int, bool]] = {
+    F.dropout: (2, True),
+    F.dropout1d: (2, True),
+    F.dropout2d: (2, True),
+    F.dropout3d: (2, True),
+    F.alpha_dropout: (2, False),
+    F.feature_alpha_dropout: (2, False),
+}
+
+
+def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
+    """Take out nn.Dropout, F.dropout, all their kin, and torchvision's stochastic depth."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        training = _training(node)
+        value = input_of(node)
+        if training is None or value is None:
+            continue
+        reason = "it is in training mode: call model.eval() first" if training is not False else ""
+        module = module_of(node)
+        if module is not None and opaque_by_nature(module):
+            reason = "it has hooks"
+        sites.append(Site(name_of(node), "dropout", not reason, reason))
+        if not reason:
+            erase(node, value)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("eliminate_dropout", tuple(sites))
+
+
+def _training(node: fx.Node) -> object:
+    """Whether this dropout drops: a bool, or a node that decides it; None for other nodes."""
+    module = module_of(node)
+    if isinstance(module, _DropoutNd):
+        return module.training
+    if node.op != "call_function":
+        return None
+    if node.target not in _FUNCTIONS and not _is_stochastic_depth(node.target):
+        return None
+    place, default = _FUNCTIONS.get(node.target, (3, True))
+    if len(node.args) > place:
+        return node.args[place]
+    return node.kwargs.get("training", default)
+
+
+def _is_stochastic_depth(target: object) -> bool:
+    home = getattr(target, "__module__", "")
+    return home == "torchvision.ops.stochastic_depth" and not isinstance(target, nn.Module)

@@ -1,0 +1,26 @@
+"""nn.Identity goes: it returns what it got."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from ..graph import clean, erase, module_of
+from ..report import PassReport, Site
+from ..tracer import opaque_by_nature
+from ._folding_sites import input_of
+
+
+def eliminate_identity(gm: fx.GraphModule) -> PassReport:
+    """Take out every nn.Identity that nothing hangs on."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        module, value = module_of(node), input_of(node)
+        if type(module) is not nn.Identity:
+            continue
+        reason = opaque_by_nature(module) or ("" if value is not None else "its input is constant")
+        if not reason and value is not None:
+            erase(node, value)
+        sites.append(Site(str(node.target), "Identity", not reason, reason))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("eliminate_identity", tuple(sites))

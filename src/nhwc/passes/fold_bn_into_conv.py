@@ -1,0 +1,157 @@
+"""conv -> batch norm becomes conv; so does batch norm -> conv, where no zeros come between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ..folding import fold_after, fold_before, overflows, scale_and_shift
+from ..graph import clean, erase, module_of, replace_module
+from ..report import PassReport, Site
+from ._folding_sites import (
+    calls_of,
+    input_of,
+    is_batch_norm,
+    layer_unfit,
+    name_of,
+    norm_unfit,
+    owners_of,
+    readers,
+    tied_note,
+    weight_read_elsewhere,
+)
+
+Owners = dict[Tensor, list[str]]
+
+
+def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
+    """Fold every batch norm that has a convolution right before it, or right after it."""
+    sites: list[Site] = []
+    done: set[fx.Node] = set()
+    owners = owners_of(gm)
+    for node in list(gm.graph.nodes):
+        if node in done or not is_batch_norm(module_of(node)):
+            continue
+        before, after = input_of(node), _only_reader(node)
+        if isinstance(module_of(before), _ConvNd):
+            assert before is not None
+            sites += _fold_back(before, node, done, owners)
+        elif isinstance(module_of(after), _ConvNd):
+            assert after is not None
+            sites.append(_fold_forward(node, after, owners))
+        elif not isinstance(module_of(before), nn.Linear) and not isinstance(
+            module_of(after), nn.Linear
+        ):
+            sites.append(_skip(node, name_of(node), _lone(before)))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("fold_bn_into_conv", tuple(sites))
+
+
+def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners) -> list[Site]:
+    what = f"{name_of(conv)} + {name_of(norm)}"
+    layer, batch_norm = module_of(conv), module_of(norm)
+    assert layer is not None
+    assert batch_norm is not None
+    calls = calls_of(conv)
+    reason = (
+        norm_unfit(batch_norm)
+        or layer_unfit(layer)
+        or _other_reader(conv, norm)
+        or _other_follower(calls, batch_norm)
+        or weight_read_elsewhere(conv)
+    )
+    folded = None
+    if reason is None:
+        folded, reason = _folded(layer, batch_norm)
+    if folded is None:
+        return [_skip(norm, what, reason or "")]
+    note = tied_note(conv, owners)
+    for call in calls:
+        [follower] = readers(call)
+        done.add(follower)
+        erase(follower, call)
+    replace_module(calls[0], folded)
+    for call in calls[1:]:
+        call.target = calls[0].target
+    if len(calls) > 1:
+        note = f"called at {len(calls)} sites, each followed by this batch norm"
+    return [Site(str(norm.target), what, True, note)] * len(calls)
+
+
+def _folded(layer: Any, norm: Any) -> tuple[nn.Module | None, str | None]:
+    scale, shift = scale_and_shift(norm)
+    if len(scale) != layer.out_channels:
+        return None, f"{len(scale)} features do not fit {layer.out_channels} output channels"
+    folded = fold_after(layer, scale, shift)
+    if overflows(folded):
+        return None, f"the folded weights do not fit {layer.weight.dtype}"
+    return folded, None
+
+
+def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
+    what = f"{name_of(norm)} + {name_of(conv)}"
+    layer: Any = module_of(conv)
+    batch_norm: Any = module_of(norm)
+    reason = norm_unfit(batch_norm) or layer_unfit(layer) or weight_read_elsewhere(conv)
+    if reason is None and len(calls_of(conv)) > 1:
+        reason = f"{name_of(conv)} is called at {len(calls_of(conv))} sites"
+    if reason is None and isinstance(layer, _ConvTransposeNd):
+        reason = "it comes before a transposed convolution, whose borders see less of the shift"
+    if reason is not None:
+        return _skip(norm, what, reason)
+    scale, shift = scale_and_shift(batch_norm)
+    if len(scale) != layer.in_channels:
+        return _skip(norm, what, f"{len(scale)} features, {layer.in_channels} input channels")
+    if _pads_zeros(layer) and bool(shift.any()):
+        return _skip(norm, what, "the convolution after it pads with zeros, which have no shift")
+    folded = fold_before(layer, scale, shift)
+    if overflows(folded):
+        return _skip(norm, what, f"the folded weights do not fit {layer.weight.dtype}")
+    note = tied_note(conv, owners)
+    before = input_of(norm)
+    assert before is not None
+    erase(norm, before)
+    replace_module(conv, folded)
+    return Site(str(norm.target), what, True, note)
+
+
+def _pads_zeros(conv: Any) -> bool:
+    if conv.padding_mode != "zeros" or conv.padding == "valid":
+        return False
+    if conv.padding == "same":
+        return any(size > 1 for size in conv.kernel_size)
+    return any(side > 0 for side in conv.padding)
+
+
+def _only_reader(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 else None
+
+
+def _other_reader(conv: fx.Node, norm: fx.Node) -> str | None:
+    others = [user for user in readers(conv) if user is not norm]
+    if not others:
+        return None
+    return f"the output of {name_of(conv)} is also used by {name_of(others[0])}"
+
+
+def _other_follower(calls: list[fx.Node], norm: nn.Module) -> str | None:
+    for call in calls:
+        users = readers(call)
+        if len(users) != 1 or module_of(users[0]) is not norm:
+            return (
+                f"the convolution is called at {len(calls)} sites, not all before this batch norm"
+            )
+    return None
+
+
+def _lone(before: fx.Node | None) -> str:
+    source = name_of(before) if before is not None else "nowhere"
+    return f"its input comes from {source}, not from a convolution"
+
+
+def _skip(norm: fx.Node, what: str, reason: str) -> Site:
+    return Site(str(norm.target), what, False, reason)

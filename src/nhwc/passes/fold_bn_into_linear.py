@@ -1,0 +1,108 @@
+"""linear -> batch norm becomes linear; so does batch norm -> linear.
+
+They are the same only for (N, C): of a (N, L, C) tensor a batch norm scales dimension 1, a linear
+layer works on the last. Where the graph does not show which it is, the fold keeps the means to
+serve both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ..folding import fold_after, fold_before, overflows, scale_and_shift
+from ..graph import clean, erase, module_of, replace_module
+from ..layers import FoldedLinear
+from ..report import PassReport, Site
+from ._folding_sites import (
+    calls_of,
+    input_of,
+    is_batch_norm,
+    layer_unfit,
+    name_of,
+    norm_unfit,
+    owners_of,
+    readers,
+    tied_note,
+    weight_read_elsewhere,
+)
+from ._ranks import rank_of
+
+
+def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
+    """Fold every batch norm that has a linear layer right before it, or right after it."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        if not is_batch_norm(module_of(node)):
+            continue
+        before = input_of(node)
+        after = next(iter(node.users)) if len(node.users) == 1 else None
+        if before is not None and isinstance(module_of(before), nn.Linear):
+            sites.append(_fold(node, before, node, before))
+        elif after is not None and isinstance(module_of(after), nn.Linear):
+            sites.append(_fold(node, after, node, before))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("fold_bn_into_linear", tuple(sites))
+
+
+def _fold(node: fx.Node, linear: fx.Node, norm: fx.Node, instead: fx.Node | None) -> Site:
+    layer: Any = module_of(linear)
+    batch_norm: Any = module_of(norm)
+    first, second = (linear, norm) if instead is linear else (norm, linear)
+    what = f"{name_of(first)} + {name_of(second)}"
+    reason = (
+        norm_unfit(batch_norm)
+        or layer_unfit(layer)
+        or _called_again(linear)
+        or weight_read_elsewhere(linear)
+    )
+    others = [user for user in readers(first) if user is not second]
+    if others:
+        reason = f"the output of {name_of(first)} is also used by {name_of(others[0])}"
+    folded = None
+    if reason is None:
+        folded, reason = _folded(layer, batch_norm, input_of(first), first is linear)
+    if folded is None or instead is None:
+        return Site(str(node.target), what, False, reason or "")
+    owner = node.graph.owning_module
+    assert owner is not None
+    note = tied_note(linear, owners_of(owner))
+    erase(norm, instead)
+    replace_module(linear, folded)
+    return Site(str(node.target), what, True, note)
+
+
+def _folded(
+    layer: Any, norm: Any, value: fx.Node | None, linear_first: bool
+) -> tuple[nn.Module | None, str | None]:
+    scale, shift = scale_and_shift(norm)
+    features = layer.out_features if linear_first else layer.in_features
+    if len(scale) != features:
+        return None, f"{len(scale)} features of the batch norm, {features} of the linear layer"
+    rank = rank_of(value)
+    if rank not in (None, 2):
+        return None, f"its input has {rank} dimensions: the batch norm is not along the last one"
+    if rank is None and not linear_first:
+        return None, "its input may have more than 2 dimensions: the graph does not show it"
+    if rank is None and not bool((scale.abs() > 1e-6).all()):
+        return None, "its input may have more than 2 dimensions, and a scale of 0 has no inverse"
+    folded = (fold_after if linear_first else fold_before)(layer, scale, shift)
+    if overflows(folded):
+        return None, f"the folded weights do not fit {layer.weight.dtype}"
+    if rank is None:
+        return _for_any_rank(folded, scale, shift), None
+    return folded, None
+
+
+def _for_any_rank(linear: Any, scale: Tensor, shift: Tensor) -> nn.Module:
+    layer = FoldedLinear(linear.in_features, linear.out_features).train(linear.training)
+    layer.weight, layer.bias = linear.weight, linear.bias
+    layer.scale, layer.shift = scale.to(linear.weight), shift.to(linear.weight)
+    return layer
+
+
+def _called_again(linear: fx.Node) -> str | None:
+    count = len(calls_of(linear))
+    return f"{name_of(linear)} is called at {count} sites" if count > 1 else None

@@ -1,0 +1,32 @@
+"""A batch norm that no convolution could take, with the activation after it, as one call."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ..graph import clean, erase, module_of, replace_module
+from ..layers import Fused
+from ..report import PassReport, Site
+from ._folding_sites import is_batch_norm, name_of, norm_unfit
+from ._matching import activation_of, only_user
+
+
+def fuse_bn_activation(gm: fx.GraphModule) -> PassReport:
+    """Turn each standalone batch norm and its activation into a `Fused` layer."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        norm, after = module_of(node), only_user(node)
+        if norm is None or not is_batch_norm(norm) or after is None:
+            continue
+        activation = activation_of(after)
+        if activation is None:
+            continue
+        what = f"{name_of(node)} + {type(activation).__name__}"
+        reason = norm_unfit(norm)
+        sites.append(Site(name_of(node), what, reason is None, reason or ""))
+        if reason is None:
+            erase(after, node)
+            replace_module(node, Fused(norm, activation).eval())
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("fuse_bn_activation", tuple(sites))

@@ -1,0 +1,117 @@
+"""Convolution, residual add and activation as one call that one kernel can serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..graph import clean, erase, module_of, replace_module
+from ..layers import Fused
+from ..report import PassReport, Site
+from ._folding_sites import layer_unfit, name_of
+from ._matching import ADDITIONS, activation_of, only_user
+
+_WRITING = ("iadd", "add_")
+
+
+def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
+    """Turn each convolution or linear layer with what follows it into a `Fused` layer."""
+    sites = []
+    order = {node: place for place, node in enumerate(gm.graph.nodes)}
+    for node in list(gm.graph.nodes):
+        layer = module_of(node)
+        if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
+            continue
+        follower = only_user(node)
+        if follower is None or not (_is_addition(follower) or activation_of(follower)):
+            continue
+        site = _fuse(node, layer, follower, order)
+        if site is not None:
+            sites.append(site)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("fuse_epilogue", tuple(sites))
+
+
+def _fuse(
+    node: fx.Node, layer: nn.Module, follower: fx.Node, order: dict[fx.Node, int]
+) -> Site | None:
+    residual, end = None, node
+    reason = layer_unfit(layer)
+    if len(node.args) != 1 or node.kwargs:
+        reason = "it is called with more than its input"
+    if _is_addition(follower) and reason is None:
+        residual, reason = _residual(node, follower, order)
+        if residual is not None:
+            end = follower
+    after = only_user(end)
+    activation = activation_of(after) if after is not None else None
+    if after is not None and activation is not None:
+        end = after
+    if end is node:
+        # The add belongs to another branch, whose layer comes later: that one takes it.
+        return Site(name_of(node), "", False, reason) if reason else None
+    what = [name_of(node), *(["add"] if residual is not None else [])]
+    what += [type(activation).__name__] if activation is not None else []
+    if reason is not None:
+        return Site(name_of(node), " + ".join(what), False, reason)
+    _replace(node, end, residual, Fused(layer, activation).train(layer.training))
+    return Site(name_of(node), " + ".join(what), True)
+
+
+def _replace(node: fx.Node, end: fx.Node, residual: fx.Node | None, fused: Fused) -> None:
+    value = node.args[0]
+    graph = node.graph
+    with graph.inserting_before(end):
+        call = graph.call_module(
+            str(node.target), (value,) if residual is None else (value, residual)
+        )
+    call.meta = dict(node.meta)
+    middle: Any = only_user(node)
+    erase(end, call)
+    if middle is not end:
+        graph.erase_node(middle)
+    graph.erase_node(node)
+    replace_module(call, fused)
+
+
+def _is_addition(node: fx.Node) -> bool:
+    if node.target not in ADDITIONS or len(node.args) != 2 or node.kwargs:
+        return False
+    return all(isinstance(value, fx.Node) for value in node.args)
+
+
+def _residual(
+    node: fx.Node, add: fx.Node, order: dict[fx.Node, int]
+) -> tuple[fx.Node | None, str | None]:
+    """What `add` adds to the output of `node`; or why it cannot be part of it."""
+    first, second = add.args
+    other: Any = second if first is node else first
+    if other is node:
+        return None, "it is added to itself"
+    writes = getattr(add.target, "__name__", add.target) in _WRITING
+    if writes and first is not node:
+        return None, "the sum is written into the other operand"
+    if order.get(other, -1) > order[node] and isinstance(module_of(other), _ConvNd | nn.Linear):
+        return None, None
+    between = [n for n in order if order[node] < order[n] < order.get(add, -1)]
+    writer = next((n for n in between if _may_write_input(n)), None)
+    if writer is not None:
+        return None, f"{name_of(writer)} writes in place before the add"
+    return other, None
+
+
+def _may_write_input(node: fx.Node) -> bool:
+    """Whether `node` writes in place into something that is not certainly its own."""
+    name = str(getattr(node.target, "__name__", node.target))
+    module: Any = module_of(node)
+    if module is not None:
+        writes = getattr(module, "inplace", False)
+    else:
+        writes = name.endswith("_") and not name.endswith("__")
+        writes = writes or name in ("setitem", "iadd", "imul", "isub")
+        writes = writes or node.kwargs.get("inplace") is True
+    fresh = node.args and isinstance(module_of(node.args[0]), _ConvNd | nn.Linear | Fused)
+    return bool(writes and not fresh)

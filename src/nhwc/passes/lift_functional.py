@@ -1,0 +1,148 @@
+"""F.conv2d, F.linear, F.batch_norm and their kin with constant weights become torch.nn modules.
+
+What a module of the user's own class computes with `F.conv2d(x, self.weight)` is a convolution
+like any other from then on, for folding and for whoever chooses its kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from ..graph import add_module, attribute, clean
+from ..layers import BatchNorm
+from ..report import PassReport, Site
+from ._folding_sites import name_of
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSE = (
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
+_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_RAW_NORM = (
+    "input",
+    "weight",
+    "bias",
+    "running_mean",
+    "running_var",
+    "training",
+    "momentum",
+    "eps",
+)
+_TENSORS = ("weight", "bias", "running_mean", "running_var")
+
+_FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
+    F.conv1d: (_CONV, nn.Conv1d),
+    F.conv2d: (_CONV, nn.Conv2d),
+    F.conv3d: (_CONV, nn.Conv3d),
+    F.conv_transpose1d: (_TRANSPOSE, nn.ConvTranspose1d),
+    F.conv_transpose2d: (_TRANSPOSE, nn.ConvTranspose2d),
+    F.conv_transpose3d: (_TRANSPOSE, nn.ConvTranspose3d),
+    F.linear: (("input", "weight", "bias"), nn.Linear),
+    F.batch_norm: (_NORM, BatchNorm),
+    torch.batch_norm: (_RAW_NORM, BatchNorm),
+}
+
+
+def lift_functional(gm: fx.GraphModule) -> PassReport:
+    """Turn functional layers into modules wherever their weights are parameters or buffers."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or node.target not in _FUNCTIONS:
+            continue
+        names, kind = _FUNCTIONS[node.target]
+        arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        reason = _unfit(gm, arguments, kind)
+        sites.append(Site(name_of(node), kind.__name__, not reason, reason))
+        if not reason:
+            _lift(gm, node, arguments, kind)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("lift_functional", tuple(sites))
+
+
+def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module]) -> str:
+    for name, value in arguments.items():
+        if name == "input":
+            continue
+        if name not in _TENSORS:
+            if isinstance(value, fx.Node):
+                return f"its {name} is computed while the model runs"
+        elif value is not None:
+            constant = isinstance(value, fx.Node) and value.op == "get_attr"
+            if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
+                return f"its {name} is computed while the model runs"
+    if kind is not BatchNorm:
+        return ""
+    if arguments.get("running_mean") is None or arguments.get("running_var") is None:
+        return "it keeps no running statistics: it normalises by those of each batch"
+    return "it is in training mode: call model.eval() first" if arguments.get("training") else ""
+
+
+def _lift(
+    gm: fx.GraphModule, node: fx.Node, arguments: dict[str, Any], kind: type[nn.Module]
+) -> None:
+    tensors = {
+        name: attribute(gm, str(arguments[name].target))
+        for name in _TENSORS
+        if arguments.get(name) is not None
+    }
+    options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, "input", "training")}
+    module = _module(kind, tensors, options)
+    with gm.graph.inserting_before(node):
+        stack = node.meta.get("nn_module_stack")
+        path = next(reversed(stack.values()))[0] if stack else ""
+        name = path.replace(".", "_") if path else node.name
+        called = add_module(gm.graph, name, module, (arguments["input"],))
+    called.meta = dict(node.meta)
+    node.replace_all_uses_with(called)
+    gm.graph.erase_node(node)
+
+
+def _module(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
+    build: Callable[..., Any] = kind
+    weight = tensors.get("weight")
+    if kind is BatchNorm:
+        module = build(len(tensors["running_mean"]), affine=False, device="meta", **options)
+    else:
+        assert weight is not None
+        sizes = _sizes(kind, weight, options)
+        options = {k: v for k, v in options.items() if k in inspect.signature(kind).parameters}
+        module = build(*sizes, bias="bias" in tensors, device="meta", **options)
+    for name in ("weight", "bias"):
+        if name in tensors:
+            setattr(module, name, _parameter(tensors[name]))
+    for name in ("running_mean", "running_var"):
+        if name in tensors:
+            setattr(module, name, tensors[name].detach())
+    if kind is BatchNorm:
+        module.num_batches_tracked = None
+    return module.eval()
+
+
+def _sizes(kind: type[nn.Module], weight: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
+    groups = options.get("groups", 1)
+    if kind is nn.Linear:
+        return weight.shape[1], weight.shape[0]
+    kernel = tuple(weight.shape[2:])
+    if kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+        return weight.shape[0], weight.shape[1] * groups, kernel
+    return weight.shape[1] * groups, weight.shape[0], kernel
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return nn.Parameter(tensor.detach(), requires_grad=False)

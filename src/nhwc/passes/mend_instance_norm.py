@@ -1,0 +1,50 @@
+"""Instance norm, which copies to NCHW inside, as a mean, a variance, a scale and a shift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from ..graph import clean, module_of, replace_module
+from ..layers import BatchNorm
+from ..mended import InstanceNorm
+from ..report import PassReport, Site
+from ..tracer import opaque_by_nature
+
+
+def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
+    """Wrap every instance norm so that channels-last input gives channels-last output.
+
+    One with running statistics is, in eval mode, a batch norm.
+    """
+    sites = []
+    for node in list(gm.graph.nodes):
+        norm: Any = module_of(node)
+        if not isinstance(norm, _InstanceNorm):
+            continue
+        reason = ""
+        if opaque_by_nature(norm) or "forward" in vars(norm):
+            reason = "it has hooks or a forward of its own"
+        elif norm.track_running_stats and norm.training:
+            reason = "it is in training mode and keeps running statistics"
+        sites.append(Site(str(node.target), type(norm).__name__, not reason, reason))
+        if not reason:
+            tracked = norm.track_running_stats and norm.running_mean is not None
+            replace_module(node, _as_batch_norm(norm) if tracked else _wrapped(norm))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("mend_instance_norm", tuple(sites))
+
+
+def _wrapped(norm: _InstanceNorm) -> InstanceNorm:
+    return InstanceNorm(norm).train(norm.training)
+
+
+def _as_batch_norm(norm: Any) -> BatchNorm:
+    module: Any = BatchNorm(norm.num_features, norm.eps, norm.momentum, False, device="meta")
+    module.weight, module.bias = norm.weight, norm.bias
+    module.running_mean, module.running_var = norm.running_mean, norm.running_var
+    module.num_batches_tracked = None
+    return module.eval()  # type: ignore[no-any-return]

@@ -1,0 +1,136 @@
+"""Lower a graph to kernels: which layout and which kernel, by measurement on the real shapes.
+
+recording  run the graph once: shapes, layouts, what is fixed
+recognize  nodes -> layers with specifications
+candidates the kernels that can serve a layer
+measuring  how long each takes here, from memory where it is known
+assigning  one candidate per layer, conversions between them counted
+program    weights prepared, steps in a row
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..memory import Memory
+from .assigning import Choice, assign
+from .calls import is_opaque
+from .measuring import (
+    Option,
+    Options,
+    conversion_seconds,
+    fastest,
+    measure,
+    sample,
+    switch_seconds,
+)
+from .program import Program, bind
+from .purity import why_impure
+from .recognize import layers_of
+from .recording import Record, record
+from .specs import Layer
+
+__all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
+
+
+class Unplannable(Exception):
+    """This graph cannot be planned, and why; it still runs as it is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program for given input shapes, and how it came about."""
+
+    program: Program
+    layers: tuple[Layer, ...]
+    choice: Choice
+    options: Options
+    measured: int
+
+    @property
+    def kernels(self) -> tuple[tuple[str, Option], ...]:
+        """What every layer is and what was chosen for it: enough to make the plan again."""
+        return tuple((layer.spec.key, self.choice[layer.node]) for layer in self.layers)
+
+
+def make_plan(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    memory: Memory,
+    *,
+    exact: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Plan:
+    """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason."""
+    found, layers = _layers(graph, inputs)
+    before = memory.measured
+    with torch.no_grad():
+        options = measure(graph, found, layers, memory, exact=exact, progress=progress)
+        choice, program = _choose(graph, found, layers, options, memory)
+    return Plan(program, tuple(layers), choice, options, memory.measured - before)
+
+
+def _choose(
+    graph: fx.GraphModule, found: Record, layers: list[Layer], options: Options, memory: Memory
+) -> tuple[Choice, Program]:
+    """The fastest of a few assignments, as whole programs.
+
+    The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
+    mixture stands against the best without our kernels, and the best with as many as can be.
+    """
+    with_ours = {k: tuple(o for o in some if o.native) or some for k, some in options.items()}
+    without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
+    conversion = lambda seen: conversion_seconds(seen, memory)
+    switch = switch_seconds(memory)
+    choices: list[Choice] = []
+    for some in (options, with_ours, without):
+        choice = assign(layers, some, found, conversion, switch)
+        if choice not in choices:
+            choices.append(choice)
+    if len(choices) == 1:
+        return choices[0], bind(graph, found, layers, choices[0])
+    key = "best of " + _digest(layers, choices)
+    best = memory.get(key)
+    if not isinstance(best, int) or not 0 <= best < len(choices):
+        programs = [bind(graph, found, layers, choice) for choice in choices]
+        inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
+        best = fastest(programs, inputs)
+        memory.put(key, best)
+        return choices[best], programs[best]
+    return choices[best], bind(graph, found, layers, choices[best])
+
+
+def _digest(layers: list[Layer], choices: list[Choice]) -> str:
+    words = [
+        f"{layer.spec.key} {choice[layer.node].label}" for choice in choices for layer in layers
+    ]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]
+
+
+def remake_plan(
+    graph: fx.GraphModule, inputs: Sequence[Any], kernels: Sequence[tuple[str, Option]]
+) -> Program:
+    """The program that `kernels` describe, with the weights that `graph` has now."""
+    found, layers = _layers(graph, inputs)
+    if [layer.spec.key for layer in layers] != [key for key, _ in kernels]:
+        raise Unplannable("the graph is not the one that was planned")
+    choice = {layer.node: option for layer, (_, option) in zip(layers, kernels, strict=True)}
+    with torch.no_grad():
+        return bind(graph, found, layers, choice)
+
+
+def _layers(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Record, list[Layer]]:
+    reason = why_impure(graph)
+    if reason is not None:
+        raise Unplannable(reason)
+    found = record(graph, inputs)
+    layers = layers_of(graph, found)
+    if all(is_opaque(graph, layer.node) for layer in layers):
+        raise Unplannable("no graph could be made of any part of it")
+    return found, layers

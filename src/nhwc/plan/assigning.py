@@ -1,0 +1,176 @@
+"""Choose one option per layer so that kernels and the conversions between them cost least.
+
+Options differ in the layout they read and write, so neighbours bind one another: a contiguous
+kernel that wins alone may lose by the two copies around it. The sum is lowered by changing single
+layers, and whole stretches of layers that only pass a layout on, from three starting points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from ..formats import Format
+from .measuring import Option, Options
+from .recording import Record, Seen
+from .specs import Layer, Operator
+
+Choice = dict[fx.Node, Option]
+
+
+def assign(
+    layers: Sequence[Layer],
+    options: Options,
+    record: Record,
+    conversion: Callable[[Seen], float],
+    switch: float = 0.0,
+) -> Choice:
+    """The cheapest choice found, by the node that each layer stands for.
+
+    `switch` is what it costs to go from kernels of ours to others, or back.
+    """
+    problem = _Problem(layers, options, record, conversion, switch)
+    starts = [
+        {layer.node: _preferred(problem.options(layer), layout) for layer in layers}
+        for layout in (None, Format.CHANNELS_LAST, Format.CONTIGUOUS)
+    ]
+    for choice in starts:
+        _descend(problem, choice)
+    return min(starts, key=problem.total)
+
+
+class _Problem:
+    """Layers, what each may be, and who reads whose result."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        options: Options,
+        record: Record,
+        conversion: Callable[[Seen], float],
+        switch: float,
+    ) -> None:
+        self.switch = switch
+        self.layers = layers
+        self.record = record
+        self._options = options
+        self._conversion = conversion
+        self._by_node = {layer.node: layer for layer in layers}
+        self._seconds: dict[Seen, float] = {}
+
+    def options(self, layer: Layer) -> tuple[Option, ...]:
+        return self._options[layer.spec.key]
+
+    def total(self, choice: Choice) -> float:
+        kernels = sum(option.seconds for option in choice.values())
+        values = {node for layer in self.layers for node in layer.inputs}
+        return kernels + sum(self._conversions(choice, node) for node in values)
+
+    def local(self, choice: Choice, layer: Layer) -> float:
+        """The part of the total that changing this one layer can change."""
+        values = {*layer.inputs, layer.node}
+        return choice[layer.node].seconds + sum(self._conversions(choice, v) for v in values)
+
+    def neighbours(self, layer: Layer) -> list[Layer]:
+        nodes = [*layer.inputs, *layer.node.users]
+        return [self._by_node[node] for node in nodes if node in self._by_node]
+
+    def _conversions(self, choice: Choice, value: fx.Node) -> float:
+        """A value is converted once, however many read it in the other layout."""
+        seen = self.record.values.get(value)
+        has = written(choice, self.record, value)
+        users = [choice[user] for user in value.users if user in choice]
+        switches = value in choice and any(u.native != choice[value].native for u in users)
+        converts = has is not None and bool({user.reads for user in users} - {has, None})
+        if not isinstance(seen, Seen):
+            # Several tensors at once: nothing converts those, or hands them over.
+            return 1.0 if switches or converts else 0.0
+        switch = self.switch if switches else 0.0
+        return switch + (self._copy_seconds(seen) if converts else 0.0)
+
+    def _copy_seconds(self, seen: Seen) -> float:
+        if len(seen.shape) != 4 or seen.layout is None:
+            return 0.0
+        if seen not in self._seconds:
+            self._seconds[seen] = self._conversion(seen)
+        return self._seconds[seen]
+
+
+def written(choice: Choice, record: Record, value: fx.Node) -> Format | None:
+    """The layout in which a value is found when its readers come for it."""
+    if value in choice:
+        return choice[value].writes
+    seen = record.values.get(value)
+    return seen.layout if isinstance(seen, Seen) else None
+
+
+def _preferred(options: tuple[Option, ...], layout: Format | None) -> Option:
+    def cost(option: Option) -> tuple[Any, ...]:
+        other = layout is not None and option.reads not in (layout, None)
+        return other, option.seconds
+
+    return min(options, key=cost)
+
+
+def _descend(problem: _Problem, choice: Choice) -> None:
+    stretches = _stretches(problem)
+    for _ in range(10):
+        changed = False
+        for layer in problem.layers:
+            changed |= _improve_one(problem, choice, layer)
+        for stretch in stretches:
+            changed |= _improve_stretch(problem, choice, stretch)
+        if not changed:
+            return
+
+
+def _improve_one(problem: _Problem, choice: Choice, layer: Layer) -> bool:
+    options = problem.options(layer)
+    if len(options) == 1:
+        return False
+    before = choice[layer.node]
+    costs = []
+    for option in options:
+        choice[layer.node] = option
+        costs.append(problem.local(choice, layer))
+    best = min(range(len(options)), key=costs.__getitem__)
+    # Equal costs keep what is there, or the search would never end.
+    keep = costs[options.index(before)] <= costs[best]
+    choice[layer.node] = before if keep else options[best]
+    return not keep
+
+
+def _improve_stretch(problem: _Problem, choice: Choice, stretch: list[Layer]) -> bool:
+    before = {layer.node: choice[layer.node] for layer in stretch}
+    cost = problem.total(choice)
+    for layout in (Format.CHANNELS_LAST, Format.CONTIGUOUS):
+        for layer in stretch:
+            choice[layer.node] = _preferred(problem.options(layer), layout)
+        if problem.total(choice) < cost:
+            return True
+        choice.update(before)
+    return False
+
+
+def _stretches(problem: _Problem) -> list[list[Layer]]:
+    """Neighbouring layers that can work in either layout and have no weights to pack."""
+    free = {
+        layer.node: layer
+        for layer in problem.layers
+        if isinstance(layer.spec, Operator) and len(problem.options(layer)) > 1
+    }
+    found = []
+    while free:
+        _, first = free.popitem()
+        stretch, edge = [first], [first]
+        while edge:
+            for other in problem.neighbours(edge.pop()):
+                if other.node in free:
+                    del free[other.node]
+                    stretch.append(other)
+                    edge.append(other)
+        if len(stretch) > 1:
+            found.append(stretch)
+    return found

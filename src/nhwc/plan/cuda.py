@@ -1,0 +1,86 @@
+"""What a GPU offers a plan: cuDNN's fused convolutions, and the whole call as one CUDA graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..formats import Format
+from .specs import Convolution
+
+
+def fused_convolutions(spec: Convolution) -> list[tuple[Format, Callable[..., Any]]]:
+    """cuDNN's convolution + bias (+ residual) + ReLU, by the layout it reads and writes.
+
+    Each comes with the function that prepares it: weight and bias in, the kernel out.
+    """
+    relu = spec.activation is not None and spec.activation.name == "relu"
+    if not relu or not torch.backends.cudnn.is_available():
+        return []
+    if spec.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return []
+    geometry = (spec.stride, spec.padding, spec.dilation, spec.groups)
+
+    def prepare(layout: torch.memory_format) -> Callable[..., Any]:
+        def prepared(weight: Tensor, bias: Tensor | None) -> Callable[..., Any]:
+            own = weight.contiguous(memory_format=layout)
+            if spec.residual:
+                return lambda x, residual: torch.cudnn_convolution_add_relu(
+                    x, own, residual, 1.0, bias, *geometry
+                )
+            return lambda x: torch.cudnn_convolution_relu(x, own, bias, *geometry)
+
+        return prepared
+
+    return [
+        (Format.CHANNELS_LAST, prepare(torch.channels_last)),
+        (Format.CONTIGUOUS, prepare(torch.contiguous_format)),
+    ]
+
+
+class Captured:
+    """A function of CUDA tensors as one CUDA graph: a call launches all its kernels at once.
+
+    The graph reads and writes fixed memory, so calls take turns, each copies its inputs in and its
+    results out, and a call on another stream waits for the one before.
+    """
+
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        self._lock = threading.Lock()
+        self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # Libraries allocate and choose kernels in their first calls, which no graph may hold.
+            for _ in range(3):
+                function(*self._inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = function(*self._inputs)
+        self._done = torch.cuda.Event()
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._lock:
+            self._done.wait()
+            for own, given in zip(self._inputs, inputs, strict=True):
+                if isinstance(own, Tensor):
+                    own.copy_(given)
+            self._graph.replay()
+            result = _cloned(self._result)
+            self._done.record()
+            return result
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _cloned(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_cloned, value))
+    return type(value)(map(_cloned, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,464 @@
+"""Layers in terms of our own kernels: what to add to a program's builder for each.
+
+Importing this loads the kernels' compiler; `natives` in `candidates` does so when it is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..formats import Format
+from ..kernels.activations import Activation as Code
+from ..kernels.builder import Buffer, Builder
+from ..kernels.conv import ConvKernel, conv2d_candidates
+from ..kernels.copies import interleave_steps, nchw_step, shuffle_steps
+from ..kernels.depthwise import depthwise_step
+from ..kernels.elementwise import activation_step, add_step, affine_step, multiply_step
+from ..kernels.linear import linear_step
+from ..kernels.pooling import adaptive_avgpool_step, avgpool_step, global_mean_step, maxpool_step
+from ..kernels.spec import ConvSpec
+from ..mended import Cat, ChannelShuffle, Interleave
+from ..timing import interleave
+from .recognize import activation_of
+from .recording import Record, Seen
+from .specs import Activation, Affine, Convolution, Layer, Weighted
+
+Constants = tuple[Tensor, "Tensor | None"]
+Emit = Callable[..., Any]
+"""Called with a builder, the layer's constants (None if it has none) and its inputs' buffers."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """One of our kernels for a layer."""
+
+    name: str
+    exact: bool
+    emit: Emit
+
+
+def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
+    """Our kernels that can compute `layer`; none where they do not know it."""
+    if not _fits(record, layer):
+        return ()
+    if not isinstance(layer.spec, Weighted):
+        emit = _Operators(graph, record, layer).emit()
+        return (Native("nhwc", True, emit),) if emit else ()
+    code = code_of(layer.spec.activation)
+    if code is None:
+        return ()
+    if isinstance(layer.spec, Convolution):
+        return _convolutions(layer.spec, *code)
+    shape = _four(record.values[layer.node].shape)
+    if isinstance(layer.spec, Affine):
+        return (Native("nhwc", True, _affine(shape, *code)),)
+    return (Native("nhwc", True, _linear(shape, *code)),) if len(layer.spec.input) == 2 else ()
+
+
+def code_of(activation: Activation | None) -> tuple[Code, float] | None:
+    """Our kernels' number for an activation, and its slope; None for one they lack.
+
+    >>> code_of(Activation("hardtanh", (0.0, 6.0)))
+    (<Activation.RELU6: 2>, 0.0)
+    """
+    if activation is None:
+        return Code.NONE, 0.0
+    if activation == Activation("hardtanh", (0.0, 6.0)):
+        return Code.RELU6, 0.0
+    names = ("relu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu")
+    if activation.name not in names:
+        return None
+    return Code[activation.name.upper()], (*activation.numbers, 0.0)[0]
+
+
+def single(
+    native: Native, layer: Layer, constants: Constants | None, record: Record
+) -> Callable[..., Any]:
+    """A program of this one layer, as a function of its inputs."""
+    stretch = Stretch([layer.node])
+    stretch.add(native, layer, constants, record)
+    return stretch.build(record)
+
+
+def call_seconds() -> float:
+    """What calling a program costs, whatever is in it."""
+    builder = Builder()
+    x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
+    builder.add(activation_step, x, y)
+    builder.output(y)
+    program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
+    times = interleave({"": lambda: program(tensor)}, rounds=50, warmup=5)
+    return min(times[""].seconds)
+
+
+def _fits(record: Record, layer: Layer) -> bool:
+    """Whether all that goes in and out is float32 on the CPU, as images or as rows of numbers."""
+    values = [record.values.get(node) for node in (*layer.inputs, layer.node)]
+    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return all(
+        isinstance(seen, Seen)
+        and seen.dtype is torch.float32
+        and seen.device == "cpu"
+        and len(seen.shape) in (2, 4)
+        and 0 not in seen.shape
+        for seen in flat
+    )
+
+
+def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
+    n, c, h, w = spec.input
+    k, depth, r, s = spec.weight
+    # Torch allows every spec that it ran; ours are written for these pairs.
+    ours = ConvSpec(
+        *(n, c, h, w, k, r, s),
+        stride=(spec.stride[0], spec.stride[1]),
+        padding=(spec.padding[0], spec.padding[1]),
+        dilation=(spec.dilation[0], spec.dilation[1]),
+        groups=spec.groups,
+        activation=code,
+        alpha=slope,
+        has_residual=spec.residual,
+        has_bias=spec.bias,
+    )
+    shape = (n, k, ours.out_h, ours.out_w)
+    if spec.groups == c == k and depth == 1 and c > 1:
+        return (Native("nhwc depthwise", True, _depthwise(spec, shape, code, slope)),)
+    return tuple(
+        Native(f"nhwc {kernel.name}", kernel.exact, _packed(kernel, shape))
+        for kernel in conv2d_candidates(ours)
+    )
+
+
+def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Emit:
+    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+        packed = kernel.pack(*constants)
+        builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
+        return y
+
+    return emit
+
+
+def _depthwise(
+    spec: Convolution, shape: tuple[int, int, int, int], code: Code, slope: float
+) -> Emit:
+    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+
+        def make(x: Any, y: Any, *more: Any) -> Any:
+            return depthwise_step(
+                *(x, y, *constants),
+                stride=(spec.stride[0], spec.stride[1]),
+                padding=(spec.padding[0], spec.padding[1]),
+                dilation=(spec.dilation[0], spec.dilation[1]),
+                activation=code,
+                slope=slope,
+                residual=more[0] if more else None,
+            )
+
+        builder.add(make, x, y, *residual)
+        return y
+
+    return emit
+
+
+def _affine(shape: Any, code: Code, slope: float) -> Emit:
+    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+
+        def make(x: Any, y: Any, *more: Any) -> Any:
+            rest = more[0] if more else None
+            return affine_step(x, y, *constants, activation=code, slope=slope, residual=rest)
+
+        builder.add(make, x, y, *residual)
+        return y
+
+    return emit
+
+
+def _linear(shape: Any, code: Code, slope: float) -> Emit:
+    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+
+        def make(x: Any, y: Any, *more: Any) -> Any:
+            rest = more[0] if more else None
+            return linear_step(x, y, *constants, activation=code, slope=slope, residual=rest)
+
+        builder.add(make, builder.dense(x), y, *residual)
+        return y
+
+    return emit
+
+
+class _Operators:
+    """The operators without weights that our kernels know, by what a node calls."""
+
+    def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
+        self.record, self.layer, self.node = record, layer, layer.node
+        target = self.node.target
+        self.module: Any = None
+        if self.node.op == "call_module":
+            self.module = graph.get_submodule(str(target))
+        self.name = target if isinstance(target, str) else getattr(target, "__name__", "")
+
+    def emit(self) -> Emit | None:
+        if self.module is not None:
+            return self._module()
+        if self.node.op == "call_function" and self.node.target is operator.getitem:
+            return self._item()
+        named = {
+            **dict.fromkeys(("add", "iadd", "add_"), self._add),
+            **dict.fromkeys(("mul", "imul", "mul_", "multiply"), self._multiply),
+            **dict.fromkeys(("cat", "concat"), self._cat),
+            **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
+            **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
+            "mean": self._mean,
+            "max_pool2d": self._max_pool,
+            "avg_pool2d": self._average_pool,
+            "adaptive_avg_pool2d": self._adaptive_pool,
+        }
+        find = named.get(self.name)
+        if find is not None:
+            return find()
+        return self._activation(_function_activation(self.node))
+
+    def _module(self) -> Emit | None:
+        module = self.module
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+        if isinstance(module, nn.MaxPool2d):
+            return self._window_of(module, _max)
+        if isinstance(module, nn.AvgPool2d):
+            return self._window_of(module, _average)
+        if isinstance(module, nn.AdaptiveAvgPool2d):
+            return self._adaptive_pool()
+        if isinstance(module, nn.Flatten):
+            return self._flatten()
+        if isinstance(module, Cat):
+            return self._cat()
+        if isinstance(module, Interleave):
+            return self._steps(lambda *views: interleave_steps(views[:-1], views[-1]))
+        if isinstance(module, ChannelShuffle):
+            return self._steps(lambda x, y: shuffle_steps(x, y, module.groups))
+        if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
+            return lambda builder, constants, x: x
+        return self._activation(activation_of(module))
+
+    def _window_of(self, module: Any, make: Callable[..., Emit]) -> Emit | None:
+        if getattr(module, "return_indices", False):
+            return None
+        return self._steps(make(vars(module)))
+
+    def _max_pool(self) -> Emit | None:
+        names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        given = _bound(self.node, (*names, "return_indices"))
+        return None if given.get("return_indices") else self._steps(_max(given))
+
+    def _average_pool(self) -> Emit | None:
+        names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+        return self._steps(_average(_bound(self.node, (*names, "divisor_override"))))
+
+    def _adaptive_pool(self) -> Emit | None:
+        return self._steps(adaptive_avgpool_step)
+
+    def _mean(self) -> Emit | None:
+        given = _bound(self.node, ("input", "dim", "keepdim"))
+        dims = given.get("dim")
+        if not isinstance(dims, (tuple, list)) or sorted(d % 4 for d in dims) != [2, 3]:
+            return None
+        return self._steps(global_mean_step) if len(self._seen(0).shape) == 4 else None
+
+    def _activation(self, activation: Activation | None) -> Emit | None:
+        code = code_of(activation) if activation else None
+        if code is None:
+            return None
+        return self._steps(lambda x, y: activation_step(x, y, code[0], slope=code[1]))
+
+    def _add(self) -> Emit | None:
+        if not self._two() or self._seen(0).shape != self._seen(1).shape:
+            return None
+        return self._steps(add_step)
+
+    def _multiply(self) -> Emit | None:
+        if not self._two():
+            return None
+        (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
+        gate = (*out[:2], 1, 1)
+        if a == out and b in (out, gate):
+            return self._steps(multiply_step)
+        if b == out and a == gate:
+            return self._steps(lambda gate, x, y: multiply_step(x, gate, y))
+        return None
+
+    def _cat(self) -> Emit | None:
+        given = _bound(self.node, ("tensors", "dim"))
+        parts = given["tensors"]
+        dim = 1 if self.module is not None else given.get("dim", 0)
+        if not isinstance(parts, (tuple, list)) or dim not in (1, 1 - len(self._out.shape)):
+            return None
+        if not all(isinstance(part, fx.Node) for part in parts):
+            return None
+        places = [self.layer.inputs.index(part) for part in parts]
+        return lambda builder, constants, *buffers: builder.cat([buffers[i] for i in places])
+
+    def _parts(self) -> Emit | None:
+        """`chunk` and `split` along the channels: slices, which cost nothing."""
+        given = _bound(self.node, ("input", "parts", "dim"))
+        found = self.record.values[self.node]
+        if given.get("dim", 0) != 1 or not isinstance(found, tuple):
+            return None
+        sizes = [seen.shape[1] for seen in found]
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> tuple[Buffer, ...]:
+            ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+            pairs = zip(ends, sizes, strict=True)
+            return tuple(builder.slice(x, end - size, end) for end, size in pairs)
+
+        return emit
+
+    def _item(self) -> Emit | None:
+        index = self.node.args[1]
+        if isinstance(self.record.values[self.layer.inputs[0]], tuple):
+            return lambda builder, constants, parts: parts[index]
+        if not isinstance(index, tuple) or len(index) != 2 or index[0] != slice(None):
+            return None
+        channels = index[1]
+        if not isinstance(channels, slice) or channels.step not in (None, 1):
+            return None
+        if any(isinstance(end, fx.Node) for end in (channels.start, channels.stop)):
+            return None
+        begin, end, _ = channels.indices(self._seen(0).shape[1])
+        return lambda builder, constants, x: builder.slice(x, begin, end)
+
+    def _flatten(self) -> Emit | None:
+        """All but the batch into one dimension."""
+        seen, out = self._seen(0), self._out
+        if len(self.layer.inputs) != 1 or len(seen.shape) != 4 or len(out.shape) != 2:
+            return None
+        n, c, h, w = seen.shape
+        if out.shape != (n, c * h * w):
+            return None
+        return (lambda builder, constants, x: x) if h * w == 1 else self._steps(nchw_step)
+
+    def _steps(self, make: Callable[..., Any]) -> Emit:
+        """Add `make(*input views, output view)`, in the order of the node's own arguments."""
+        shape = _four(self._out.shape)
+        places = [self.layer.inputs.index(node) for node in _nodes_in(self.node.args)]
+
+        def emit(builder: Builder, constants: None, *buffers: Buffer) -> Buffer:
+            y = builder.buffer(shape)
+            builder.add(make, *(buffers[i] for i in places), y)
+            return y
+
+        return emit
+
+    def _two(self) -> bool:
+        """Whether the node takes two tensors and nothing else."""
+        args = self.node.args
+        return len(args) == 2 and not self.node.kwargs and len(_nodes_in(args)) == 2
+
+    def _seen(self, index: int) -> Seen:
+        found: Seen = self.record.values[_nodes_in(self.node.args)[index]]
+        return found
+
+    @property
+    def _out(self) -> Seen:
+        found: Seen = self.record.values[self.node]
+        return found
+
+
+def _max(given: dict[str, Any]) -> Callable[..., Any]:
+    size = _pair(given["kernel_size"])
+    window = {
+        "size": size,
+        "stride": _pair(given.get("stride") or size),
+        "padding": _pair(given.get("padding", 0)),
+        "dilation": _pair(given.get("dilation", 1)),
+    }
+    return lambda x, y: maxpool_step(x, y, **window)
+
+
+def _average(given: dict[str, Any]) -> Callable[..., Any]:
+    size = _pair(given["kernel_size"])
+    window: dict[str, Any] = {
+        "size": size,
+        "stride": _pair(given.get("stride") or size),
+        "padding": _pair(given.get("padding", 0)),
+        "count_include_pad": given.get("count_include_pad", True),
+        "divisor": given.get("divisor_override"),
+    }
+    return lambda x, y: avgpool_step(x, y, **window)
+
+
+_FUNCTIONS = {
+    "relu": Activation("relu"),
+    "relu_": Activation("relu"),
+    "relu6": Activation("hardtanh", (0.0, 6.0)),
+    "hardswish": Activation("hardswish"),
+    "hardsigmoid": Activation("hardsigmoid"),
+    "sigmoid": Activation("sigmoid"),
+    "silu": Activation("silu"),
+}
+
+
+def _function_activation(node: fx.Node) -> Activation | None:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return _FUNCTIONS.get(name) if len(node.all_input_nodes) == 1 else None
+
+
+def _nodes_in(value: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
+    return found
+
+
+def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    values = tuple(value)
+    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    n, c, h, w = (*shape, 1, 1)[:4]
+    return n, c, h, w
+
+
+class Stretch:
+    """Neighbouring layers of our kernels, as one program: one call, one arena, one tape."""
+
+    def __init__(self, outputs: Sequence[fx.Node]) -> None:
+        self.builder = Builder()
+        self.outputs = tuple(outputs)
+        self.inputs: list[fx.Node] = []
+        self._buffers: dict[fx.Node, Any] = {}
+
+    def add(
+        self, native: Native, layer: Layer, constants: Constants | None, record: Record
+    ) -> None:
+        for node in layer.inputs:
+            if node not in self._buffers:
+                self.inputs.append(node)
+                self._buffers[node] = self.builder.input(record.values[node].shape)
+        given = [self._buffers[node] for node in layer.inputs]
+        self._buffers[layer.node] = native.emit(self.builder, constants, *given)
+
+    def build(self, record: Record) -> Callable[..., Any]:
+        """The program, as a function of `inputs` that returns what `outputs` are."""
+        for node in self.outputs:
+            shape = record.values[node].shape
+            self.builder.output(self._buffers[node], shape, Format.CHANNELS_LAST)
+        program = self.builder.build()
+        if len(self.outputs) == 1:
+            return lambda *tensors: program(*tensors)[0]
+        return program

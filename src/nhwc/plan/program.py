@@ -1,0 +1,258 @@
+"""A plan in the form in which it runs: a list of steps over numbered slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..formats import Format
+from .assigning import Choice, written
+from .calls import caller
+from .candidates import candidates_of, natives_of
+from .recording import Record, Seen
+from .specs import Layer, Operator, constants_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: where its inputs lie, where its result goes, what may be dropped after it."""
+
+    name: str
+    run: Callable[..., Any]
+    inputs: tuple[int, ...]
+    output: int
+    drops: tuple[int, ...]
+
+
+class Program:
+    """Steps bound to the weights of one graph, for one set of input shapes.
+
+    It holds nothing of a call between calls, so that threads may share it.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], slots: int, feeds: Sequence[int | None], output: Any
+    ) -> None:
+        self.steps = tuple(steps)
+        self._calls = tuple((s.run, s.inputs, s.output, s.drops) for s in steps)
+        self._start: list[Any] = [None] * slots
+        self._feeds = tuple(feeds)
+        self._output = output
+
+    def constant(self, slot: int, value: Any) -> None:
+        self._start[slot] = value
+
+    def __call__(self, *inputs: Any) -> Any:
+        values = self._start.copy()
+        for slot, value in zip(self._feeds, inputs, strict=True):
+            if slot is not None:
+                values[slot] = value
+        for run, read, write, drops in self._calls:
+            values[write] = run(*[values[slot] for slot in read])
+            for slot in drops:
+                values[slot] = None
+        return _filled(self._output, values)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    number: int
+
+
+def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
+    """Prepare every chosen kernel's weights and string the kernels together."""
+    return _Binder(graph, record, choice).bind(layers)
+
+
+def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
+    """The layers in an order in which they can run, those of our kernels together where possible.
+
+    Each layer of another's kernel is alone. By turns, all that can run of one kind runs.
+    """
+    rest, units = list(layers), []
+    waiting = {layer.node for layer in layers}
+    native = False
+    while rest:
+        chosen, later = [], []
+        for layer in rest:
+            ready = waiting.isdisjoint(layer.inputs)
+            if ready and choice[layer.node].native is native:
+                chosen.append(layer)
+                waiting.discard(layer.node)
+            else:
+                later.append(layer)
+        if native and chosen:
+            units.append(chosen)
+        else:
+            units += [[layer] for layer in chosen]
+        rest, native = later, not native
+    return units
+
+
+class _Binder:
+    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
+        self.graph, self.record, self.choice = graph, record, choice
+        self.slots: dict[tuple[fx.Node, Format | None], int] = {}
+        self.steps: list[Step] = []
+
+    def bind(self, layers: Sequence[Layer]) -> Program:
+        feeds: list[int | None] = []
+        constants: dict[int, Any] = {}
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self._hold(node)
+                feeds.append(self._feed(node))
+            elif node.op == "get_attr":
+                constants[self._hold(node)] = _attribute(self.graph, str(node.target))
+        for unit in stretches(layers, self.choice):
+            if len(unit) > 1:
+                self._add_stretch(unit)
+            else:
+                self._add(unit[0])
+        (result,) = self.graph.graph.find_nodes(op="output")
+        output = fx.node.map_arg(result.args[0], self._returned)
+        steps = _with_drops(self.steps, output, constants)
+        program = Program(steps, len(self.slots), feeds, output)
+        for slot, value in constants.items():
+            program.constant(slot, value)
+        return program
+
+    def _feed(self, node: fx.Node) -> int | None:
+        """The slot an input goes to, through a step that gives it the layout planned for."""
+        seen = self.record.image(node)
+        if node in self.record.fixed:
+            return None
+        if seen is None or seen.layout is None:
+            return self.slots[node, None]
+        raw = self.slots.setdefault((node, Format.OTHER), len(self.slots))
+        self._step(f"{node.name} as planned", _converter(seen.layout), (raw,), (node, None))
+        return raw
+
+    def _add(self, layer: Layer) -> None:
+        option = self.choice[layer.node]
+        inputs = tuple(self._read(node, option.reads) for node in layer.inputs)
+        operator = isinstance(layer.spec, Operator)
+        if operator and not option.native:
+            run = caller(self.graph, self.record, layer)
+        else:
+            candidate = next(
+                c
+                for c in candidates_of(self.graph, self.record, layer)
+                if (c.name, c.reads) == (option.kernel, option.reads)
+            )
+            constants = (None, None) if operator else constants_of(self.graph, layer)
+            run = candidate.prepare(*constants)
+        self._step(layer.name, run, inputs, (layer.node, None))
+
+    def _add_stretch(self, layers: Sequence[Layer]) -> None:
+        """One program for all of `layers`; it reads its inputs in whatever layout they have."""
+        from .native import Stretch
+
+        inside = {layer.node for layer in layers}
+        outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
+        stretch = Stretch(outputs)
+        for layer in layers:
+            option = self.choice[layer.node]
+            natives = natives_of(self.graph, self.record, layer)
+            native = next(one for one in natives if one.name == option.kernel)
+            weighted = not isinstance(layer.spec, Operator)
+            constants = constants_of(self.graph, layer) if weighted else None
+            stretch.add(native, layer, constants, self.record)
+        name = f"{layers[0].name} to {layers[-1].name}"
+        inputs = tuple(self.slots[node, None] for node in stretch.inputs)
+        run = stretch.build(self.record)
+        if len(outputs) == 1:
+            self._step(name, run, inputs, (outputs[0], None))
+            return
+        self._step(name, run, inputs, (layers[-1].node, Format.OTHER))
+        held = (self.slots[layers[-1].node, Format.OTHER],)
+        for index, node in enumerate(outputs):
+            self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
+
+    def _read(self, node: fx.Node, layout: Format | None) -> int:
+        """The slot of a value in `layout`, converting it there the first time."""
+        seen, has = self.record.values.get(node), written(self.choice, self.record, node)
+        if layout is None or has in (None, layout) or not isinstance(seen, Seen):
+            return self.slots[node, None]
+        if len(seen.shape) != 4 or seen.layout is None:
+            return self.slots[node, None]
+        if (node, layout) not in self.slots:
+            held = (self.slots[node, None],)
+            self._step(f"{node.name} to {layout}", _converter(layout), held, (node, layout))
+        return self.slots[node, layout]
+
+    def _returned(self, node: fx.Node) -> Any:
+        """What the caller gets: fixed values as they are, images in the graph's own layout."""
+        if node in self.record.fixed:
+            return self.record.values[node]
+        seen = self.record.image(node)
+        return _Slot(self._read(node, seen.layout if seen else None))
+
+    def _step(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        inputs: tuple[int, ...],
+        key: tuple[fx.Node, Format | None],
+    ) -> None:
+        output = self.slots.setdefault(key, len(self.slots))
+        self.steps.append(Step(name, run, inputs, output, ()))
+
+    def _hold(self, node: fx.Node) -> int:
+        return self.slots.setdefault((node, None), len(self.slots))
+
+
+def _with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
+    """The same steps, each dropping what no later one reads."""
+    needed = {slot.number for slot in _slots_in(output)}
+    kept = []
+    for step in reversed(steps):
+        # What nobody reads need not be computed: no step does anything but return a value.
+        if step.output not in needed:
+            continue
+        drops = tuple(slot for slot in dict.fromkeys(step.inputs) if slot not in needed | {*keep})
+        needed.discard(step.output)
+        needed.update(step.inputs)
+        kept.append(Step(step.name, step.run, step.inputs, step.output, drops))
+    return kept[::-1]
+
+
+def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
+    last = layout is Format.CHANNELS_LAST
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return lambda x: x.contiguous(memory_format=memory_format)
+
+
+def _slots_in(output: Any) -> list[_Slot]:
+    if isinstance(output, _Slot):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        return [slot for item in output for slot in _slots_in(item)]
+    return []
+
+
+def _filled(output: Any, values: list[Any]) -> Any:
+    """The caller's structure, with fresh containers of the kinds the model returned."""
+    if isinstance(output, _Slot):
+        return values[output.number]
+    if isinstance(output, dict):
+        return {key: _filled(item, values) for key, item in output.items()}
+    if isinstance(output, tuple):
+        items = [_filled(item, values) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
+    if isinstance(output, list):
+        return [_filled(item, values) for item in output]
+    return output
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    found = getattr(graph.get_submodule(owner), leaf)
+    return found.detach() if isinstance(found, Tensor) else found

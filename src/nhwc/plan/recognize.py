@@ -1,0 +1,161 @@
+"""From graph nodes to layers: what each node computes, in terms a kernel can be chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+from ..layers import BatchNorm, FoldedLinear, Fused
+from .recording import Record
+from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
+
+_ACTIVATIONS: dict[type, Callable[[Any], Activation]] = {
+    nn.ReLU: lambda m: Activation("relu"),
+    nn.ReLU6: lambda m: Activation("hardtanh", (0.0, 6.0)),
+    nn.Hardtanh: lambda m: Activation("hardtanh", (float(m.min_val), float(m.max_val))),
+    nn.Hardswish: lambda m: Activation("hardswish"),
+    nn.Hardsigmoid: lambda m: Activation("hardsigmoid"),
+    nn.SiLU: lambda m: Activation("silu"),
+    nn.Sigmoid: lambda m: Activation("sigmoid"),
+    nn.Tanh: lambda m: Activation("tanh"),
+    nn.LeakyReLU: lambda m: Activation("leaky_relu", (float(m.negative_slope),)),
+    nn.GELU: lambda m: Activation("gelu" if m.approximate == "none" else "gelu_tanh"),
+}
+
+
+def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
+    """The layers of `graph` in an order in which they can run; fixed values are left out."""
+    return [
+        _layer(graph, record, node)
+        for node in graph.graph.nodes
+        if node.op.startswith("call_") and node not in record.fixed and node in record.values
+    ]
+
+
+def activation_of(module: nn.Module | None) -> Activation | None:
+    """What an activation module computes, if it is one that kernels know."""
+    build = _ACTIVATIONS.get(type(module))
+    return build(module) if build else None
+
+
+def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
+    found = None
+    if node.op == "call_module" and not node.kwargs:
+        found = _weighted(graph, record, node)
+    return found or _operator(graph, record, node)
+
+
+def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | None:
+    """The layer of a module with constants, alone or in a `Fused` module."""
+    name = str(node.target)
+    module = graph.get_submodule(name)
+    op, activation = module, None
+    if isinstance(module, Fused):
+        op, activation = module.op, activation_of(module.activation)
+        if module.activation is not None and activation is None:
+            return None
+        name = f"{name}.op"
+    if _hooked(module) or _hooked(op) or not all(isinstance(a, fx.Node) for a in node.args):
+        return None
+    inputs: tuple[fx.Node, ...] = node.args  # type: ignore[assignment]
+    out, tensors = record.tensor(node), [record.tensor(one) for one in inputs]
+    if out is None or any(t is None or t.dtype != out.dtype for t in tensors):
+        return None
+    first = tensors[0]
+    assert first is not None
+    if any(t is None or t.shape != out.shape for t in tensors[1:]):
+        return None  # The addition broadcasts: eager does that.
+    if any(p.dtype != out.dtype for p in op.parameters()):
+        return None
+    common: dict[str, Any] = {
+        "input": first.shape,
+        "residual": len(inputs) == 2,
+        "activation": activation,
+        "dtype": first.dtype,
+        "device": first.device,
+    }
+    spec = _specify(op, common)
+    return Layer(spec, node, inputs, name) if spec else None
+
+
+def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
+    image = len(common["input"]) == 4
+    if type(op) is nn.Conv2d and image:
+        geometry = _geometry(op)
+        if geometry is None:
+            return None
+        weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
+        return Convolution(**common, **weighted, **geometry)
+    flat = isinstance(op, FoldedLinear) and len(common["input"]) == 2
+    if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
+        return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
+    if (
+        type(op) in (nn.BatchNorm2d, BatchNorm)
+        and image
+        and not op.training
+        and op.running_mean is not None
+    ):
+        return Affine(**common) if op.running_mean.dtype == common["dtype"] else None
+    return None
+
+
+def _geometry(conv: nn.Conv2d) -> dict[str, Any] | None:
+    """Stride, padding, dilation and groups; None where the padding is not zeros on both sides."""
+    padding: Any = conv.padding
+    if conv.padding_mode != "zeros":
+        return None
+    if padding == "valid":
+        padding = (0, 0)
+    elif padding == "same":
+        total = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        if any(t % 2 for t in total):
+            return None
+        padding = tuple(t // 2 for t in total)
+    return {
+        "stride": tuple(conv.stride),
+        "padding": tuple(padding),
+        "dilation": tuple(conv.dilation),
+        "groups": conv.groups,
+    }
+
+
+def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
+    inputs = tuple(n for n in node.all_input_nodes if n not in record.fixed)
+    shown = fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: _Shown(_show(record.values.get(n, n.name)))
+    )
+    if node.op == "call_module":
+        name = " ".join(repr(graph.get_submodule(str(node.target))).split())
+    elif isinstance(node.target, str):
+        name = node.target
+    else:
+        name = getattr(node.target, "__name__", str(node.target))
+    seen = [tensor for tensor in map(record.tensor, node.all_input_nodes) if tensor]
+    device = seen[0].device if seen else "cpu"
+    args, kwargs = shown
+    words = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return Layer(Operator(name, ", ".join(words), device), node, inputs)
+
+
+def _show(value: Any) -> str:
+    """A shape and a type for a tensor, the same within brackets for several."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_show, value))})"
+    return str(value)
+
+
+class _Shown(str):
+    """A tensor's shape within printed arguments, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether calling the module may be more than calling its forward with stored weights."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or hasattr(module, "parametrizations")

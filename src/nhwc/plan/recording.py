@@ -1,0 +1,139 @@
+"""Run a graph once and note what every node returned: shapes, layouts, and values that are fixed.
+
+A plan is made for given input shapes, so whatever follows from shapes alone (`x.size(0) // 2`) is
+a constant of the plan. What follows from the *data* is not, whatever its type.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..formats import Format, format_of
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is remembered of a tensor: all but its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    layout: Format | None
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        return f"{sizes}:{str(self.dtype).removeprefix('torch.')}"
+
+
+class Record:
+    """What one run of a graph on example inputs showed."""
+
+    def __init__(self) -> None:
+        self.values: dict[fx.Node, Any] = {}
+        self.fixed: set[fx.Node] = set()
+
+    def tensor(self, node: fx.Node) -> Seen | None:
+        value = self.values.get(node)
+        return value if isinstance(value, Seen) else None
+
+    def image(self, node: fx.Node) -> Seen | None:
+        """The tensor that `node` returned, if it has a memory format worth the name."""
+        seen = self.tensor(node)
+        return seen if seen and len(seen.shape) == 4 else None
+
+
+def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
+    """Run `graph` on `inputs` without gradients and return what its nodes were seen to return."""
+    result = Record()
+    with torch.no_grad():
+        _Recorder(graph, result).run(*inputs)
+    return result
+
+
+def layout_of(tensor: Tensor) -> Format | None:
+    """CHANNELS_LAST or CONTIGUOUS, by the densest dimension; None where both or neither is meant.
+
+    A channel slice of a channels-last tensor is dense in its channels: it counts as channels last,
+    as torch's own operators count it.
+    """
+    if tensor.ndim != 4:
+        return None
+    found = format_of(tensor)
+    if found is Format.OTHER:
+        return Format.CHANNELS_LAST if tensor.stride(1) == 1 else Format.CONTIGUOUS
+    return None if found is Format.AMBIGUOUS else found
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule, result: Record) -> None:
+        super().__init__(graph)
+        self.result = result
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.result.values[n] = _seen(value)
+        if _is_fixed(n, value, self.result.fixed):
+            self.result.fixed.add(n)
+        return value
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Seen(tuple(value.shape), value.dtype, str(value.device), layout_of(value))
+    if type(value) in (list, tuple):
+        return tuple(_seen(item) for item in value)
+    return value
+
+
+_SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
+_SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+_PURE: set[Any] = {
+    *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
+    *(
+        abs,
+        bool,
+        divmod,
+        float,
+        int,
+        isinstance,
+        len,
+        list,
+        max,
+        min,
+        pow,
+        round,
+        slice,
+        sum,
+        tuple,
+    ),
+    torch.Size,
+}
+
+
+def _is_fixed(node: fx.Node, value: Any, fixed: set[fx.Node]) -> bool:
+    if not _is_plain(value):
+        return False
+    if node.op == "placeholder":
+        return True
+    if node.op == "call_method" and node.target in _SHAPE_METHODS:
+        return True
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in _SHAPE_ATTRIBUTES
+    if node.op == "call_function" and node.target is torch.numel:
+        return True
+    inputs = node.all_input_nodes
+    return bool(inputs) and node.target in _PURE and all(other in fixed for other in inputs)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple, torch.Size):
+        return all(_is_plain(item) for item in value)
+    plain = (int, float, bool, str, slice, torch.dtype, torch.device, torch.layout)
+    return value is None or isinstance(value, plain)

@@ -1,0 +1,148 @@
+"""What the planner sees of a graph: layers with a specification, which kernels can serve.
+
+A layer is one call of one kernel: a convolution or linear with the bias, the residual addition
+and the activation that follow it, or any other operator alone. Its specification says all that a
+kernel's speed depends on, and names its entry in the memory of measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An element-wise function at the end of a layer, by torch's name, with its numbers."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{number:g}" for number in self.numbers)])
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A 2-D convolution on these shapes, and what is done to its result before it is stored."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    bias: bool
+    residual: bool
+    activation: Activation | None
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def key(self) -> str:
+        geometry = f"s{_x(self.stride)} p{_x(self.padding)} d{_x(self.dilation)} g{self.groups}"
+        return f"conv2d {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer on an input of this shape."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    bias: bool
+    residual: bool
+    activation: Activation | None
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def key(self) -> str:
+        return f"linear {_x(self.input)} w{_x(self.weight)} {_tail(self)}"
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A batch norm no convolution took: a scale and a shift per channel, then an activation."""
+
+    input: tuple[int, ...]
+    residual: bool
+    activation: Activation | None
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def key(self) -> str:
+        return f"affine {_x(self.input)} {_tail(self)}"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Any other operator: what is called, and how its arguments looked in the recorded run."""
+
+    name: str
+    arguments: str
+    device: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.arguments} {self.device}"
+
+
+Weighted = Convolution | Linear | Affine
+"""What has constants, which a kernel may want packed, and more than one kernel."""
+
+Spec = Weighted | Operator
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One kernel call: the node it replaces, its specification and its tensor inputs.
+
+    `op` is the dotted name of the module that holds its constants. They are looked up whenever a
+    kernel is prepared: a graph that got new weights is bound again, not planned again.
+    """
+
+    spec: Spec
+    node: fx.Node
+    inputs: tuple[fx.Node, ...]
+    op: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Where the layer is in the user's model, or what the graph calls it."""
+        return str(self.node.target) if self.node.op == "call_module" else self.node.name
+
+
+def constants_of(graph: fx.GraphModule, layer: Layer) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias, or scale and shift, of a weighted layer, detached from autograd."""
+    op: Any = graph.get_submodule(layer.op or "")
+    if isinstance(layer.spec, Affine):
+        return _scale_and_shift(op)
+    bias = op.bias
+    return op.weight.detach(), bias.detach() if isinstance(bias, Tensor) else None
+
+
+def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    mean, variance = norm.running_mean.double(), norm.running_var.double()
+    scale = torch.rsqrt(variance + norm.eps)
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    shift = -mean * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.detach().double()
+    dtype = norm.running_mean.dtype
+    return scale.to(dtype), shift.to(dtype)
+
+
+def _x(numbers: tuple[int, ...]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def _tail(spec: Weighted) -> str:
+    words = ["bias" * getattr(spec, "bias", False), "residual" * spec.residual]
+    words += [str(spec.activation or ""), str(spec.dtype).removeprefix("torch."), spec.device]
+    return " ".join(word for word in words if word)

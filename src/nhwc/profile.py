@@ -1,0 +1,107 @@
+"""The second witness: torch's profiler sees time, and the copies inside an operator's kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .capture import Call, Copy
+
+_LABEL = "nhwc::"
+
+
+def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
+    """Run under the profiler with input shapes and strides recorded."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    # Kineto writes its comings and goings to stderr; it reads this when it first starts.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profile(activities=activities, record_shapes=True) as profiler:
+            run()
+            if cuda:
+                torch.cuda.synchronize()
+    return profiler
+
+
+def with_profile(calls: Sequence[Call], profiler: Any, *, cuda: bool) -> list[Call]:
+    """Return the calls with the seconds and the nested layout copies the profiler saw in them."""
+    roots = profiler.profiler.kineto_results.experimental_event_tree()
+    found = {event.name: event for event in _walk(roots) if event.name.startswith(_LABEL)}
+    device = _device_seconds(profiler) if cuda else {}
+    joined = []
+    for call in calls:
+        label = f"{_LABEL}{call.index}"
+        event = found.get(label)
+        if event is not None:
+            seconds = device.get(label, _seconds(event))
+            call = dataclasses.replace(call, seconds=seconds, copies=tuple(_copies(event)))
+        joined.append(call)
+    return joined
+
+
+def _walk(events: Sequence[Any]) -> Iterator[Any]:
+    stack = list(events)
+    while stack:
+        event = stack.pop()
+        yield event
+        stack.extend(event.children)
+
+
+def _seconds(event: Any) -> float:
+    """The event's time without what our own dispatch mode added inside it."""
+    return max(0.0, float(event.duration_time_ns - _overhead_ns(event)) / 1e9)
+
+
+def _overhead_ns(event: Any) -> float:
+    total = 0.0
+    for child in event.children:
+        if child.name == "PythonDispatchMode":
+            inner = sum(c.duration_time_ns - _overhead_ns(c) for c in child.children)
+            total += child.duration_time_ns - inner
+        else:
+            total += _overhead_ns(child)
+    return total
+
+
+def _device_seconds(profiler: Any) -> dict[str, float]:
+    events = profiler.events() or []
+    return {e.name: e.device_time_total / 1e6 for e in events if e.name.startswith(_LABEL)}
+
+
+def _copies(event: Any) -> Iterator[Copy]:
+    for inner in _walk([event]):
+        if inner.name != "aten::copy_":
+            continue
+        tensors = [i for i in inner.extra_fields.inputs if hasattr(i, "strides")]
+        if len(tensors) < 2:
+            continue
+        target, source = tensors[:2]
+        same = target.sizes == source.sizes
+        if not same or len(target.sizes) < 3 or _densest(target) == _densest(source):
+            continue
+        yield Copy(
+            shape=tuple(target.sizes),
+            source_strides=tuple(source.strides),
+            target_strides=tuple(target.strides),
+            bytes=target.dtype.itemsize * _product(target.sizes),
+            seconds=_seconds(inner),
+        )
+
+
+def _densest(tensor: Any) -> int | None:
+    dims = [d for d, size in enumerate(tensor.sizes) if size > 1]
+    return min(dims, key=lambda d: (tensor.strides[d], -d)) if len(dims) > 1 else None
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

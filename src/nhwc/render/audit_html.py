@@ -1,0 +1,13 @@
+"""An audit as one HTML page that works offline."""
+
+from __future__ import annotations
+
+from .._audit import KINDS, Audit
+from .page import page
+
+
+def audit_html(audit: Audit) -> str:
+    """Render the page: the network in order, coloured by format, findings beside it."""
+    shapes = ", ".join("x".join(map(str, dims)) for dims in audit.inputs)
+    data = {**audit.to_dict(), "where": str(audit.environment), "kinds": KINDS}
+    return page("audit", f"{audit.model} {shapes}", data)

@@ -1,0 +1,80 @@
+"""An audit for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .._audit import KINDS, Audit, Finding
+from .text import milliseconds, paint, plural, shape, size, wrap
+
+_COLORS = {"lost": "red", "misread": "red"}
+
+
+def audit_text(audit: Audit, *, color: bool = False) -> str:
+    """Render the verdict, then one paragraph per finding."""
+    inputs = ", ".join(shape(dims) for dims in audit.inputs)
+    lines = [
+        f"{paint(audit.model, 'bold', color)}  {inputs}  {audit.environment}",
+        _verdict(audit, color),
+    ]
+    for finding in audit.findings:
+        lines += ["", *_finding(audit, finding, color)]
+    if audit.comparison is not None:
+        ratio, (low, high) = audit.comparison.ratio, audit.comparison.interval
+        lines += [
+            "",
+            f"channels last against contiguous: {ratio:.2f}x ({low:.2f} to {high:.2f}), "
+            f"{audit.comparison.verdict}",
+        ]
+    lines += ["", *(wrap(f"not visible: {text}", "") for text in audit.unseen)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _verdict(audit: Audit, color: bool) -> str:
+    counts = audit.counts
+    head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
+    if audit.clean:
+        return f"{paint('clean', 'green', color)}: {head}, channels last from input to output"
+    parts = [
+        _how_many(counts["loses"] + counts["misreads"], "lose", "the format"),
+        _how_many(counts["converts"], "convert", "on request"),
+        _how_many(counts["restores"], "pay", "to restore it"),
+        f"conversions cost {milliseconds(audit.cost_s)} ({audit.cost_s / audit.run_s:.1%})",
+    ]
+    return f"{head}: " + ", ".join(part for part in parts if part)
+
+
+def _how_many(count: int, verb: str, rest: str) -> str:
+    return f"{count} {verb if count > 1 else verb + 's'} {rest}" if count else ""
+
+
+def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
+    label = paint(f"{finding.kind.upper():<11}", _COLORS.get(finding.kind, "yellow"), color)
+    times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
+    cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
+    place = f"{finding.site.place}  {_modules(audit, finding)}"
+    lines = [f"{label} {paint(finding.operator + times, 'bold', color)}  {cost}".rstrip()]
+    lines.append(f"    {paint(place, 'blue', color)}")
+    if finding.site.source:
+        lines.append(f"    {paint(finding.site.source, 'dim', color)}")
+    lines.append(wrap(f"{_what(audit, finding)}. {finding.remedy}", "    "))
+    return lines
+
+
+def _what(audit: Audit, finding: Finding) -> str:
+    text = KINDS[finding.kind]
+    if finding.payers:
+        names = Counter(audit.calls[i].operator.rpartition(".")[2] for i in finding.payers)
+        payers = " and ".join(plural(n, f"{name} call") for name, n in names.most_common(2))
+        text += f"; {payers} later {'pays' if len(finding.payers) == 1 else 'pay'} to convert back"
+    if finding.copied_bytes:
+        text += f"; {size(finding.copied_bytes)} copied"
+    return text[0].upper() + text[1:]
+
+
+def _modules(audit: Audit, finding: Finding) -> str:
+    names = list(dict.fromkeys(audit.calls[i].site.module for i in finding.calls))
+    if not names:
+        return ""
+    rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"in {names[0] or 'the model'}{rest}"

@@ -1,0 +1,67 @@
+"""A benchmark as comma-separated values: one line per case and variant."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from ..benchmark import Benchmark, Measurement, Row
+
+FIELDS = (
+    *("model", "batch", "input", "threads", "train", "amp", "device", "variant", "version"),
+    *("median_s", "lower_quartile_s", "upper_quartile_s", "per_second"),
+    *("speedup", "speedup_low", "speedup_high", "verdict"),
+    *("setup_s", "peak_bytes", "error", "propagation", "published", "judgement", "failure"),
+)
+
+
+def bench_csv(result: Benchmark) -> str:
+    """Every case and variant, what failed included; unmeasured numbers are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in result.rows:
+        if row.failure:
+            writer.writerow({**_case(row), "failure": row.failure})
+        for measurement in row.measurements:
+            writer.writerow({**_case(row), **_measured(row, measurement, result.baseline)})
+    return text.getvalue()
+
+
+def _case(row: Row) -> dict[str, object]:
+    case = row.case
+    return {
+        "model": case.model,
+        "batch": case.batch,
+        "input": " ".join("x".join(map(str, shape)) for shape in case.shapes),
+        "threads": case.threads,
+        "train": int(case.train),
+        "amp": int(case.amp),
+        "device": case.device,
+        "propagation": row.propagation,
+        "published": str(row.published or ""),
+        "judgement": row.judgement,
+    }
+
+
+def _measured(row: Row, measurement: Measurement, baseline: str) -> dict[str, object]:
+    if measurement.failure:
+        return {"variant": measurement.variant, "failure": measurement.failure}
+    low, high = measurement.samples.quartiles_s
+    values: dict[str, object] = {
+        "variant": measurement.variant,
+        "version": measurement.version,
+        "median_s": measurement.median_s,
+        "lower_quartile_s": low,
+        "upper_quartile_s": high,
+        "per_second": row.case.batch / measurement.median_s,
+        "setup_s": measurement.setup_s,
+        "peak_bytes": "" if measurement.peak_bytes is None else measurement.peak_bytes,
+        "error": "" if math.isnan(measurement.error) else measurement.error,
+    }
+    found = row.comparison(measurement.variant, baseline)
+    if found is not None:
+        values |= {"speedup": found.ratio, "verdict": found.verdict}
+        values["speedup_low"], values["speedup_high"] = found.interval
+    return values

@@ -1,0 +1,203 @@
+"""A benchmark as a picture: bars with intervals, sorted; ours coloured, everything else grey."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from itertools import groupby
+from typing import Any
+
+from ..benchmark import Benchmark, Case, Row
+from ..benchmark.engines import find_engine
+from ..errors import InputError, MissingPackage
+from ..timing import Comparison
+from . import bench_words as words
+
+OURS, OURS_LIGHT = "#0e8f84", "#79c3bb"
+PLAIN, PEER = "#64748b", "#b6bec9"
+BAND, BAND_TEXT = "#fde9c8", "#a16207"
+INK, FAINT = "#1e293b", "#64748b"
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
+    "axes.edgecolor": "#cbd5e1",
+    "xtick.color": FAINT,
+    "ytick.color": INK,
+    "svg.hashsalt": "nhwc",
+}
+
+Bar = tuple[str, float, Comparison, str, str]
+"""A place on the y axis: name, height, what it shows, its colour and what is written at its end."""
+
+
+def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
+    """Draw the result as `svg` or `png`: variants for one case, cases in groups for many."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackage("matplotlib is not installed: pip install matplotlib.") from None
+    rows = [row for row in result.rows if row.measurement(result.baseline)]
+    if not rows:
+        raise InputError(
+            f"{words.label(result.baseline)} was not measured, and speeds are drawn against it. "
+            f"Add {result.baseline} to the variants."
+        )
+    with matplotlib.rc_context(_STYLE):
+        panels = _panels(rows)
+        tallest = max(len(_bars(panel, result)) for panel in panels)
+        single = len(rows) == 1
+        height = 2.3 + (0.42 * tallest if single else 0.14 * (tallest + len(rows) / len(panels)))
+        figure = Figure(figsize=(4.6 + 4.8 * len(panels), height), dpi=150)
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw(axis, panel, result)
+        _frame(figure, result, height)
+        data = io.BytesIO()
+        figure.savefig(data, format=format, metadata={"Date": None} if format == "svg" else None)
+    return data.getvalue()
+
+
+def _panels(rows: list[Row]) -> list[list[Row]]:
+    """Suites get a panel per batch and thread count; a sweep of one model is one panel."""
+    if len({row.case.model for row in rows}) < 2:
+        return [rows]
+
+    def setting(row: Row) -> tuple[int, int]:
+        return row.case.batch, row.case.threads
+
+    return [list(group) for _, group in groupby(sorted(rows, key=setting), key=setting)]
+
+
+def _bars(panel: list[Row], result: Benchmark) -> list[Bar]:
+    """From bottom to top: the slowest first."""
+    if len(panel) == 1:
+        return _one(panel[0], result.baseline)
+    cases = [row.case for row in panel]
+    same_model = len({case.model for case in cases}) < 2
+    key = (lambda row: -row.case.batch) if same_model else (lambda row: _gain(row, result.baseline))
+    bars: list[Bar] = []
+    place = 0.0
+    for row in sorted(panel, key=key):
+        group = _group(row, result.baseline)
+        for position, (comparison, colour, text) in enumerate(group):
+            named = position == (len(group) - 1) // 2
+            name = words.short(row.case, cases) if named else ""
+            bars.append((name, place, comparison, colour, text))
+            place += 1.0
+        place += 1.0
+    return bars
+
+
+def _one(row: Row, baseline: str) -> list[Bar]:
+    bars: list[Bar] = []
+    slowest_first = sorted(row.measured, key=lambda m: -m.median_s)
+    for place, m in enumerate(slowest_first):
+        found = row.comparison(m.variant, baseline)
+        assert found is not None
+        text = f"{words.times(found.ratio)}   {words.bare_ms(m.median_s)} ms"
+        bars.append((words.label(m.variant), float(place), found, _colour(m.variant), text))
+    return bars
+
+
+def _group(row: Row, baseline: str) -> list[tuple[Comparison, str, str]]:
+    """The plain recipe, the best of the others by name, and the best of ours on top."""
+    chosen = []
+    plain, peer, own = "channels_last", row.best(ours=False), row.best(ours=True)
+    for variant, colour in (
+        (plain, PLAIN),
+        (peer.variant if peer and peer.variant not in (plain, baseline) else "", PEER),
+        (own.variant if own else "", OURS),
+    ):
+        found = row.comparison(variant, baseline) if variant else None
+        if found:
+            name = f" {words.label(variant)}" if colour == PEER else ""
+            chosen.append((found, colour, words.times(found.ratio) + name))
+    return chosen
+
+
+def _gain(row: Row, baseline: str) -> float:
+    best = row.best(ours=True) or row.measurement("channels_last")
+    found = row.comparison(best.variant, baseline) if best else None
+    return found.ratio if found else 0.0
+
+
+def _colour(variant: str) -> str:
+    colours = {"ours": OURS, "fuse": OURS_LIGHT, "torch": PLAIN, "peer": PEER}
+    return colours[words.kind(find_engine(variant))]
+
+
+def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
+    bars = _bars(panel, result)
+    single = len(panel) == 1
+    reach = max((bar[2].interval[1] for bar in bars), default=1.0)
+    published = panel[0].published
+    if published and published.low and published.high:
+        axis.axvspan(published.low, max(published.high, published.low + 0.01), color=BAND, zorder=0)
+        reach = max(reach, published.high)
+        text = f"published for channels last: {published}"
+        axis.text(
+            published.low, 1.0, text, transform=axis.get_xaxis_transform(),
+            color=BAND_TEXT, fontsize=8, va="bottom",
+        )  # fmt: skip
+    for _, place, found, colour, text in bars:
+        low, high = found.interval
+        axis.barh(place, found.ratio, height=0.66 if single else 0.9, color=colour, zorder=2)
+        if found.before is not found.after and (low, high) != (1.0, 1.0):
+            axis.plot([low, high], [place, place], color=INK, lw=1.1, zorder=3)
+        axis.text(
+            max(high, found.ratio) + 0.015 * reach, place, text, va="center",
+            fontsize=9 if single else 7, color=INK if colour == OURS else FAINT, zorder=4,
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
+        )  # fmt: skip
+    axis.axvline(1.0, color=INK, lw=0.8, ls=(0, (2, 2)), zorder=1)
+    axis.set_yticks([bar[1] for bar in bars if bar[0]], [bar[0] for bar in bars if bar[0]])
+    axis.tick_params(length=0)
+    axis.set_xlim(0, reach * (1.22 if single else 1.3))
+    places = [bar[1] for bar in bars] or [0.0]
+    axis.set_ylim(min(places) - 0.8, max(places) + 0.8)
+    axis.grid(axis="x", color="#eef2f6", zorder=0)
+    axis.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+    axis.set_xlabel(f"times as fast as {words.label(result.baseline)}")
+    if not single:
+        axis.set_title(_setting(panel), loc="left", fontsize=10, color=FAINT, pad=16)
+
+
+def _setting(panel: list[Row]) -> str:
+    return words.common([row.case for row in panel])
+
+
+def _frame(figure: Any, result: Benchmark, height: float) -> None:
+    """Title above, machine and versions underneath."""
+    cases = [row.case for row in result.rows]
+    single = len(cases) == 1
+    top, bottom = (0.95 if single else 1.25) / height, 0.95 / height
+    figure.text(
+        0.02, 1 - 0.22 / height, _title(result, cases), fontsize=13, weight="bold", va="top"
+    )
+    figure.text(0.02, 1 - 0.5 / height, _legend(result), fontsize=8.5, color=FAINT, va="top")
+    foot = "\n".join(textwrap.wrap(words.environment(result), 120 if single else 190))
+    figure.text(0.02, 0.12 / height, foot, fontsize=7.5, color=FAINT, va="bottom")
+    figure.subplots_adjust(
+        left=0.25 if single else 0.15, right=0.97, top=1 - top, bottom=bottom, wspace=0.45
+    )
+
+
+def _title(result: Benchmark, cases: list[Case]) -> str:
+    if len(cases) == 1:
+        return f"{cases[0].model}, {words.common(cases)}"
+    return result.title or (cases[0].model if len({c.model for c in cases}) == 1 else "nhwc bench")
+
+
+def _legend(result: Benchmark) -> str:
+    if len(result.rows) == 1:
+        return "longer is faster; lines are 99 % intervals; measured in turns, a process each"
+    return (
+        "per row: nhwc (green), the best of the others (light grey), plain channels last (dark "
+        "grey); lines are 99 % intervals"
+    )

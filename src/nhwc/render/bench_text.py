@@ -1,0 +1,141 @@
+"""A benchmark as text for a terminal: a table with bars for one case, a row per case for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..benchmark import Benchmark, Changes, Row
+from . import bench_words as words
+
+_BAR = 24
+
+
+def bench_text(result: Benchmark) -> str:
+    """The whole result, ready to print."""
+    lines: list[str] = []
+    if len(result.rows) == 1 and not result.rows[0].failure:
+        row = result.rows[0]
+        lines += [str(row.case), "", *_one(row, result.baseline), "", *_lines(row, result)]
+    elif result.rows:
+        cases = [row.case for row in result.rows]
+        heading = result.title or f"{len(result.rows)} cases"
+        lines += [f"{heading}; {words.common(cases)}", "", *_many(result), ""]
+    problems = words.failures(result)
+    if problems:
+        lines += ["not measured:", *(f"  {what}: {why}" for what, why in problems)]
+    if result.interrupted:
+        lines.append("interrupted: this is what was measured until then")
+    lines += [warning] if (warning := words.noise(result)) else []
+    return "\n".join([*lines, words.environment(result)]) + "\n"
+
+
+def changes_text(changes: Changes) -> str:
+    """What changed between two runs; what got slower comes first."""
+    cases = [change.case for change in changes.changes]
+    table = [("", "before ms", "after ms", "speed", "interval", "")]
+    for change in sorted(changes.changes, key=lambda c: c.comparison.ratio):
+        found = change.comparison
+        table.append(
+            (
+                f"{words.short(change.case, cases)}, {change.variant}",
+                words.bare_ms(found.before.median_s),
+                words.bare_ms(found.after.median_s),
+                words.times(found.ratio),
+                words.interval(found),
+                change.verdict,
+            )
+        )
+    count = len(changes.slower)
+    end = f"{count} of {len(changes.changes)} slower" if count else "nothing got slower"
+    return "\n".join([*columns(table), "", end, words.where_measured(changes)]) + "\n"
+
+
+def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> list[str]:
+    """Align cells: text to the left in the columns `left`, numbers to the right.
+
+    >>> columns([("a", "1", "x"), ("bb", "22", "y")])
+    ['a    1  x', 'bb  22  y']
+    """
+    count = len(rows[0])
+    wide = [max(len(row[i]) for row in rows) for i in range(count)]
+    lefts = {i % count for i in left}
+    return [
+        "  ".join(
+            cell.ljust(wide[i]) if i in lefts else cell.rjust(wide[i]) for i, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _one(row: Row, baseline: str) -> list[str]:
+    training = row.case.train
+    head = ("", "ms", "steps/s" if training else "images/s", "speed", "99 % sure", "", "set-up s")
+    table = [(*head, "peak MB", "error", "")]
+    fastest = max((m.median_s for m in row.measured), default=0.0)
+    ordered = sorted(row.measured, key=lambda m: m.median_s)
+    top = fastest / ordered[0].median_s if ordered else 1.0
+    for m in ordered:
+        found = row.comparison(m.variant, baseline)
+        base = found is None or m.variant == baseline
+        table.append(
+            (
+                words.label(m.variant),
+                words.bare_ms(m.median_s),
+                f"{(1 if training else row.case.batch) / m.median_s:.1f}",
+                "" if found is None else words.times(found.ratio),
+                "" if found is None or base else words.interval(found),
+                "" if found is None or base else found.verdict,
+                f"{m.setup_s:.1f}",
+                "" if m.peak_bytes is None else f"{m.peak_bytes / 1e6:.0f}",
+                f"{m.error:.0e}",
+                "█" * max(1, round(_BAR * fastest / m.median_s / top)),
+            )
+        )
+    return columns(table, left=(0, 5, 9))
+
+
+def _lines(row: Row, result: Benchmark) -> list[str]:
+    lines = [words.answer(row, result.baseline)]
+    if row.propagation:
+        lines.append(f"channels last: {row.propagation}")
+    if row.published:
+        lines.append(f"published: {row.published} ({row.published.where}): {row.judgement} here")
+    return [line for line in lines if line]
+
+
+def _many(result: Benchmark) -> list[str]:
+    cases = [row.case for row in result.rows]
+    shown = [v for v in result.variants if v != result.baseline]
+    claims = {str(row.published) for row in result.rows if row.published}
+    audited = any(row.propagation for row in result.rows)
+    head = ["", f"{result.baseline} ms", *shown]
+    head += [f"published {claims.pop()}"] if len(claims) == 1 else ["published"] * bool(claims)
+    head += ["propagation"] * audited + ["best peer", "ours/peer", ""]
+    table = [head]
+    for row in result.rows:
+        base = row.measurement(result.baseline)
+        line = [words.short(row.case, cases), words.bare_ms(base.median_s) if base else "-"]
+        for variant in shown:
+            found = row.comparison(variant, result.baseline)
+            line.append(_marked(found.ratio, found.verdict) if found else "-")
+        line += [row.judgement] if any(name.startswith("published") for name in head) else []
+        table.append([*line, *[row.propagation] * audited, *_against(row)])
+    means = [words.times(result.geometric_mean(variant)) for variant in shown]
+    blank = [""] * (len(head) - len(shown) - 2)
+    table.append(["geometric mean", "", *(f"{mean} " for mean in means), *blank])
+    left = [i for i, name in enumerate(head) if name.startswith(("publ", "prop", "best"))]
+    return columns(table, left=(0, *left, len(head) - 1))
+
+
+def _marked(ratio: float, verdict: str) -> str:
+    """A ratio with a question mark where noise may have made it."""
+    return words.times(ratio) + ("?" if verdict == "too noisy to tell" else " ")
+
+
+def _against(row: Row) -> list[str]:
+    own, peer = row.best(ours=True), row.best(ours=False)
+    if own is None or peer is None:
+        return [peer.variant if peer else "", "-", ""]
+    found = row.comparison(own.variant, peer.variant)
+    assert found is not None
+    return [peer.variant, words.times(found.ratio), found.verdict]

@@ -1,0 +1,162 @@
+"""How the numbers of a benchmark are written, in every format alike."""
+
+from __future__ import annotations
+
+import math
+
+from ..benchmark import Benchmark, Case, Changes, Row
+from ..benchmark.engines import ENGINES, Engine, find_engine
+from ..timing import Comparison
+from .text import milliseconds, plural
+
+
+def times(ratio: float) -> str:
+    """A ratio as a factor.
+
+    >>> times(1.618)
+    '1.62x'
+    """
+    return "" if math.isnan(ratio) else f"{ratio:.2f}x"
+
+
+def interval(comparison: Comparison) -> str:
+    low, high = comparison.interval
+    return f"{low:.2f}-{high:.2f}"
+
+
+def bare_ms(seconds: float) -> str:
+    """Milliseconds for a column that names its unit.
+
+    >>> bare_ms(0.0123456)
+    '12.3'
+    """
+    return milliseconds(seconds).removesuffix(" ms")
+
+
+def label(variant: str) -> str:
+    return find_engine(variant).label
+
+
+def versions(result: Benchmark) -> str:
+    """The peers that are not torch, with their versions."""
+    found = {m.variant: m.version for row in result.rows for m in row.measured if m.version}
+    return ", ".join(f"{label(variant)} {version}" for variant, version in found.items())
+
+
+def environment(result: Benchmark) -> str:
+    """Machine and versions, in one line. Thread counts stand with the cases."""
+    here = result.environment
+    machine = here.device if here.device != "cpu" else f"{here.processor} {here.instruction_set}"
+    parts = [f"{machine}, {here.cores} cores", f"torch {here.torch}", versions(result)]
+    return ", ".join(part for part in parts if part)
+
+
+def common(cases: list[Case]) -> str:
+    """What all cases share besides the model, in words."""
+    first = cases[0]
+    words = []
+    if len({case.batch for case in cases}) == 1:
+        words.append(f"batch {first.batch}")
+    if len({case.threads for case in cases}) == 1:
+        words.append(plural(first.threads, "thread"))
+    if all(case.train for case in cases):
+        words.append("training step")
+    words.append("mixed precision" if all(case.amp for case in cases) else "float32")
+    if first.device != "cpu":
+        words.append(first.device)
+    return ", ".join(words)
+
+
+def short(case: Case, cases: list[Case]) -> str:
+    """The model, and whatever tells this case from the others."""
+    words = [case.model] if len({other.model for other in cases}) > 1 else []
+    if len({other.batch for other in cases}) > 1:
+        words.append(f"batch {case.batch}")
+    if len({other.threads for other in cases}) > 1:
+        words.append(plural(case.threads, "thread"))
+    return ", ".join(words) or case.model
+
+
+def answer(row: Row, baseline: str) -> str:
+    """What do I gain, with which variant, how sure are you: one sentence."""
+    best = min(row.measured, key=lambda m: m.median_s, default=None)
+    found = row.comparison(best.variant, baseline) if best else None
+    if best is None or found is None:
+        return ""
+    if best.variant == baseline or found.verdict == "same":
+        return f"Nothing is faster than {label(baseline)} here."
+    if found.verdict != "faster":
+        return f"The machine is too noisy to tell whether anything beats {label(baseline)}."
+    text = (
+        f"{label(best.variant)} is fastest: {times(found.ratio)} as fast as {label(baseline)} "
+        f"(99 % sure of {interval(found)})."
+    )
+    own, peer = row.best(ours=True), row.best(ours=False)
+    against = row.comparison(own.variant, peer.variant) if own and peer else None
+    if own and peer and against and peer.variant != baseline:
+        text += (
+            f" {label(own.variant)} is {times(against.ratio)} as fast as {label(peer.variant)}, "
+            f"the best of the others ({interval(against)}: {against.verdict})."
+        )
+    return text
+
+
+def answers(result: Benchmark) -> list[str]:
+    """The answer for one case; the geometric means for many."""
+    if len(result.rows) == 1:
+        lines = [answer(result.rows[0], result.baseline)]
+    else:
+        means = {v: result.geometric_mean(v) for v in result.variants if v != result.baseline}
+        best_first = sorted((mean, label(v)) for v, mean in means.items() if not math.isnan(mean))
+        named = ", ".join(f"{name} {times(mean)}" for mean, name in reversed(best_first))
+        lines = [f"As fast as {label(result.baseline)}, geometric mean: {named}."] * bool(named)
+    if result.interrupted:
+        lines.append("Interrupted: this is what was measured until then.")
+    lines.append(noise(result))
+    return [line for line in lines if line]
+
+
+NOISY = 0.15
+"""Turns that spread further than this, between their quartiles, were disturbed."""
+
+
+def noise(result: Benchmark) -> str:
+    """A warning where somebody else was using the machine; empty where nobody was."""
+    spread = [(m.per_turn.spread, m, row) for row in result.rows for m in row.measured]
+    wild = [(share, m, row) for share, m, row in spread if share > NOISY]
+    if not wild:
+        return ""
+    share, m, row = max(wild, key=lambda found: found[0])
+    return (
+        f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
+        f"{label(m.variant)} on {row.case.model} by {share:.0%}. "
+        "Stop other programs and measure again."
+    )
+
+
+def kind(engine: Engine) -> str:
+    """Which colour an engine has: `ours` is what we offer, `torch` what torch does by itself."""
+    if engine.ours:
+        return "ours" if engine.name == "optimized" else "fuse"
+    return "torch" if engine.name in ("eager", "channels_last") else "peer"
+
+
+def failures(result: Benchmark) -> list[tuple[str, str]]:
+    """What could not be measured, each with the reason: said once where it is always the same."""
+    found = [(str(row.case), row.failure) for row in result.rows if row.failure]
+    for engine in ENGINES:
+        reasons: dict[str, list[str]] = {}
+        for row in result.rows:
+            for m in row.measurements:
+                if m.variant == engine.name and m.failure:
+                    reasons.setdefault(m.failure, []).append(str(row.case))
+        for reason, cases in reasons.items():
+            where = "" if len(cases) == len(result.rows) else f" on {', '.join(cases)}"
+            found.append((engine.label + where, reason))
+    return found
+
+
+def where_measured(changes: Changes) -> str:
+    if changes.same_machine:
+        return f"{changes.before} / {changes.after}"
+    return f"NOT THE SAME MACHINE: {changes.before} / {changes.after}"

@@ -1,0 +1,38 @@
+"""What `optimize` did, as one HTML page that works offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..optimization import OptimizeReport
+from .page import page
+
+
+def optimize_html(
+    report: OptimizeReport, name: str, audits: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """Render the page; `audits` are the audits `before` and `after` as plain values, if made."""
+    data = {
+        **report.to_dict(),
+        "name": name,
+        "where": str(report.environment),
+        "medians": {stage: samples.median_s for stage, samples in report.times.items()},
+        "quartiles": {stage: samples.quartiles_s for stage, samples in report.times.items()},
+        "audits": {stage: _strip(audit) for stage, audit in (audits or {}).items()},
+    }
+    return page("optimize", f"{name} {', '.join(report.inputs)}", data)
+
+
+def _strip(audit: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an audit, what the strip of coloured operators needs."""
+    calls = [
+        {
+            "operator": call["operator"],
+            "module": call["site"]["module"],
+            "effect": call["effect"],
+            "seconds": call["seconds"],
+        }
+        for call in audit["calls"]
+    ]
+    return {"calls": calls, "counts": audit["counts"], "clean": audit["clean"]}

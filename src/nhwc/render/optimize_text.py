@@ -1,0 +1,121 @@
+"""What `optimize` did, for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from ..optimization import LayerReport, OptimizeReport, PlanReport
+from ..report import PassReport
+from .text import milliseconds, paint, plural, wrap
+
+_STAGES = {
+    "input": "as it was given",
+    "graph": "after the passes",
+    "plan": "with chosen kernels",
+}
+
+
+def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> str:
+    """Render the verdict, the passes, the layers by kernel, the errors and the times."""
+    lines = [
+        f"{paint(name, 'bold', color)}  {', '.join(report.inputs)}  {report.environment}",
+        _verdict(report, color),
+        "",
+        "passes",
+        *(line for one in report.passes if one.sites for line in _pass(one)),
+        wrap(
+            f"nothing to do: {', '.join(one.name for one in report.passes if not one.sites)}", "  "
+        ),
+    ]
+    for part in report.opaque:
+        lines.append(wrap(f"{part.path or 'the model'} ({part.kind}) stays: {part.reason}", "  "))
+    for plan in report.plans:
+        lines += ["", *_plan(plan)]
+    lines += ["", *_verification(report), "", *_times(report, color)]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(report: OptimizeReport, color: bool) -> str:
+    if report.chosen == "input":
+        return f"{paint('unchanged', 'yellow', color)}: {report.reason}"
+    comparison = report.comparison
+    low, high = comparison.interval
+    good = comparison.verdict == "faster"
+    head = paint(f"{comparison.ratio:.2f}x", "green" if good else "yellow", color)
+    text = f"{head} as fast ({low:.2f} to {high:.2f}): {comparison.verdict}"
+    return f"{text}; {report.reason}" if report.reason else text
+
+
+def _pass(report: PassReport) -> list[str]:
+    applied, skipped = len(report.applied), report.skipped
+    lines = [f"  {report.name:<28}{plural(applied, 'change') if applied else '-'}"]
+    if skipped:
+        lines[0] += f", {len(skipped)} left alone"
+    # The same reason at sixty places is one line, with the first of them.
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for site in skipped:
+        reasons[site.reason].append(site.where)
+    for reason, places in reasons.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        lines.append(wrap(f"{places[0]}{more}: {reason}", "      "))
+    return lines
+
+
+def _plan(plan: PlanReport) -> list[str]:
+    shapes = ", ".join(plan.inputs)
+    if not plan.planned:
+        return [wrap(f"plan for {shapes}: none, {plan.reason}", "")]
+    source = f"{plan.measured} measured" if plan.measured else "all remembered"
+    lines = [
+        f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
+        f"{plural(plan.conversions, 'conversion')} between layouts, {source}"
+    ]
+    groups: dict[str, list[LayerReport]] = defaultdict(list)
+    for layer in plan.layers:
+        groups[f"{layer.chosen.kernel}, {layer.chosen.layout}"].append(layer)
+    for kernel, layers in sorted(groups.items(), key=lambda item: -_seconds(item[1])):
+        kinds = Counter(layer.what.split(" ")[0].split("(")[0] for layer in layers)
+        shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+        lines.append(f"  {kernel:<26}{milliseconds(_seconds(layers)):>9}  {shown}")
+    lines.append("  slowest layers:")
+    for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
+        lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
+    return lines
+
+
+def _layer(layer: LayerReport) -> str:
+    gain = f", {layer.gain:.1f}x of torch's own" if layer.gain else ""
+    return f"{layer.chosen.kernel} {layer.chosen.layout}{gain}"
+
+
+def _seconds(layers: list[LayerReport]) -> float:
+    return sum(layer.chosen.seconds for layer in layers)
+
+
+def _verification(report: OptimizeReport) -> list[str]:
+    checks, worst = report.verification.checks, report.verification.worst
+    if worst is None:
+        return ["verified: the model returns no tensors"]
+    against = "float64" if report.verification.in_float64 else "the original (no float64 run)"
+    return [
+        f"verified against {against} in {plural(len(checks), 'comparison')}: "
+        f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}, "
+        f"allowed {worst.allowed:.1e}"
+    ]
+
+
+def _times(report: OptimizeReport, color: bool) -> list[str]:
+    how = "remembered" if report.remembered else f"{plural(_rounds(report), 'round')}, in turns"
+    lines = [f"times ({how}; set up in {report.setup_s:.1f} s)"]
+    for stage, samples in report.times.items():
+        low, high = samples.quartiles_s
+        mark = paint(" <- returned", "green", color) if stage == report.chosen else ""
+        lines.append(
+            f"  {_STAGES[stage]:<22}{milliseconds(samples.median_s):>9}"
+            f"  ({milliseconds(low)} to {milliseconds(high)}){mark}"
+        )
+    return lines
+
+
+def _rounds(report: OptimizeReport) -> int:
+    return len(report.times["input"].seconds)

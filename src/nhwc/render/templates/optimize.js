@@ -1,0 +1,171 @@
+const stageNames = { input: "as it was given", graph: "after the passes", plan: "with chosen kernels" };
+
+function describeResult() {
+  $("#name").textContent = `${data.name}  ${data.inputs.join(", ")}`;
+  $("#where").textContent = data.where;
+  const verdict = $("#verdict");
+  if (data.chosen === "input") {
+    verdict.append(make("b", { class: "even" }, "Unchanged."), data.reason + ".");
+    return;
+  }
+  const [low, high] = data.interval.map((x) => x.toFixed(2));
+  verdict.append(make("b", { class: data.verdict === "faster" ? "good" : "even" }, data.ratio.toFixed(2) + "×"),
+    `as fast (95 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`);
+}
+
+function drawStages() {
+  const longest = Math.max(...Object.values(data.quartiles).map((pair) => pair[1]));
+  const part = (seconds) => (seconds / longest) * 100 + "%";
+  for (const [stage, median] of Object.entries(data.medians)) {
+    const [low, high] = data.quartiles[stage];
+    const spread = make("div", { class: "spread", style: `left:${part(low)};width:${part(high - low)}` });
+    $("#stages").append(make("div", { class: "stage" + (stage === data.chosen ? " chosen" : "") },
+      make("span", {}, stageNames[stage] ?? stage),
+      make("div", { class: "track", title: `quartiles ${ms(low)} to ${ms(high)}` }, make("div", { class: "bar", style: `width:${part(median)}` }), spread),
+      make("span", { class: "ms" }, ms(median))));
+  }
+  $("#stages").append(make("div", { class: "soft" },
+    data.remembered ? "Remembered from an earlier run with the same graph, shapes and kernels." : `${plural(data.times.input.length, "round")}; the thin bars span the quartiles.`));
+}
+
+const tones = { loses: "lost", misreads: "lost", converts: "pays", restores: "pays", keeps: "last", plain: "plain" };
+
+function drawAudits() {
+  if (!Object.keys(data.audits).length) { $("#audits-part").remove(); return; }
+  for (const [stage, audit] of Object.entries(data.audits)) {
+    const strip = make("div", { class: "strip" });
+    const shown = audit.calls.filter((call) => call.effect !== "views");
+    const total = shown.reduce((sum, call) => sum + call.seconds, 0) || 1;
+    for (const call of shown) {
+      const piece = make("i", { class: tones[call.effect] ?? "neutral", style: `flex:${Math.max(call.seconds / total, 1e-4)} 1 0` });
+      explain(piece, `${call.module} ${call.operator}: ${ms(call.seconds)}`);
+      strip.append(piece);
+    }
+    const lost = audit.counts.loses + audit.counts.misreads;
+    const says = audit.clean ? "clean" : `${plural(lost, "call")} lose the format`;
+    $("#audits").append(make("div", { class: "audit" }, make("span", {}, stage, make("small", {}, `${plural(shown.length, "operator")}, ${says}`)), strip));
+  }
+  const legend = [["last", "channels last"], ["plain", "contiguous"], ["neutral", "no image"], ["lost", "loses the format"], ["pays", "converts or copies"]];
+  for (const [name, text] of legend) $("#formats").append(make("span", {}, make("i", { class: name }), text));
+}
+
+function drawPasses() {
+  const idle = data.passes.filter((pass) => !pass.sites.length).map((pass) => pass.name);
+  for (const pass of data.passes) {
+    if (!pass.sites.length) continue;
+    const applied = pass.sites.filter((site) => site.applied), left = pass.sites.length - applied.length;
+    const list = make("ul");
+    for (const site of pass.sites) {
+      const text = site.applied ? site.what : `${site.what}: left alone, ${site.reason}`;
+      list.append(make("li", { class: site.applied ? "" : "skipped" }, make("span", { class: "mono" }, site.where || "the model"), " ", text));
+    }
+    const row = make("summary", {}, make("span", { class: "mono" }, pass.name),
+      make("span", { class: applied.length ? "applied" : "soft" }, applied.length ? plural(applied.length, "change") : "nothing to do"),
+      make("span", { class: "soft" }, left ? `${left} left alone` : ""));
+    $("#passes").append(make("details", { class: "more" }, row, list));
+  }
+  if (idle.length) $("#passes").append(make("p", { class: "soft" }, `Nothing to do: ${idle.join(", ")}.`));
+  for (const part of data.opaque) $("#passes").append(make("p", { class: "soft" }, `${part.path || "the model"} (${part.kind}) stays as it is: ${part.reason}`));
+}
+
+const kernelNames = [...new Set(data.plans.flatMap((plan) => plan.layers.flatMap((layer) => layer.kernels.map((k) => k.kernel))))];
+const colorOf = (kernel) => "kernel-" + (kernel === "torch" ? 5 : (kernelNames.filter((name) => name !== "torch").indexOf(kernel) % 8));
+const gainOf = (layer) => {
+  const own = layer.kernels.find((k) => k.kernel === "torch" && k.layout === "contiguous");
+  return own && layer.chosen.seconds ? own.seconds / layer.chosen.seconds : 0;
+};
+
+function drawPlan(plan) {
+  const part = $("#plans");
+  part.append(make("h2", {}, `Layers for ${plan.inputs.join(", ")}`));
+  if (plan.reason) { part.append(make("div", { class: "card" }, `Not planned: ${plan.reason}.`)); return; }
+  const strip = make("div", { class: "strip tall", role: "img", "aria-label": "layers by time, coloured by kernel" });
+  const total = plan.layers.reduce((sum, layer) => sum + layer.chosen.seconds, 0) || 1;
+  const rows = new Map();
+  plan.layers.forEach((layer, index) => {
+    if (!layer.chosen.seconds) return;
+    const piece = make("i", { class: colorOf(layer.chosen.kernel), style: `flex:${layer.chosen.seconds / total} 1 0` });
+    explain(piece, `${layer.name}: ${layer.chosen.kernel}, ${layer.chosen.layout}, ${ms(layer.chosen.seconds)}`);
+    piece.addEventListener("click", () => choose(rows.get(index)));
+    strip.append(piece);
+  });
+  const legend = make("div", { class: "legend" });
+  for (const name of new Set(plan.layers.filter((l) => l.chosen.seconds).map((l) => l.chosen.kernel))) legend.append(make("span", {}, make("i", { class: colorOf(name) }), name));
+  legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, plan.measured ? `${plan.measured} entries measured` : "all times remembered"));
+  part.append(strip, legend, layerTable(plan, rows));
+}
+
+function layerTable(plan, rows) {
+  const body = make("tbody");
+  plan.layers.forEach((layer, index) => { rows.set(index, layerRow(layer)); body.append(rows.get(index)); });
+  const search = make("input", { type: "search", placeholder: "layer, shape or kernel", "aria-label": "search layers" });
+  const count = make("span", { class: "soft" }, plural(plan.layers.length, "layer"));
+  search.addEventListener("input", () => {
+    let shown = 0;
+    for (const row of body.rows) {
+      row.hidden = !row.textContent.toLowerCase().includes(search.value.toLowerCase());
+      shown += !row.hidden;
+    }
+    count.textContent = `${shown} of ${plural(plan.layers.length, "layer")}`;
+  });
+  const order = (key) => () => {
+    const sorted = plan.layers.map((layer, index) => [key(layer, index), index]).sort((a, b) => a[0] - b[0]);
+    body.append(...sorted.map(([, index]) => rows.get(index)));
+  };
+  const head = make("tr", {},
+    make("th", {}, make("button", { onclick: order((l, i) => i) }, "layer")), make("th", {}, "what it computes"), make("th", {}, "kernels"),
+    make("th", {}, make("button", { onclick: order((l) => -l.chosen.seconds) }, "time")),
+    make("th", {}, make("button", { onclick: order((l) => -gainOf(l)) }, "of torch's own")));
+  const table = make("table", {}, make("thead", {}, head), body);
+  return make("div", {}, make("div", { class: "tools" }, search, count), make("div", { class: "card layers" }, table));
+}
+
+function layerRow(layer) {
+  const slowest = Math.max(...layer.kernels.map((k) => k.seconds)) || 1;
+  const options = make("div", { class: "options" });
+  for (const kernel of [...layer.kernels].sort((a, b) => a.seconds - b.seconds)) {
+    const won = kernel.kernel === layer.chosen.kernel && kernel.layout === layer.chosen.layout;
+    options.append(make("div", { class: "option" + (won ? " won" : "") },
+      make("span", {}, `${kernel.kernel}, ${kernel.layout.replace("channels_last", "NHWC").replace("contiguous", "NCHW")}`),
+      make("span", { class: "track" }, make("i", { class: colorOf(kernel.kernel), style: `width:${(kernel.seconds / slowest) * 100}%` })),
+      make("span", { class: "ms" }, kernel.seconds ? ms(kernel.seconds) : "")));
+  }
+  const gain = gainOf(layer);
+  return make("tr", {}, make("td", { class: "mono" }, layer.name), make("td", { class: "mono soft" }, layer.what),
+    make("td", {}, options), make("td", { class: "number" }, layer.chosen.seconds ? ms(layer.chosen.seconds) : "not timed"),
+    make("td", { class: "number" }, gain ? gain.toFixed(1) + "×" : ""));
+}
+
+function choose(row) {
+  for (const other of document.querySelectorAll("tr.chosen")) other.classList.remove("chosen");
+  row.classList.add("chosen");
+  row.scrollIntoView({ block: "nearest" });
+}
+
+function explain(element, text) {
+  const tip = $("#tip");
+  element.addEventListener("mousemove", (event) => {
+    tip.textContent = text;
+    tip.style.display = "block";
+    tip.style.left = Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8) + "px";
+    tip.style.top = event.clientY + 16 + "px";
+  });
+  element.addEventListener("mouseleave", () => (tip.style.display = "none"));
+}
+
+function drawVerification() {
+  const checks = data.verification.checks;
+  const against = data.verification.in_float64 ? "a float64 run of the original" : "the original; it does not run in float64";
+  const rows = checks.map((check) => make("tr", {}, make("td", {}, String(check.input)), make("td", { class: "mono" }, check.output),
+    make("td", {}, check.error.toExponential(1)), make("td", {}, check.eager_error.toExponential(1)), make("td", {}, check.allowed.toExponential(1))));
+  $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. Errors are relative to the largest value of the output.`),
+    make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t) => make("th", {}, t)))), make("tbody", {}, ...rows)));
+  $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}.`;
+}
+
+describeResult();
+drawStages();
+drawAudits();
+drawPasses();
+data.plans.forEach(drawPlan);
+drawVerification();

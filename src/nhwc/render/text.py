@@ -1,0 +1,53 @@
+"""What the text renderers share: colour, wrapping, units."""
+
+from __future__ import annotations
+
+import textwrap
+
+_CODES = {"red": "31;1", "yellow": "33;1", "green": "32;1", "blue": "36", "dim": "2", "bold": "1"}
+
+
+def paint(text: str, color: str, enabled: bool) -> str:
+    """Colour `text` for a terminal, or leave it."""
+    return f"\033[{_CODES[color]}m{text}\033[0m" if enabled else text
+
+
+def wrap(text: str, indent: str, width: int = 96) -> str:
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits that count.
+
+    >>> milliseconds(0.0123456), milliseconds(0.1234)
+    ('12.3 ms', '123 ms')
+    """
+    ms = seconds * 1e3
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def size(count: int) -> str:
+    """Bytes for people.
+
+    >>> size(4_365_312)
+    '4.4 MB'
+    """
+    amount = float(count)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"
+
+
+def shape(dims: tuple[int, ...]) -> str:
+    return "x".join(map(str, dims))
+
+
+def plural(count: int, word: str) -> str:
+    """
+    >>> plural(1, "call"), plural(3, "loss")
+    ('1 call', '3 losses')
+    """
+    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
+    return f"{count} {word}{ending}"

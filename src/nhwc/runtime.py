@@ -1,0 +1,186 @@
+"""The module that `optimize` returns: planned calls take the fast way, all others the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .formats import Format, format_of
+from .plan import Option, Unplannable, remake_plan
+from .plan.program import Program
+
+_version = operator.attrgetter("_version")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What was chosen for one set of input shapes; a program is made from it when it is needed."""
+
+    signature: Hashable
+    inputs: tuple[Any, ...]
+    kernels: tuple[tuple[str, Option], ...]
+
+
+class Optimized(nn.Module):
+    """A model for inference: `graph`, portable and always right, and programs for known shapes.
+
+    A call whose inputs have planned shapes, types and device runs its program. Any other call, and
+    one under autocast, one that wants gradients, one that is being exported, compiled, scripted or
+    traced, runs `graph`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
+    and packed anew at the next call. Parameters ask for no gradients until they are told to.
+
+    `report` says how it came about.
+    """
+
+    graph: nn.Module
+    _programs: dict[Hashable, Program]
+
+    def __init__(
+        self,
+        graph: nn.Module,
+        recipes: Sequence[Recipe] = (),
+        programs: dict[Hashable, Program] | None = None,
+        *,
+        report: Any = None,
+        exact: bool = False,
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.report = report
+        self.exact = exact
+        self.train(graph.training)
+        self._recipes = {recipe.signature: recipe for recipe in recipes}
+        self._programs = dict(programs or {})
+        self._told = False
+        self._renew_stamp()
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if named or _is_observed():
+            return self.graph(*inputs, **named)
+        program = self._programs.get(signature(inputs))
+        if program is None or sum(map(_version, self._tensors)) != self._stamp:
+            program = self._remade(inputs)
+        if program is None:
+            return self.graph(*inputs)
+        if not torch.is_grad_enabled():
+            return program(*inputs)
+        if self._wants_gradients(inputs):
+            return self.graph(*inputs)
+        with torch.no_grad():
+            return program(*inputs)
+
+    def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
+        wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        wanted = wanted or any(p.requires_grad for p in self.graph.parameters())
+        if wanted and not self._told:
+            self._told = True
+            warnings.warn(
+                "gradients are wanted: planned kernels have none, so this call runs the graph, "
+                "which is slower. Call it under torch.no_grad() or inference_mode().",
+                stacklevel=4,
+            )
+        return wanted
+
+    def _remade(self, inputs: Sequence[Any]) -> Program | None:
+        """The program of a recipe that has none, or has one with weights of the past."""
+        key = signature(inputs)
+        recipe = self._recipes.get(key)
+        if recipe is None or not isinstance(self.graph, fx.GraphModule):
+            return None
+        with self._lock:
+            if sum(map(_version, self._tensors)) != self._stamp:
+                self._programs = {}
+                self._renew_stamp()
+            if key not in self._programs:
+                try:
+                    with torch.inference_mode(False):
+                        self._programs[key] = remake_plan(self.graph, inputs, recipe.kernels)
+                except (Unplannable, RuntimeError, TypeError, ValueError):
+                    # Weights of another type or device, say: what the graph answers then is right.
+                    del self._recipes[key]
+            return self._programs.get(key)
+
+    def _renew_stamp(self) -> None:
+        self._lock = threading.Lock()
+        self._tensors = [*self.graph.parameters(), *self.graph.buffers()]
+        self._stamp = -1
+        # An in-place change raises a tensor's version, and so the sum.
+        with contextlib.suppress(RuntimeError):
+            self._stamp = sum(map(_version, self._tensors))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)
+        self._programs = {}
+        self._renew_stamp()
+        return result
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script makes a script of: the graph."""
+        return self.graph
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Programs hold packed weights and functions: a copy makes its own when it is called."""
+        state = dict(self.__dict__)
+        for name in ("_programs", "_lock", "_tensors", "_stamp"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._programs = {}
+        self._renew_stamp()
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What is planned; a program is made from each when it is first called."""
+        return tuple(self._recipes.values())
+
+    def extra_repr(self) -> str:
+        shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
+        return f"planned for {'; '.join(shapes) or 'nothing'}"
+
+
+def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
+
+    >>> describe((torch.zeros(2, 3), 7))
+    ('2x3 float32', '7')
+    """
+    return tuple(_described(x) if isinstance(x, Tensor) else repr(x) for x in inputs)
+
+
+def _described(x: Tensor) -> str:
+    last = format_of(x) in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+    words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
+    return " ".join([*words, "channels_last"] if last else words)
+
+
+def signature(inputs: Sequence[Any]) -> Hashable:
+    """What a program is chosen by: shapes, types and devices of tensors, and all other values."""
+    return tuple(
+        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else _hashable(x) for x in inputs
+    )
+
+
+def _hashable(value: Any) -> Hashable:
+    plain = (int, float, bool, str, type(None))
+    # Anything else is not known to stay what it is: an object equal to itself alone matches none.
+    return (type(value), value) if isinstance(value, plain) else object()
+
+
+def _is_observed() -> bool:
+    """Whether torch is recording the call, or runs it in another precision."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
+    )

@@ -1,0 +1,26 @@
+"""For a user's test suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ._audit import audit
+from .render.audit_text import audit_text
+
+
+def assert_keeps_format(model: nn.Module, *inputs: Any, **options: Any) -> None:
+    """Fail, with the audit as the message, if an operator of `model` drops channels last.
+
+    >>> import torch
+    >>> assert_keeps_format(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(2, 3, 8, 8))
+
+    `options` are those of `nhwc.audit`.
+    """
+    # pytest leaves this frame out of the traceback it prints.
+    __tracebackhide__ = True
+    report = audit(model, *inputs, **options)
+    if report.lost:
+        places = f"{len(report.lost)} place{'s lose' if len(report.lost) > 1 else ' loses'}"
+        raise AssertionError(f"{places} channels last\n{audit_text(report)}")

@@ -1,0 +1,158 @@
+"""What stands for a value while a model is traced.
+
+It records what is done to it, and refuses what a graph could not repeat.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+TORCH = f"{Path(torch.__file__).parent}/"
+# The machinery itself asks what a traced value is, and takes no harm from a plain answer.
+_MACHINERY = (
+    str(Path(__file__).parent),
+    *(f"{TORCH}{part}" for part in ("fx/", "nn/parameter.py", "nn/modules/module.py")),
+    *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
+)
+
+
+def _type_seen(proxy: fx.Proxy, tensor: bool) -> type:
+    """What a traced value passes for. fx's own answers False to every `isinstance` of user code,
+    and so takes one branch of it without a word."""
+    file = sys._getframe(2).f_code.co_filename
+    if file.startswith(_MACHINERY):
+        return type(proxy)
+    if tensor:
+        return nn.Parameter if isinstance(proxy, fx.proxy.ParameterProxy) else Tensor
+    raise fx.proxy.TraceError("it asks for the type of a traced value")
+
+
+class Value(fx.Proxy):
+    def __getattr__(self, key: str) -> _Attribute:
+        return _Attribute(self, key)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return _type_seen(self, _surely_tensor(self.node, self.tracer))
+
+    # fx takes `x += y` for `x = x + y`, which leaves out what else sees the change of x.
+    def __iadd__(self, other: Any) -> Any:
+        return _write_in_place(self, "add", other)
+
+    def __isub__(self, other: Any) -> Any:
+        return _write_in_place(self, "sub", other)
+
+    def __imul__(self, other: Any) -> Any:
+        return _write_in_place(self, "mul", other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return _write_in_place(self, "truediv", other)
+
+
+def _write_in_place(value: fx.Proxy, operation: str, other: Any) -> fx.Proxy:
+    if _surely_tensor(value.node, value.tracer):
+        method = "div_" if operation == "truediv" else f"{operation}_"
+        return value.tracer.create_proxy("call_method", method, (value, other), {})
+    function = getattr(operator, operation)
+    result = value.tracer.create_proxy("call_function", function, (value, other), {})
+    result.node.meta["meant_in_place"] = True
+    return result
+
+
+def check_writes(graph: fx.Graph) -> None:
+    """Refuse a graph in which `x += y` was taken for `x + y` though x may be seen again."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if not node.meta.get("meant_in_place") or _is_number(node.args[0]):
+            continue
+        base = node.args[0]
+        while _is_view(base):
+            base = base.args[0]
+        again = any(order[user] > order[node] for alias in _aliases(base) for user in alias.users)
+        if again or base.op in ("placeholder", "get_attr"):
+            raise fx.proxy.TraceError("it writes in place into a value that is used again")
+
+
+def _aliases(base: fx.Node) -> Iterator[fx.Node]:
+    yield base
+    for user in base.users:
+        if _is_view(user) and user.args[0] is base:
+            yield from _aliases(user)
+
+
+def _is_number(node: fx.Node) -> bool:
+    if getattr(node.target, "__name__", "") == "getitem":
+        return _is_number(node.args[0])  # type: ignore[arg-type]
+    return node.target in ("size", "dim", getattr)
+
+
+def _is_view(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", node.target)
+    return name in _VIEWS and bool(node.args) and isinstance(node.args[0], fx.Node)
+
+
+_VIEWS = {"view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "detach"}
+_VIEWS |= {"expand", "narrow", "select", "unbind", "chunk", "split", "contiguous", "to", "float"}
+_VIEWS |= {"getitem", "getattr", "dropout", "view_as", "reshape_as", "expand_as", "double", "half"}
+
+
+class _Attribute(fx.proxy.Attribute):
+    def __getattr__(self, key: str) -> _Attribute:
+        return _Attribute(self, key)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return _type_seen(self, False)
+
+
+class TracedParameter(fx.proxy.ParameterProxy):
+    """A parameter: recorded where it is used, known where only its shape is asked for."""
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.param.size() if dim is None else self.param.size(dim)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return _type_seen(self, True)
+
+
+def _surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
+    if node.op == "placeholder":
+        return node.type in (Tensor, "Tensor", "torch.Tensor")
+    if node.op == "call_module":
+        module = tracer.root.get_submodule(str(node.target))  # type: ignore[attr-defined]
+        if isinstance(module, nn.MultiheadAttention):
+            return False  # a pair
+        home = definer(type(module), "forward").__module__.removeprefix("torch.nn.modules.")
+        return home in _TENSOR_LAYERS and not getattr(module, "return_indices", False)
+    name = getattr(node.target, "__name__", node.target)
+    if getattr(node.target, "__module__", "") == "_operator":
+        operands = [value for value in node.args if isinstance(value, fx.Node)]
+        arithmetic = name in ("add", "sub", "mul", "truediv", "matmul")
+        return arithmetic and any(_surely_tensor(value, tracer) for value in operands)
+    return name in _TENSOR_RESULTS and node.op in ("call_function", "call_method")
+
+
+_TENSOR_LAYERS = {
+    *("conv", "linear", "batchnorm", "dropout", "normalization", "padding", "instancenorm"),
+    *("activation", "flatten", "upsampling", "pixelshuffle", "pooling", "channelshuffle"),
+}
+
+_TENSOR_RESULTS = {
+    *("conv1d", "conv2d", "conv3d", "linear", "relu", "relu_", "silu", "gelu", "hardtanh", "cat"),
+    *("add_", "sub_", "mul_", "div_", "batch_norm", "permute", "transpose", "reshape", "view"),
+    *("flatten", "contiguous", "mean", "sigmoid", "stack", "matmul", "interpolate", "pad"),
+    *("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "dropout", "layer_norm", "softmax"),
+}
+
+
+def definer(kind: type, name: str) -> type:
+    """The class that gives `kind` its attribute `name`; `object` if none does."""
+    return next((base for base in kind.__mro__ if name in vars(base)), object)

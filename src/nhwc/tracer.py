@@ -1,0 +1,202 @@
+"""Symbolic tracing that gives up on one module at a time, and says why."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .traced import TORCH, TracedParameter, Value, definer
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+
+
+class Tracer(fx.Tracer):
+    """torch.fx's tracer, with each module that cannot be traced kept as one call.
+
+    `opaque` maps the path of each such module to the reason.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=_untraceable_functions(), param_shapes_constant=True)
+        self.opaque: dict[str, str] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return Value(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self.opaque or is_leaf(m)
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        path = self.path_of_module(m)
+        reason = opaque_by_nature(m)
+        if reason is not None:
+            self.opaque[path] = reason
+        if self.is_leaf_module(m, path):
+            return super().call_module(m, forward, args, kwargs)
+        depth = len(self.module_stack)
+        before = next(iter(reversed(self.graph.nodes)), None)
+        state = State(m)
+        try:
+            result = super().call_module(m, forward, args, kwargs)
+            state.check()
+            return result
+        except Exception as error:
+            state.restore()
+            self._erase_after(before)
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            self.opaque[path] = explain(error)
+            return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        found = super().getattr(attr, attr_val, parameter_proxy_cache)
+        if type(found) is fx.proxy.ParameterProxy:
+            return TracedParameter(self, found.node, found.name, found.param)
+        return found
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy) and a.node._erased:
+            raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
+        return super().create_arg(a)
+
+    def _erase_after(self, before: fx.Node | None) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is before:
+                return
+            self.graph.erase_node(node)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a graph calls this module as a whole: torch's own layers and ours, by behaviour.
+
+    A subclass that inherits `forward` is the layer it inherits from; one that overrides it is
+    user code, and is traced.
+    """
+    if isinstance(module, _CONTAINERS) or "forward" in vars(module):
+        return False
+    home = definer(type(module), "forward").__module__
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.layers", "nhwc.mended")):
+        return is_frozen_batch_norm(module)
+    helper = definer(type(module), "_conv_forward")
+    return helper is object or helper.__module__.startswith("torch.")
+
+
+def is_frozen_batch_norm(module: nn.Module) -> bool:
+    """Whether this is torchvision's FrozenBatchNorm2d (which is never imported for the answer)."""
+    misc = sys.modules.get("torchvision.ops.misc")
+    if misc is None:
+        return False
+    return definer(type(module), "forward") is misc.FrozenBatchNorm2d
+
+
+def opaque_by_nature(module: nn.Module) -> str | None:
+    """Why no graph may look inside `module`, whatever its code; None if it may."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is a TorchScript module"
+    if any(vars(module).get(kind) for kind in _HOOKS):
+        return "it has hooks, which a graph of its inside would not call"
+    return None
+
+
+def explain(error: Exception) -> str:
+    """Say in a line why tracing failed, and where in the user's code."""
+    text = str(error).strip().splitlines()
+    first = text[0] if text else ""
+    for sign, plain in _PLAIN.items():
+        if sign in first:
+            first = plain
+            break
+    else:
+        if not isinstance(error, fx.proxy.TraceError):
+            first = f"{type(error).__name__}: {first}"
+    where = _user_line(error)
+    return f"{first} ({where})" if where else first
+
+
+_PLAIN = {
+    "inputs to control flow": "it branches on data",
+    "cannot be iterated": "it loops over data",
+    "support for arbitrary number of arguments": "it unpacks a traced value with *",
+    "'len' is not supported": "it uses the length of a traced value",
+    "cannot be interpreted as an integer": "it counts with a traced value",
+    "must be real number, not": "it computes with a traced value in plain Python",
+}
+
+
+def _user_line(error: Exception) -> str:
+    frame, found = error.__traceback__, ""
+    while frame is not None:
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith((TORCH, str(Path(__file__).parent), "<")):
+            found = f"{Path(file).name}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return found
+
+
+class State:
+    """What a forward pass may change besides its result, so that no graph loses it silently."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes = {
+            key: list(value) if isinstance(value, list | set) else value
+            for key, value in vars(module).items()
+        }
+        self.slots = {**module._parameters, **module._buffers}
+        self.versions = list(_versions(module))
+        self.random = torch.get_rng_state(), random.getstate()
+
+    def check(self) -> None:
+        for key, value in vars(self.module).items():
+            if key.startswith("_tensor_constant"):  # set by the tracer itself
+                continue
+            old = self.attributes.get(key, self)
+            same = list(value) == old if isinstance(value, list | set) else value is old
+            if not same:
+                raise fx.proxy.TraceError(f"its forward changes self.{key}")
+        slots = {**self.module._parameters, **self.module._buffers}
+        if any(value is not self.slots.get(key, self) for key, value in slots.items()):
+            raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
+        if self.versions != list(_versions(self.module)):
+            raise fx.proxy.TraceError("its forward writes into a parameter or buffer")
+        state, plain = torch.get_rng_state(), random.getstate()
+        if plain != self.random[1] or not torch.equal(state, self.random[0]):
+            raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
+
+    def restore(self) -> None:
+        for key in set(vars(self.module)) - set(self.attributes):
+            del vars(self.module)[key]
+        for key, old in self.attributes.items():
+            now = vars(self.module).get(key)
+            if isinstance(now, list):
+                now[:] = old
+            elif isinstance(now, set):
+                now.clear()
+                now.update(old)
+            else:
+                vars(self.module)[key] = old
+
+
+def _versions(module: nn.Module) -> Iterator[int]:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_inference():
+            yield tensor._version
+
+
+def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
+    """Functions that timm, where it is loaded, declares to be leaves of a trace."""
+    declared = sys.modules.get("timm.layers._fx")
+    return tuple(declared.get_notrace_functions()) if declared else ()

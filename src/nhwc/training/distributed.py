@@ -1,0 +1,160 @@
+"""One process or many: the group, the wrapping of the model, and what a lost process looks like."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import InputError, ProcessLost
+from ..formats import Format, convert_
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's number and how many there are; 0 and 1 without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[torch.device]:
+    """Join the group that torchrun describes, if any, and leave it after; yields the own device.
+
+    >>> with process_group(torch.device("cpu")) as device:
+    ...     device, rank_and_world()
+    (device(type='cpu'), (0, 1))
+    """
+    if "WORLD_SIZE" not in os.environ or dist.is_initialized():
+        yield device
+        return
+    backend = "gloo"
+    if device.type == "cuda":
+        # gloo beside nccl: the question whether to stop must not wait for the GPU.
+        backend = "cpu:gloo,cuda:nccl"
+        device = torch.device("cuda", _local_gpu())
+        torch.cuda.set_device(device)
+    try:
+        store, rank, world = next(rendezvous("env://"))
+        dist.init_process_group(backend, store=_fresh(store), rank=rank, world_size=world)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the processes did not find each other ({_first_line(error)}). Start them with "
+            "torchrun, or unset WORLD_SIZE to train in one process."
+        ) from error
+    try:
+        yield device
+        # Who leaves early closes connections that others may still be reading from.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _fresh(store: Store) -> Store:
+    """A part of `store` that no earlier start has written to.
+
+    After a restart torchrun's store on a single machine still has the addresses of processes that
+    are gone, and gloo tries to connect to them. Machines may count their restarts differently, so
+    among several the store stays as torchrun made it.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return store
+    return PrefixStore(f"start_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _local_gpu() -> int:
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= there:
+        raise InputError(
+            f"process {local} of this machine has no GPU: there are {there}. "
+            f"Use torchrun --nproc-per-node {there}."
+        )
+    return local
+
+
+def parallel(model: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap `model` for this group: gradients are averaged over the processes."""
+    if rank_and_world()[1] == 1:
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+
+
+def shard_(model: nn.Module) -> nn.Module:
+    """Spread the parameters of `model` over the group's processes (FSDP2), layer by layer.
+
+    FSDP2 refuses parameters that are not contiguous, so the stored weights go back to that.
+    Activations stay channels last: one such operand is enough for a convolution. Build the
+    optimizer afterwards, over the sharded parameters.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    convert_(model, Format.CONTIGUOUS)
+    for module in list(model.modules()):
+        if module is not model and next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module)
+    fully_shard(model)
+    return model
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Return the sum of `values` over all processes; each gets it."""
+    if rank_and_world()[1] > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def any_process(flag: bool) -> bool:
+    """Whether `flag` is true in any process: all get the same answer, at the same step."""
+    if rank_and_world()[1] == 1:
+        return flag
+    # On the CPU where the group can: reading a flag from the GPU would wait for the GPU.
+    device = "cpu" if "cpu:" in str(dist.get_backend_config()) else "cuda"
+    return bool(sum_over_processes(torch.tensor(float(flag), device=device)))
+
+
+def agree_on_buffers_(model: nn.Module) -> None:
+    """Give all processes the buffers of the first: each has its own batch-norm statistics."""
+    if rank_and_world()[1] > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+@contextlib.contextmanager
+def lost_processes_named() -> Iterator[None]:
+    """Turn the many ways in which a lost process shows into one error that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        rank, world = rank_and_world()
+        if world == 1 or not speaks_of_peers(error):
+            raise
+        raise ProcessLost(
+            f"process {rank} of {world} lost another one and stops; that one's own message is "
+            "above or in its log. Start again with --resume, or let torchrun do so with "
+            f"--max-restarts ({_first_line(error)})"
+        ) from error
+
+
+_PEER_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "TCPStore", "Timed out waiting")
+
+
+def speaks_of_peers(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, dist.DistError) or any(word in text for word in _PEER_WORDS)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160]

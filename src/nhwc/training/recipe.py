@@ -1,0 +1,78 @@
+"""What to train with: every number of a run that is not data or model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from ..errors import InputError
+
+OPTIMIZERS = ("sgd", "adamw")
+PRECISIONS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a training run.
+
+    >>> Recipe(epochs=90, optimizer="adamw", lr=1e-3, amp=True, channels_last=True).amp
+    True
+
+    The learning rate climbs over `warmup_epochs` and falls along a cosine to zero. `accumulate`
+    batches share one update; `ema` is the decay of a running average of the weights, which
+    evaluation then uses.
+    """
+
+    epochs: int = 1
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    warmup_epochs: float = 0.0
+    label_smoothing: float = 0.0
+    accumulate: int = 1
+    clip: float | None = None
+    ema: float | None = None
+    amp: bool = False
+    amp_dtype: str | None = None
+    channels_last: bool = False
+    compile: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs, accumulate=self.accumulate)
+        at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        at_least(0, warmup_epochs=self.warmup_epochs, seed=self.seed)
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer {self.optimizer!r} is not known. Use sgd or adamw.")
+        if self.amp_dtype not in (None, *PRECISIONS):
+            raise InputError(f"amp_dtype {self.amp_dtype!r} is not known. Use float16 or bfloat16.")
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(
+                f"label_smoothing {self.label_smoothing} is out of range. Use 0 up to 1."
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip {self.clip} is no norm. Use a number above 0.")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"ema {self.ema} is no decay. Use a number between 0 and 1, as 0.999.")
+
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        """The type to compute in on `device`, or None for plain float32."""
+        if not self.amp:
+            return None
+        name = self.amp_dtype or ("float16" if device.type == "cuda" else "bfloat16")
+        if name == "float16" and device.type == "cpu":
+            raise InputError("float16 does not train on the CPU. Use bfloat16, the default there.")
+        return torch.float16 if name == "float16" else torch.bfloat16
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def at_least(low: int, **values: float) -> None:
+    """Refuse the first of `values` that is below `low`, by its name."""
+    for name, value in values.items():
+        # Written so that NaN fails too.
+        if not value >= low:
+            raise InputError(f"{name} {value} is too small. Use {low} or more.")

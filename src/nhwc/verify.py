@@ -1,0 +1,241 @@
+"""Does the rewritten model compute the same? Both are held against a float64 run of the original.
+
+Two float32 programs that round in different orders differ; what may be asked is that the new one
+is not much further from the truth than the old one was. The truth is the original in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import VerificationError
+
+FACTOR = 10.0
+"""How many times eager's own error a rewritten model may err."""
+
+_FLOOR = 8.0
+"""Errors under this many roundings pass: on a tiny model eager's own may happen to be zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One output tensor on one input; errors are relative to the largest value of the output."""
+
+    input: int
+    output: str
+    error: float
+    eager_error: float
+    allowed: float
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Every output on every input, and whether there was a float64 run to hold them against."""
+
+    checks: tuple[Check, ...]
+    in_float64: bool
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def worst(self) -> Check | None:
+        """The check that came nearest to its bound, or went furthest over it."""
+        return max(self.checks, key=_severity, default=None)
+
+    def require(self) -> None:
+        """Raise VerificationError unless every check passed."""
+        worst = self.worst
+        if worst is None or self.passed:
+            return
+        why = worst.reason or (
+            f"relative error {worst.error:.2g} where eager's own is {worst.eager_error:.2g} "
+            f"and {worst.allowed:.2g} is allowed"
+        )
+        raise VerificationError(
+            f"the rewritten model differs in {worst.output} on input {worst.input}: {why}. "
+            "The original is untouched; leave out passes to find the one at fault."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "passed": self.passed,
+            "in_float64": self.in_float64,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What the original answers to some inputs, in its own precision and in float64."""
+
+    inputs: tuple[tuple[Any, ...], ...]
+    answers: tuple[dict[str, Any], ...]
+    exact: tuple[dict[str, Any], ...] | None
+
+
+def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> Truth:
+    """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
+
+    A model that cannot run in float64 leaves `exact` empty; then before and after are compared
+    with each other alone.
+    """
+    answers = tuple(_answer(model, one) for one in inputs)
+    exact = None
+    try:
+        wide = copy.deepcopy(model).double()
+        exact = tuple(_answer(wide, _doubled(one)) for one in inputs)
+    except Exception:
+        # Whatever a user's forward raises in a precision it was not written for.
+        return Truth(tuple(inputs), answers, None)
+    if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
+        exact = None  # The output's shape hangs on its values (detections): not comparable.
+    return Truth(tuple(inputs), answers, exact)
+
+
+def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
+    """Hold the answers of `after` against the original's.
+
+    >>> net, x = nn.Linear(8, 4), torch.randn(2, 8)
+    >>> truth = observe(net, [(x,)])
+    >>> verify(truth, net).passed, verify(truth, lambda x: net(x) + 1e-3).passed
+    (True, False)
+    """
+    checks: list[Check] = []
+    for index, one in enumerate(truth.inputs):
+        before = truth.answers[index]
+        exact = truth.exact[index] if truth.exact else before
+        checks.extend(_compare(index, before, _answer(after, one), exact, truth.exact is not None))
+    return Verification(tuple(checks), truth.exact is not None)
+
+
+def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tuple[Any, ...]]:
+    """The example, then `count - 1` others like it: normal, then uniform, values.
+
+    Integers and booleans keep the example's values, which may be indices into something.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def like(value: Any, turn: int) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        drawn = torch.empty(value.shape)
+        drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
+        # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
+        return torch.empty_like(value, requires_grad=False).copy_(drawn)
+
+    others = [tuple(like(value, turn) for value in example) for turn in range(1, count)]
+    return [tuple(_detached(value) for value in example), *others]
+
+
+def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested lists, tuples, mappings and dataclasses, with where it stands."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
+    else:
+        yield path, value
+
+
+def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+    # A model may write into its input; the next run must see the same one.
+    own = tuple(value.clone() if isinstance(value, Tensor) else value for value in inputs)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        return dict(flatten(function(*own)))
+
+
+def _compare(
+    index: int, before: dict[str, Any], after: dict[str, Any], exact: dict[str, Any], wide: bool
+) -> Iterator[Check]:
+    if list(before) != list(after):
+        reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
+        yield Check(index, "output", math.inf, 0.0, 0.0, reason)
+        return
+    for path, old in before.items():
+        new = after[path]
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+            if not _equal(old, new):
+                reason = f"{str(new)[:40]} where it was {str(old)[:40]}"
+                yield Check(index, path, math.inf, 0.0, 0.0, reason)
+        elif old.shape != new.shape or old.dtype != new.dtype:
+            reason = f"{new.dtype} {tuple(new.shape)} where it was {old.dtype} {tuple(old.shape)}"
+            yield Check(index, path, math.inf, 0.0, 0.0, reason)
+        elif not (old.is_floating_point() or old.is_complex()):
+            wrong = float((old != new).double().mean()) if old.numel() else 0.0
+            yield Check(index, path, wrong, 0.0, 0.0)
+        else:
+            eager = _relative(old, exact[path]) if wide else 0.0
+            # With no float64 run, a few hundred roundings are what deep networks show.
+            floor = torch.finfo(old.dtype).eps * (_FLOOR if wide else 32 * _FLOOR)
+            allowed = FACTOR * max(eager, floor)
+            yield Check(index, path, _relative(new, exact[path]), eager, allowed)
+
+
+def _relative(value: Tensor, truth: Tensor) -> float:
+    """The largest difference, over the largest finite value; NaN and infinities must coincide."""
+    if not value.numel():
+        return 0.0
+    kind = torch.complex128 if truth.is_complex() else torch.float64
+    value, truth = value.detach().to(kind), truth.detach().to(kind)
+    finite = torch.isfinite(truth)
+    if not torch.equal(finite, torch.isfinite(value)):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = truth[finite].abs().max().item()
+    difference = (value[finite] - truth[finite]).abs().max().item()
+    return difference / scale if scale else difference
+
+
+def _severity(check: Check) -> float:
+    if check.reason:
+        return math.inf
+    return check.error / check.allowed if check.allowed else (math.inf if check.error else 0.0)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) or isinstance(new, Tensor) or type(old) is not type(new):
+        return False
+    # An object without an __eq__ of its own says nothing by being another one.
+    return "__eq__" not in _defined(type(old)) or bool(old == new)
+
+
+def _defined(kind: type) -> set[str]:
+    """The names that a class or its bases define, those of `object` aside."""
+    return {name for base in kind.__mro__ if base is not object for name in vars(base)}
+
+
+def _shapes(answer: dict[str, Any]) -> list[Any]:
+    return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
+
+
+def _doubled(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in inputs
+    )
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,151 @@
+"""Dropout, identity, constants and functional layers: what goes, what stays, and why."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc.passes import FOLDING
+from nhwc.passes.eliminate_dropout import eliminate_dropout
+from nhwc.passes.eliminate_identity import eliminate_identity
+from nhwc.passes.fold_constants import fold_constants
+from nhwc.passes.lift_functional import lift_functional
+from nhwc.zoo import import_torchvision
+
+from ..fusing import Block, assert_same, outputs, rewrite
+
+X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+
+
+def call(function, **parts):
+    return Block(lambda self, x: function(self, x), **parts)
+
+
+def stochastic():
+    return import_torchvision().ops.StochasticDepth(0.5, "row")
+
+
+GOES = {
+    "dropout": (eliminate_dropout, lambda: nn.Sequential(nn.Dropout(), nn.ReLU())),
+    "dropout2d": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), nn.Dropout2d())),
+    "alpha": (eliminate_dropout, lambda: nn.Sequential(nn.AlphaDropout(), nn.ReLU())),
+    "function": (
+        eliminate_dropout,
+        lambda: call(lambda self, x: F.dropout(x.relu(), 0.3, self.training)),
+    ),
+    "stochastic depth": (eliminate_dropout, lambda: nn.Sequential(nn.ReLU(), stochastic())),
+    "identity": (eliminate_identity, lambda: nn.Sequential(nn.Identity(1, a=2), nn.ReLU())),
+    "only an identity": (eliminate_identity, lambda: nn.Sequential(nn.Identity())),
+    "constants": (fold_constants, lambda: call(_computed, c=nn.Conv2d(4, 4, 1))),
+    "conv2d": (lift_functional, lambda: call(_conv, c=nn.Conv2d(4, 4, 3))),
+    "linear": (lift_functional, lambda: call(_linear, c=nn.Linear(5, 3))),
+    "transposed": (
+        lift_functional,
+        lambda: call(_transposed, c=nn.ConvTranspose2d(4, 6, 3, groups=2)),
+    ),
+}
+
+
+def _computed(self, x):
+    weight = (self.c.weight * 2).flip(0).reshape(4, 4)
+    return x * weight.sum() + torch.sqrt(weight.abs()).mean()
+
+
+def _conv(self, x):
+    return F.conv2d(x, self.c.weight, None, 2, padding=(1, 0), dilation=1)
+
+
+def _linear(self, x):
+    return F.linear(input=x, weight=self.c.weight, bias=self.c.bias)
+
+
+def _transposed(self, x):
+    return F.conv_transpose2d(x, self.c.weight, self.c.bias, 2, 1, 1, 2)
+
+
+@pytest.mark.parametrize("name", GOES)
+def test_goes(name):
+    rewriting, build = GOES[name]
+    model = build().eval()
+    changed, [report] = rewrite(model, rewriting)
+    assert report.applied
+    assert not report.skipped
+    assert_same(model, changed, X)
+    again, [second] = rewrite(changed, rewriting)
+    assert not second.sites
+    assert_same(model, again, X)
+
+
+def hooked(module):
+    module.register_forward_hook(lambda m, args, result: result + 1)
+    return nn.Sequential(nn.ReLU(), module)
+
+
+def _writes(self, x):
+    weight = self.c.weight.detach()
+    weight.mul_(2)
+    return x * (self.c.weight * 2).sum()
+
+
+def _random(self, x):
+    return x + torch.rand_like(self.c.weight).mean()
+
+
+STAYS = {
+    "dropout in training": (
+        eliminate_dropout,
+        lambda: nn.Sequential(nn.ReLU(), nn.Dropout()).train(),
+        "training mode",
+    ),
+    "dropout always on": (
+        eliminate_dropout,
+        lambda: call(lambda self, x: F.dropout(x, 0.3)),
+        "training mode",
+    ),
+    "hooked dropout": (eliminate_dropout, lambda: hooked(nn.Dropout().eval()), "hooks"),
+    "hooked identity": (eliminate_identity, lambda: hooked(nn.Identity()), "hooks"),
+    "a subclass of identity": (eliminate_identity, lambda: nn.Sequential(Noisy()), None),
+    "a constant that is written to": (
+        fold_constants,
+        lambda: call(_writes, c=nn.Conv2d(4, 4, 1)),
+        "writes into",
+    ),
+    "random numbers": (fold_constants, lambda: call(_random, c=nn.Conv2d(4, 4, 1)), None),
+    "a weight that depends on the input": (
+        lift_functional,
+        lambda: call(lambda self, x: F.conv2d(x, self.c.weight * x.mean()), c=nn.Conv2d(4, 4, 1)),
+        "weight is computed",
+    ),
+    "a batch norm of the batch": (
+        lift_functional,
+        lambda: call(lambda self, x: F.batch_norm(x, None, None, training=True)),
+        "those of each batch",
+    ),
+}
+
+
+class Noisy(nn.Identity):
+    def forward(self, x):
+        return x + 1
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_stays(name):
+    rewriting, build, reason = STAYS[name]
+    changed, [report] = rewrite(build(), rewriting)
+    assert not report.applied
+    assert [reason in site.reason for site in report.skipped] == ([True] if reason else [])
+    changed.graph.lint()
+
+
+def test_a_random_constant_is_drawn_at_each_call():
+    changed, _ = rewrite(call(_random, c=nn.Conv2d(4, 4, 1)), *FOLDING)
+    assert not torch.equal(outputs(changed, (X,)), outputs(changed, (X,)))
+
+
+def test_folded_constants_move_with_the_model():
+    model = call(_computed, c=nn.Conv2d(4, 4, 1))
+    changed, _ = rewrite(model, fold_constants)
+    result = outputs(changed.double(), (X.double(),))
+    assert result.dtype == torch.float64
+    torch.testing.assert_close(result.float(), outputs(model, (X,)), rtol=1e-4, atol=1e-5)

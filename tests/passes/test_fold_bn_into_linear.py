@@ -1,0 +1,124 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc.layers import FoldedLinear
+
+from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_, script
+
+ROWS = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(5, 2, 3, 1, generator=torch.Generator().manual_seed(0))
+
+
+def linear(**options):
+    return nn.Linear(6, 4, **options)
+
+
+def functional():
+    def run(self, x):
+        n = self.n
+        y = F.linear(x, self.c.weight, self.c.bias)
+        return F.batch_norm(y, n.running_mean, n.running_var, n.weight, n.bias, eps=n.eps)
+
+    return Block(run, c=linear(), n=nn.BatchNorm1d(4))
+
+
+MUST = {
+    "after": (lambda: nn.Sequential(linear(), nn.BatchNorm1d(4)), ROWS),
+    "no bias": (lambda: nn.Sequential(linear(bias=False), nn.BatchNorm1d(4)), ROWS),
+    "no affine": (lambda: nn.Sequential(linear(), nn.BatchNorm1d(4, affine=False)), ROWS),
+    "flattened": (lambda: nn.Sequential(nn.Flatten(), linear(), nn.BatchNorm1d(4)), IMAGES),
+    "before, flattened": (
+        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Dropout(), linear()),
+        IMAGES,
+    ),
+    "functional": (functional, ROWS),
+    "chain": (
+        lambda: nn.Sequential(
+            *(linear(), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3), nn.BatchNorm1d(3))
+        ),
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUST)
+def test_must_fold(name):
+    build, x = MUST[name]
+    torch.manual_seed(0)
+    model = random_(build())
+    fused = fuse_checked(model, x)
+    assert has_no_norm(fused)
+    assert not fused.report.skipped
+    assert_same(model, script(fused), x)
+
+
+def flat(dims):
+    return Block(lambda self, x: self.n(self.c(x.reshape(dims))), c=linear(), n=nn.BatchNorm1d(4))
+
+
+def test_a_proven_rank_gives_a_plain_linear_layer():
+    fused = fuse_checked(random_(flat((-1, 6))), ROWS)
+    assert not any(isinstance(module, FoldedLinear) for module in fused.modules())
+    assert has_no_norm(fused)
+
+
+def test_rows_of_sequences_are_right_too():
+    """(N, L, C) with L == C: the batch norm goes along L, and nothing but the values shows it."""
+    torch.manual_seed(0)
+    model = random_(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    fused = fuse_checked(model, ROWS)
+    x = torch.randn(5, 4, 6)
+    assert_same(model, fused, x)
+    assert_same(model, script(fused), x)
+    again = fuse_checked(fused, ROWS)
+    assert_same(model, again, x)
+
+
+MUST_NOT = {
+    # The batch norm is along dimension 1, the linear layer works on the last.
+    "three dimensions": (lambda: flat((-1, 4, 6)), torch.randn(5, 4, 6), "3 dimensions"),
+    "before, rank unknown": (
+        lambda: nn.Sequential(nn.BatchNorm1d(6), linear()),
+        ROWS,
+        "more than 2 dimensions",
+    ),
+    "called twice": (
+        lambda: Block(
+            lambda self, x: self.n(self.c(x)) + self.c(x), c=linear(), n=nn.BatchNorm1d(4)
+        ),
+        ROWS,
+        "called at 2 sites",
+    ),
+    "another reader": (
+        lambda: Block(lambda self, x: _both(self.c(x), self.n), c=linear(), n=nn.BatchNorm1d(4)),
+        ROWS,
+        "also used by",
+    ),
+    "features of another length": (
+        lambda: nn.Sequential(linear(), nn.Unflatten(1, (4, 1)), nn.BatchNorm1d(4)),
+        ROWS,
+        "not from a convolution",
+    ),
+}
+
+
+def _both(y, n):
+    return n(y) + y
+
+
+@pytest.mark.parametrize("name", MUST_NOT)
+def test_must_not_fold(name):
+    build, x, reason = MUST_NOT[name]
+    fused = fuse_checked(random_(build()), x)
+    assert norms(fused)
+    [site] = fused.report.skipped
+    assert reason in site.reason
+
+
+def test_a_scale_of_zero_is_folded_only_where_the_rank_is_known():
+    model = random_(nn.Sequential(linear(), nn.BatchNorm1d(4)))
+    with torch.no_grad():
+        model[1].weight[0] = 0
+    assert "no inverse" in fuse_checked(model, ROWS).report.skipped[0].reason

@@ -1,0 +1,169 @@
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc import load_model
+from nhwc.layers import Fused
+from nhwc.passes import PASSES
+from nhwc.passes.fuse_bn_activation import fuse_bn_activation
+from nhwc.passes.fuse_epilogue import fuse_epilogue
+
+from ..fusing import Block, assert_same, outputs, random_, rewrite, script
+
+X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+
+
+def conv():
+    return nn.Conv2d(4, 4, 1)
+
+
+def two(run):
+    return lambda: Block(lambda self, x: run(x, self.c, self.d), c=conv(), d=conv())
+
+
+def writes_into_other(x, c, d):
+    other = d(x) * 2
+    other += c(x)
+    return F.relu(other)
+
+
+def input_changes_between(x, c, d):
+    y = x * 1
+    a = c(y)
+    y.mul_(2)
+    return F.relu(a + y)
+
+
+def branch_relu_between(x, c, d):
+    a = c(x)
+    b = F.relu(d(x) * 1, inplace=True)
+    return a + b
+
+
+# model, how many Fused layers, and of them how many with a residual
+MUST = {
+    "module": (lambda: nn.Sequential(conv(), nn.ReLU(inplace=True)), 1, 0),
+    "function": (two(lambda x, c, d: F.leaky_relu(c(x), 0.3)), 1, 0),
+    "method": (two(lambda x, c, d: c(x).sigmoid()), 1, 0),
+    "gelu's approximation": (two(lambda x, c, d: F.gelu(c(x), approximate="tanh")), 1, 0),
+    "residual": (two(lambda x, c, d: torch.relu(d(F.silu(c(x))) + x)), 2, 1),
+    "residual first": (two(lambda x, c, d: x + c(x)), 1, 1),
+    "two branches": (two(lambda x, c, d: F.relu(c(x) + d(x))), 1, 1),
+    "in place": (two(lambda x, c, d: operator.iadd(c(x), x)), 1, 1),
+    "broadcast": (two(lambda x, c, d: F.hardswish(c(x) + x.mean((2, 3), keepdim=True))), 1, 1),
+    "called twice": (two(lambda x, c, d: F.relu(c(F.relu(c(x))))), 2, 0),
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 3), nn.GELU()), 1, 0),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 3, 2), nn.ReLU6()), 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", MUST)
+def test_must_fuse(name):
+    build, count, residuals = MUST[name]
+    model = build().eval()
+    fused, [report] = rewrite(model, fuse_epilogue)
+    assert_same(model, fused, X)
+    calls = [
+        node
+        for node in fused.graph.find_nodes(op="call_module")
+        if isinstance(fused.get_submodule(node.target), Fused)
+    ]
+    assert len(calls) == len(report.applied) == count
+    assert sum(len(call.args) == 2 for call in calls) == residuals
+    assert torch.equal(outputs(script(fused), (X,)), outputs(fused, (X,)))
+
+
+def hooked():
+    model = nn.Sequential(conv(), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, result: result - 1)
+    return model
+
+
+def hooked_activation():
+    model = nn.Sequential(conv(), nn.ReLU())
+    model[1].register_forward_hook(lambda module, args, result: result - 1)
+    return model
+
+
+MUST_NOT = {
+    "another reader": (two(lambda x, c, d: _both(c(x))), ""),
+    "hook on the conv": (hooked, "hooks"),
+    "hook on the activation": (hooked_activation, ""),
+    "the sum is written into the other operand": (two(writes_into_other), "written into"),
+    "the input changes before the add": (two(input_changes_between), "in place before the add"),
+    "added to itself": (two(lambda x, c, d: _doubled(c(x))), "added to itself"),
+    "a number is added": (two(lambda x, c, d: c(x) + 1), ""),
+    "an activation with a threshold computed later": (
+        two(lambda x, c, d: F.leaky_relu(c(x), x.mean())),
+        "",
+    ),
+}
+
+
+def _both(y):
+    return F.relu(y) + y
+
+
+def _doubled(y):
+    return y + y
+
+
+@pytest.mark.parametrize("name", MUST_NOT)
+def test_must_not_fuse(name):
+    build, reason = MUST_NOT[name]
+    model = build().eval()
+    if name.endswith("computed later"):
+        changed, [report] = rewrite(model, fuse_epilogue)
+        assert not report.applied
+        return
+    changed, [report] = rewrite(model, fuse_epilogue)
+    assert_same(model, changed, X)
+    assert not report.applied
+    assert all(reason in site.reason for site in report.skipped)
+    assert bool(report.skipped) == bool(reason)
+
+
+def test_a_residual_behind_an_in_place_branch_is_left_with_the_reason():
+    model = two(branch_relu_between)()
+    changed, [report] = rewrite(model, fuse_epilogue)
+    assert_same(model, changed, X)
+    assert "in place before the add" in report.skipped[0].reason
+
+
+def test_the_inputs_of_a_fused_layer_are_never_written_to():
+    layer = Fused(conv(), nn.ReLU(inplace=True))
+    x, residual = X.clone(), X.clone()
+    outputs(layer, (x, residual))
+    layer(x, residual)
+    assert torch.equal(x, X)
+    assert torch.equal(residual, X)
+
+
+def test_standalone_batch_norm_and_activation():
+    model = random_(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True), conv()))
+    changed, [report] = rewrite(model, fuse_bn_activation)
+    assert_same(model, changed, X)
+    assert report.applied[0].what == "0 + ReLU"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()).train(), "training mode"),
+        (nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()).eval(), "running"),
+    ],
+)
+def test_batch_norm_of_the_batch_is_left(model, reason):
+    _, [report] = rewrite(model, fuse_bn_activation)
+    assert reason in report.skipped[0].reason
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
+def test_whole_models_through_every_pass(name):
+    model = random_(load_model(name))
+    changed, reports = rewrite(model, *PASSES)
+    assert_same(model, changed, torch.randn(1, 3, 64, 64))
+    assert any(report.name == "fuse_epilogue" and report.applied for report in reports)

@@ -1,0 +1,265 @@
+"""The passes that mend operators which lose channels last: what changes, and what must not."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nhwc import Format, format_of, to_format
+from nhwc.layers import BatchNorm
+from nhwc.mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+from nhwc.passes.mend_cat_format import mend_cat_format
+from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
+from nhwc.passes.mend_grid_sample import mend_grid_sample
+from nhwc.passes.mend_instance_norm import mend_instance_norm
+from nhwc.passes.mend_pad import mend_pad
+
+from ..fusing import Block, outputs, random_, rewrite, script
+
+GRID = torch.rand(2, 5, 7, 2, generator=torch.Generator().manual_seed(2)) * 2.4 - 1.2
+
+
+def images(channels=8):
+    x = torch.randn(2, channels, 6, 5, generator=torch.Generator().manual_seed(1))
+    return to_format(x, Format.CHANNELS_LAST)
+
+
+def call(function):
+    return lambda: Block(lambda self, x: function(x))
+
+
+def shuffle(x, groups=2, copied=True):
+    n, c, h, w = x.size()
+    y = torch.transpose(x.view(n, groups, c // groups, h, w), 1, 2)
+    return (y.contiguous() if copied else y).reshape(n, c, h, w)
+
+
+def shuffle_by_permute(x):
+    n, c, h, w = x.shape
+    y = x.reshape(n, 4, c // 4, h, w).permute(0, 2, 1, 3, 4)
+    return y.contiguous().view(n, -1, h, w)
+
+
+def unshuffled(x):
+    """The same steps on another axis: nothing of the kind."""
+    n, c, h, w = x.shape
+    return x.reshape(n, 2, c // 2, w, h).transpose(1, 2).reshape(n, c, w, h)
+
+
+def split_unit(x):
+    left, right = x.chunk(2, dim=1)
+    return shuffle(torch.cat((left, right * 2), dim=1))
+
+
+def three_parts(x):
+    a, b = x[:, :4], x[:, 4:]
+    return shuffle(torch.cat((a, b, a), dim=1), groups=3)
+
+
+# pass, model, the layer that must appear in the rewritten graph (None: must not change)
+CASES = {
+    "shuffle": (mend_channel_shuffle, call(shuffle), ChannelShuffle),
+    "shuffle without a copy": (
+        mend_channel_shuffle,
+        call(lambda x: shuffle(x, copied=False)),
+        ChannelShuffle,
+    ),
+    "shuffle by permute": (mend_channel_shuffle, call(shuffle_by_permute), ChannelShuffle),
+    "cat and shuffle": (mend_channel_shuffle, call(split_unit), Interleave),
+    "three parts": (mend_channel_shuffle, call(three_parts), Interleave),
+    "cat of a chunk": (
+        mend_cat_format,
+        call(lambda x: torch.cat((x.chunk(2, 1)[0], F.relu(x)), 1)),
+        Cat,
+    ),
+    "cat of a slice": (mend_cat_format, call(lambda x: torch.cat([x[:, 2:5], x], dim=1)), Cat),
+    "cat of a split": (
+        mend_cat_format,
+        call(lambda x: torch.cat([torch.split(x, 4, dim=1)[1], x], dim=-3)),
+        Cat,
+    ),
+    "circular pad": (
+        mend_pad,
+        call(lambda x: F.pad(x, (1, 2, 3, 0), mode="circular")),
+        CircularPad,
+    ),
+    "circular pad module": (
+        mend_pad,
+        lambda: nn.Sequential(nn.CircularPad2d((1, 2, 0, 3))),
+        CircularPad,
+    ),
+    "instance norm": (
+        mend_instance_norm,
+        lambda: nn.Sequential(nn.InstanceNorm2d(8, affine=True)),
+        InstanceNorm,
+    ),
+    "plain instance norm": (
+        mend_instance_norm,
+        lambda: nn.Sequential(nn.InstanceNorm2d(8)),
+        InstanceNorm,
+    ),
+    "instance norm with statistics": (
+        mend_instance_norm,
+        lambda: nn.Sequential(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
+        BatchNorm,
+    ),
+    "grid sample": (
+        mend_grid_sample,
+        call(lambda x: F.grid_sample(x, GRID, align_corners=False)),
+        GridSample,
+    ),
+    "grid sample, corners, border": (
+        mend_grid_sample,
+        call(lambda x: F.grid_sample(x, GRID, padding_mode="border", align_corners=True)),
+        GridSample,
+    ),
+}
+
+UNCHANGED = {
+    # The sizes are not those of the channels' groups.
+    "a view that is no shuffle": (mend_channel_shuffle, call(unshuffled)),
+    # These keep the format by themselves.
+    "native shuffle": (mend_channel_shuffle, call(lambda x: F.channel_shuffle(x, 2))),
+    "cat of whole tensors": (mend_cat_format, call(lambda x: torch.cat((x, x[:, :3]), 1))),
+    "reflecting pad": (mend_pad, call(lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"))),
+    # Joins rows of images, not channels.
+    "cat along the height": (
+        mend_cat_format,
+        call(lambda x: torch.cat((x[:, :4], x[:, 4:]), dim=2)),
+    ),
+    # Has no form as one weighted sum of rows.
+    "nearest grid sample": (
+        mend_grid_sample,
+        call(lambda x: F.grid_sample(x, GRID, mode="nearest", align_corners=False)),
+    ),
+    "reflected grid sample": (
+        mend_grid_sample,
+        call(lambda x: F.grid_sample(x, GRID, padding_mode="reflection", align_corners=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_keeps_the_format_and_the_values(name):
+    rewriting, build, layer = CASES[name]
+    model = build().eval()
+    if "statistics" in name:
+        model[0].running_var.uniform_(0.5, 2)
+    changed, [report] = rewrite(model, rewriting)
+    assert report.applied
+    assert any(isinstance(module, layer) for module in changed.modules())
+    x = images()
+    result = outputs(changed, (x,))
+    assert format_of(result) is Format.CHANNELS_LAST
+    torch.testing.assert_close(result, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
+    plain = outputs(changed, (x.contiguous(),))
+    torch.testing.assert_close(plain, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
+    assert format_of(plain) is Format.CONTIGUOUS
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "statistics" not in name])
+def test_a_mended_graph_scripts_and_copies(name):
+    rewriting, build, _ = CASES[name]
+    changed, _ = rewrite(build().eval(), rewriting)
+    expected = outputs(changed, (images(),))
+    for other in (script(changed), copy.deepcopy(changed)):
+        assert torch.equal(outputs(other, (images(),)), expected)
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_must_not_change(name):
+    rewriting, build = UNCHANGED[name]
+    model = build().eval()
+    changed, [report] = rewrite(model, rewriting)
+    assert not report.applied
+    assert torch.equal(outputs(changed, (images(),)), outputs(model, (images(),)))
+
+
+def test_a_cat_with_another_reader_stays_beside_the_shuffle():
+    def run(x):
+        joined = torch.cat((x[:, :4], x[:, 4:]), dim=1)
+        return shuffle(joined) + joined
+
+    changed, _ = rewrite(Block(lambda self, x: run(x)), mend_channel_shuffle)
+    assert not any(isinstance(module, Interleave) for module in changed.modules())
+    torch.testing.assert_close(outputs(changed, (images(),)), run(images()))
+
+
+def test_parts_of_different_widths_are_shuffled_right():
+    def run(x):
+        return shuffle(torch.cat((x[:, :2], x[:, 2:]), dim=1))
+
+    changed, [report] = rewrite(Block(lambda self, x: run(x)), mend_channel_shuffle)
+    assert len(report.applied) == 2
+    assert torch.equal(outputs(changed, (images(),)), run(images().contiguous()))
+
+
+def test_shufflenet_keeps_the_format_at_every_cat_and_shuffle():
+    from nhwc import load_model
+
+    model = random_(load_model("shufflenet_v2_x0_5"))
+    changed, reports = rewrite(model, mend_channel_shuffle, mend_cat_format)
+    assert len(reports[0].applied) == 32
+    assert "torch.cat" not in changed.code
+    seen = []
+    for module in changed.modules():
+        if isinstance(module, Interleave):
+            module.register_forward_hook(lambda m, args, result: seen.append(format_of(result)))
+    x = to_format(torch.randn(1, 3, 64, 64), Format.CHANNELS_LAST)
+    torch.testing.assert_close(outputs(changed, (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-5)
+    assert seen == [Format.CHANNELS_LAST] * 16
+
+
+def test_an_instance_norm_in_training_mode_with_statistics_is_left():
+    model = nn.Sequential(nn.InstanceNorm2d(8, track_running_stats=True)).train()
+    _, [report] = rewrite(model, mend_instance_norm)
+    assert "training mode" in report.skipped[0].reason
+
+
+def test_instance_norm_in_three_dimensions():
+    model = nn.Sequential(nn.InstanceNorm3d(4, affine=True)).eval()
+    x = to_format(torch.randn(2, 4, 3, 4, 5), Format.CHANNELS_LAST_3D)
+    changed, _ = rewrite(model, mend_instance_norm)
+    result = outputs(changed, (x,))
+    assert format_of(result) is Format.CHANNELS_LAST_3D
+    torch.testing.assert_close(result, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["zeros", "border"]),
+    st.booleans(),
+    st.integers(2, 5),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.sampled_from([0.5, 1.0, 3.0, 1e9, float("nan")]),
+    st.integers(0, 99),
+)
+def test_grid_sample_agrees_with_torch(padding, corners, c, h, w, reach, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = to_format(torch.randn(2, c, h, w, generator=generator), Format.CHANNELS_LAST)
+    grid = (torch.rand(2, 4, 3, 2, generator=generator) * 2 - 1) * (
+        1 if math.isnan(reach) else reach
+    )
+    if math.isnan(reach):
+        grid[0, 0, 0, 0] = reach
+    expected = F.grid_sample(x, grid, "bilinear", padding, corners)
+    ours = GridSample(padding, corners)(x, grid)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(1, 3))
+def test_shuffles_agree_with_torch(groups, inner, last, size):
+    x = torch.randn(2, groups * inner, size, size)
+    x = to_format(x, Format.CHANNELS_LAST) if last else x
+    expected = F.channel_shuffle(x.contiguous(), groups)
+    assert torch.equal(ChannelShuffle(groups)(x), expected)
+    parts = list(x.chunk(groups, 1))
+    assert torch.equal(Interleave()(parts), expected)
+    assert torch.equal(Cat()(parts), x)

@@ -1,0 +1,389 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import nhwc
+from nhwc import Format, audit
+from nhwc.testing import assert_keeps_format
+
+from .models import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
+
+
+def names(findings):
+    return [(f.kind, f.operator.rpartition(".")[2], len(f.calls)) for f in findings]
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case.name}-{case.kind}")
+def test_each_operator_is_judged_as_torch_does_it(case: Expected):
+    net = Between(case.operator, out=case.out).eval()
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert report.converted
+    if case.kind is None:
+        assert report.clean, report.findings
+    else:
+        (finding,) = report.findings
+        assert (finding.kind, finding.operator.rpartition(".")[2]) == (case.kind, case.name)
+        assert len(finding.payers) == 1
+        assert finding.copied_bytes > 0
+        assert finding.remedy.endswith(".")
+
+
+def test_shufflenet_loses_it_at_its_cat():
+    report = audit(nhwc.load_model("shufflenet_v2_x1_0"), torch.rand(2, 3, 64, 64))
+    (lost,) = report.lost
+    assert (lost.operator, len(lost.calls)) == ("torch.cat", 13)
+    assert lost.site.file.endswith("torchvision/models/shufflenetv2.py")
+    assert lost.site.source == "out = torch.cat((x1, self.branch2(x2)), dim=1)"
+    assert "is a slice" in lost.remedy
+    # Thirteen losses are paid for by fifteen convolutions: a block with stride 2 has two branches.
+    assert len(lost.payers) == 15
+    assert {report.calls[i].operator for i in lost.payers} == {"torch.nn.functional.conv2d"}
+    (shuffle,) = (f for f in report.findings if f.kind == "converted")
+    assert shuffle.site.source.endswith(".contiguous()")
+    assert (len(shuffle.calls), len(shuffle.payers)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", 64),
+        ("densenet121", 64),
+        ("mobilenet_v2", 64),
+        ("squeezenet1_1", 64),
+        ("googlenet", 64),
+        ("inception_v3", 96),
+        ("convnext_tiny", 64),
+    ],
+)
+def test_clean_models_are_clean(name, size):
+    report = audit(nhwc.load_model(name), torch.rand(2, 3, size, size))
+    assert report.clean, report.findings
+    assert report.counts["keeps"] > 10
+
+
+def test_a_channels_last_3d_model():
+    net = Between(nn.InstanceNorm3d(8), dims=3)
+    report = audit(net, torch.rand(2, 3, 4, 8, 8))
+    assert report.converted
+    assert ("lost", "instance_norm", 1) in names(report.findings)
+    assert report.calls[0].outputs[0].format is Format.CHANNELS_LAST_3D
+
+
+def test_hidden_copies_of_an_operator_that_keeps_the_format():
+    library = torch.library.Library("nhwc_audit_test", "DEF")
+    library.define("plain_inside(Tensor x) -> Tensor")
+
+    def plain_inside(x):
+        return (x.contiguous() * 2).contiguous(memory_format=torch.channels_last)
+
+    library.impl("plain_inside", plain_inside, "CPU")
+    report = audit(Between(torch.ops.nhwc_audit_test.plain_inside), torch.rand(2, 3, 8, 8))
+    (finding,) = report.findings
+    assert finding.kind == "copies"
+    assert len(report.calls[finding.calls[0]].copies) == 2
+    assert finding.copied_bytes == 2 * (2 * 8 * 8 * 8) * 4
+    assert not report.lost
+
+
+def test_an_ambiguous_tensor_that_is_misread():
+    class OneChannel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            mask = self.one(x).contiguous()
+            return self.two(mask.expand(-1, 4, -1, -1) * 2)
+
+    report = audit(OneChannel(), torch.rand(2, 3, 8, 8))
+    assert ("misread", "mul", 1) in names(report.findings)
+    (finding,) = report.lost
+    assert "to_format" in finding.remedy
+
+
+def test_what_was_never_converted_is_said():
+    net = nhwc.convert_(Between(nn.ReLU()))
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert not report.converted
+    (finding,) = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+    assert "Convert the input once" in finding.remedy
+    report = audit(Between(nn.ReLU()), last(2, 3, 8, 8))
+    (finding,) = report.findings
+    assert finding.kind == "unconverted"
+    assert finding.remedy.startswith("2 convolution weights are contiguous (before, after)")
+    assert audit(net, last(2, 3, 8, 8)).clean
+
+
+def test_the_backward_pass():
+    net = Between(lambda x: x[:, :, 1:])
+    assert audit(net, torch.rand(2, 3, 8, 8)).clean
+    report = audit(net, torch.rand(2, 3, 8, 8), backward=True)
+    (finding,) = report.lost
+    assert finding.operator == "aten::slice_backward"
+    assert finding.site.source == "net = Between(lambda x: x[:, :, 1:])"
+    assert all(report.calls[i].backward for i in finding.calls)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "reflect"])
+def test_backward_passes_that_keep_it(mode):
+    def operator(x):
+        if mode == "nearest":
+            return F.interpolate(x, scale_factor=2, mode="nearest")
+        return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+    assert audit(Between(operator), torch.rand(2, 3, 8, 8), backward=True).clean
+
+
+def test_modules_called_many_times_are_one_finding():
+    class Looped(Between):
+        def forward(self, x):
+            x = self.before(x)
+            for _ in range(3):
+                x = self.after(self.operator(x))
+            return x
+
+    report = audit(Looped(nn.InstanceNorm2d(8)), torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("lost", "instance_norm", 3)]
+    assert {report.calls[i].site.module for i in report.findings[0].calls} == {"operator"}
+
+
+def test_an_intended_layout_change_is_no_alarm():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.attend = nn.Conv2d(3, 8, 4, 4), nn.MultiheadAttention(8, 2)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.stem(x).flatten(2).transpose(1, 2)
+            x, _ = self.attend(x, x, x)
+            return self.head(x.mean(1))
+
+    assert audit(Tokens(), torch.rand(2, 3, 16, 16)).clean
+
+
+def test_several_inputs_keywords_and_nested_outputs():
+    @dataclasses.dataclass
+    class Output:
+        image: torch.Tensor
+        extra: dict
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x, y, *, scale):
+            image = self.conv(x + y["image"] * scale)
+            return Output(image, {"low": [image.mean()]})
+
+    report = audit(
+        Model(),
+        torch.rand(2, 3, 8, 8),
+        {"image": torch.rand(2, 3, 8, 8)},
+        kwargs={"scale": torch.tensor(2.0)},
+        backward=True,
+    )
+    assert report.clean
+    assert report.inputs == ((2, 3, 8, 8), (2, 3, 8, 8), ())
+
+
+def test_control_flow_checkpoints_and_autocast():
+    class Model(Between):
+        def forward(self, x):
+            x = self.before(x)
+            if x.mean() > -1e9:
+                x = checkpoint(self.operator, x, use_reentrant=False)
+            return self.after(x)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = audit(Model(nn.Softmax(1)), torch.rand(2, 3, 8, 8), backward=True)
+    assert ("lost", "softmax", 1) in names(report.findings)
+    assert any(o.dtype == "bfloat16" for call in report.calls for o in call.outputs)
+
+
+def test_a_compiled_model_runs_as_plain_python_and_says_so():
+    report = audit(torch.compile(Between(channel_shuffle)), torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("converted", "contiguous", 1)]
+    assert any("torch.compile" in text for text in report.unseen)
+
+
+def test_a_scripted_part_is_seen_operator_by_operator():
+    class Tril(nn.Module):
+        def forward(self, x):
+            return x.tril()
+
+    report = audit(Between(torch.jit.trace(Tril(), last(2, 8, 8, 8))), torch.rand(2, 3, 8, 8))
+    (finding,) = report.lost
+    assert "tril" in finding.operator
+    assert any("TorchScript" in text for text in report.unseen)
+
+
+def snapshot(model):
+    return {
+        "state": {k: v.clone() for k, v in model.state_dict().items()},
+        "strides": [p.stride() for p in model.parameters()],
+        "ids": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "training": [m.training for m in model.modules()],
+        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "grad_ids": [id(p.grad) for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def test_the_model_is_left_as_it_was_found():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Conv2d(8, 8, 3))
+    model.train()
+    model[1].eval()
+    model[3].weight.requires_grad_(False)
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    x = torch.rand(2, 3, 8, 8)
+    kept = x.clone()
+    before = snapshot(model)
+    for options in ({}, {"backward": True}, {"compare": True}):
+        audit(model, x, **options)
+        torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+        assert torch.equal(x, kept)
+
+
+def test_the_model_is_left_as_found_when_it_raises():
+    class Broken(nn.Sequential):
+        def forward(self, x):
+            super().forward(x)
+            raise KeyError("inside")
+
+    model = Broken(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train()
+    x = torch.rand(2, 3, 8, 8)
+    before = snapshot(model)
+    with pytest.raises(
+        nhwc.ModelFailed, match=r"raised KeyError on this input at .*py:\d+: 'inside'"
+    ):
+        audit(model, x)
+    torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+
+
+def test_a_buffer_replaced_in_forward_is_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            x += 1
+            return self.conv(x)
+
+    model, x = Counter(), torch.zeros(1, 3, 8, 8)
+    audit(model, x)
+    assert model.calls == 0
+    assert not x.any()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), "no input given"),
+        ((torch.rand(3, 8, 8),), "input 3x8x8 has 3 dimensions; a vision model needs 4"),
+        ((torch.rand(0, 3, 8, 8),), "is empty"),
+        ((torch.full((1, 3, 8, 8), float("nan")),), "contains NaN"),
+        ((torch.rand(1, 3, 8, 8, device="meta"),), "meta device"),
+        ((torch.rand(1, 4, 8, 8),), "raised RuntimeError on this input"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(inputs, message):
+    with pytest.raises(nhwc.InputError, match=message) as caught:
+        audit(nn.Conv2d(3, 4, 3), *inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_not_a_model():
+    with pytest.raises(nhwc.InputError, match="the first argument is function"):
+        audit(lambda x: x, torch.rand(1, 3, 8, 8))
+
+
+def test_comparison_of_both_formats():
+    report = audit(nn.Conv2d(3, 8, 3), torch.rand(1, 3, 8, 8), compare=True)
+    assert report.comparison is not None
+    assert len(report.comparison.before.seconds) == len(report.comparison.after.seconds) == 10
+
+
+def test_plain_data():
+    report = audit(Between(cat_slice_first, out=16), torch.rand(2, 3, 8, 8), name="net")
+    data = report.to_dict()
+    assert (data["schema"], data["model"], data["clean"]) == (1, "net", False)
+    assert data["calls"][0]["outputs"][0]["format"] == "channels_last"
+    assert [call["effect"] for call in data["calls"]].count("loses") == 1
+    assert copy.deepcopy(report).findings == report.findings
+
+
+def test_assert_keeps_format():
+    assert_keeps_format(Between(nn.ReLU()), torch.rand(2, 3, 8, 8))
+    with pytest.raises(AssertionError, match=r"1 place loses channels last[\s\S]*instance_norm"):
+        assert_keeps_format(Between(nn.InstanceNorm2d(8)), torch.rand(2, 3, 8, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    net = Between(nn.InstanceNorm2d(8)).cuda()
+    report = audit(net, torch.rand(2, 3, 32, 32, device="cuda"), backward=True)
+    assert all(call.seconds >= 0 for call in report.calls)
+    assert any(call.seconds > 0 for call in report.calls)
+    assert report.environment.device != "cpu"
+
+
+def run_in(function):
+    class Model(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "model",
+    [
+        run_in(lambda x: torch.nested.nested_tensor([x[0], x[1]])),
+        run_in(lambda x: x.to_sparse()),
+        run_in(lambda x: torch.fft.fft2(x).abs()),
+        run_in(lambda x: x[:, :2]),
+        run_in(lambda x: (x * 255).to(torch.uint8)),
+        nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(False)),
+        nn.DataParallel(nn.Conv2d(3, 4, 3)),
+    ],
+    ids=["nested", "sparse", "complex", "view", "integer", "frozen", "parallel"],
+)
+def test_unusual_models_are_audited_all_the_same(model):
+    audit(model, torch.rand(2, 3, 8, 8))
+
+
+def test_hooks_run_and_stay():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    net[0].register_forward_hook(lambda module, args, out: out.contiguous())
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("converted", "contiguous", 1)]
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel():
+    net = nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)))
+    (finding,) = audit(net, torch.rand(2, 3, 8, 8)).findings
+    assert "copies its weight" in finding.remedy
+
+
+def test_a_lazy_model_is_refused():
+    with pytest.raises(
+        nhwc.InputError, match=r"^0\.weight, 0\.bias of Sequential has no shape yet"
+    ):
+        audit(nn.Sequential(nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8))

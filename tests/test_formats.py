@@ -1,0 +1,208 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+
+import nhwc
+from nhwc import Format, convert_, format_of, to_format
+from nhwc.formats import CHANNELS_LAST_OF, strides_of
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.complex64)
+TARGETS = {
+    4: (Format.CONTIGUOUS, Format.CHANNELS_LAST),
+    5: (Format.CONTIGUOUS, Format.CHANNELS_LAST_3D),
+}
+MEMORY = {
+    Format.CONTIGUOUS: torch.contiguous_format,
+    Format.CHANNELS_LAST: torch.channels_last,
+    Format.CHANNELS_LAST_3D: torch.channels_last_3d,
+}
+
+shapes = st.integers(4, 5).flatmap(
+    lambda n: st.lists(st.integers(0, 4), min_size=n, max_size=n).map(tuple)
+)
+
+
+@st.composite
+def tensors(draw):
+    """Tensors of every shape with 0 and 1 in every position, permuted, sliced and expanded."""
+    shape = draw(shapes)
+    values = torch.arange(torch.Size(shape).numel())
+    tensor = values.reshape(shape).to(draw(st.sampled_from(DTYPES)))
+    if draw(st.booleans()):
+        order = draw(st.permutations(range(len(shape))))
+        tensor = tensor.permute(order)
+    dim = draw(st.integers(0, len(shape) - 1))
+    if tensor.shape[dim] > 1 and draw(st.booleans()):
+        tensor = tensor.narrow(dim, draw(st.integers(0, 1)), tensor.shape[dim] - 1)
+    if draw(st.booleans()):
+        tensor = tensor.to(memory_format=MEMORY[CHANNELS_LAST_OF[len(shape)]])
+    return tensor
+
+
+@given(tensors())
+def test_format_of_agrees_with_torch(tensor):
+    last = CHANNELS_LAST_OF[tensor.ndim]
+    is_last = tensor.numel() == 0 or tensor.is_contiguous(memory_format=MEMORY[last])
+    truth = (tensor.is_contiguous(), is_last)
+    assert (
+        format_of(tensor)
+        is {
+            (True, True): Format.AMBIGUOUS,
+            (True, False): Format.CONTIGUOUS,
+            (False, True): last,
+            (False, False): Format.OTHER,
+        }[truth]
+    )
+
+
+@given(tensors(), st.integers(0, 1))
+def test_to_format_says_the_format_and_keeps_the_values(tensor, which):
+    target = TARGETS[tensor.ndim][which]
+    result = to_format(tensor, target)
+    assert result.stride() == strides_of(tensor.shape, target)
+    assert result.is_contiguous(memory_format=MEMORY[target])
+    assert torch.equal(result, tensor)
+    assert format_of(result, hint=target) is target
+
+
+@given(tensors(), st.integers(0, 1))
+def test_to_format_copies_only_where_data_must_move(tensor, which):
+    target = TARGETS[tensor.ndim][which]
+    result = to_format(tensor, target)
+    if tensor.is_contiguous(memory_format=MEMORY[target]) and tensor.numel():
+        assert result.data_ptr() == tensor.data_ptr()
+
+
+@given(shapes)
+def test_a_dense_tensor_survives_the_round_trip(shape):
+    plain = torch.rand(shape)
+    there = to_format(plain, TARGETS[len(shape)][1])
+    back = to_format(there, Format.CONTIGUOUS)
+    assert back.stride() == strides_of(shape, Format.CONTIGUOUS)
+    assert torch.equal(back, plain)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 4, 4), (2, 3, 1, 1), (2, 1, 1, 1), (1, 1, 1, 1), (0, 3, 2, 2)]
+)
+def test_ambiguous_tensors(shape):
+    x = torch.empty(shape)
+    assert format_of(x) is Format.AMBIGUOUS
+    assert format_of(x, hint=Format.CHANNELS_LAST) is Format.CHANNELS_LAST
+    assert format_of(x, hint=Format.CONTIGUOUS) is Format.CONTIGUOUS
+    assert format_of(x, hint=Format.CHANNELS_LAST_3D) is Format.AMBIGUOUS
+
+
+def test_a_hint_does_not_overrule_the_strides():
+    assert format_of(torch.empty(2, 3, 4, 4), hint=Format.CHANNELS_LAST) is Format.CONTIGUOUS
+
+
+@pytest.mark.parametrize("ndim", [0, 1, 2, 3, 6])
+def test_other_dimensions_are_contiguous_or_other(ndim):
+    x = torch.empty((2,) * ndim)
+    assert format_of(x) is Format.CONTIGUOUS
+    if ndim > 1:
+        assert format_of(x.transpose(0, 1)) is Format.OTHER
+
+
+def test_a_channel_slice_has_no_format():
+    x = torch.empty(2, 4, 3, 3).to(memory_format=torch.channels_last)
+    assert format_of(x[:, :2]) is Format.OTHER
+    assert format_of(x.to_sparse()) is Format.OTHER
+
+
+def test_autograd_flows_through_to_format():
+    for shape in [(2, 3, 4, 4), (2, 1, 4, 4), (2, 3, 1, 1)]:
+        x = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda t: to_format(t, Format.CHANNELS_LAST).sin(), x)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "format", "message"),
+    [
+        (torch.empty(2, 3), Format.CHANNELS_LAST, "has 2 dimensions; channels_last needs 4"),
+        (torch.empty(2, 3, 4, 4), Format.CHANNELS_LAST_3D, "needs 5"),
+        (torch.empty(2, 3, 4, 4), Format.OTHER, "it is no target"),
+        (torch.empty(2, 3, 4, 4).to_sparse(), Format.CONTIGUOUS, r"Call \.to_dense\(\) first"),
+    ],
+)
+def test_to_format_refuses_clearly(tensor, format, message):
+    with pytest.raises(nhwc.InputError, match=message):
+        to_format(tensor, format)
+
+
+CONVOLUTIONS = [
+    (nn.Conv2d(8, 4, 3), Format.CHANNELS_LAST),
+    (nn.Conv2d(8, 4, 1), Format.CHANNELS_LAST),
+    (nn.ConvTranspose2d(8, 4, 3), Format.CHANNELS_LAST),
+    (nn.Conv2d(8, 8, 3, groups=8), Format.CHANNELS_LAST),
+    (nn.Conv3d(8, 4, 3), Format.CHANNELS_LAST_3D),
+    (nn.ConvTranspose3d(8, 4, 3), Format.CHANNELS_LAST_3D),
+]
+
+
+@pytest.mark.parametrize(("conv", "format"), CONVOLUTIONS)
+def test_convert_and_back(conv, format):
+    plain = copy.deepcopy(conv)
+    weight = conv.weight
+    optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
+    assert convert_(conv) is conv
+    assert conv.weight is weight
+    assert optimizer.param_groups[0]["params"][0] is weight
+    assert weight.stride() == strides_of(weight.shape, format)
+    assert format_of(weight, hint=format) is format
+    assert torch.equal(weight, plain.weight)
+    assert convert_(conv, Format.CONTIGUOUS).weight.stride() == plain.weight.stride()
+
+
+def test_convert_leaves_everything_else():
+    net = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Linear(4, 4), nn.BatchNorm2d(4), nn.Embedding(3, 4))
+    before = [p.stride() for p in net.parameters()]
+    convert_(net)
+    assert [p.stride() for p in net.parameters()] == before
+
+
+def test_convert_only_3d():
+    net = nn.ModuleList([nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3)])
+    convert_(net, Format.CHANNELS_LAST_3D)
+    assert [format_of(conv.weight) for conv in net] == [Format.CONTIGUOUS, Format.CHANNELS_LAST_3D]
+
+
+def test_tied_weights_stay_tied_and_state_dicts_stay_unchanged():
+    net = nn.ModuleList([nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)])
+    net[1].weight = net[0].weight
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    convert_(net)
+    assert net[1].weight is net[0].weight
+    torch.testing.assert_close(net.state_dict(), state)
+    net.load_state_dict(state)
+    assert format_of(net[0].weight) is Format.CHANNELS_LAST
+
+
+def test_a_gradient_follows_its_weight():
+    conv = nn.Conv2d(4, 4, 3)
+    conv(torch.rand(1, 4, 8, 8)).sum().backward()
+    assert format_of(convert_(conv).weight.grad) is Format.CHANNELS_LAST
+
+
+def test_parametrized_weights_are_computed_in_the_format():
+    conv = register_parametrization(nn.Conv2d(4, 8, 3), "weight", nn.Tanh())
+    want = conv.weight.detach().clone()
+    convert_(conv)
+    assert format_of(conv.weight) is Format.CHANNELS_LAST
+    torch.testing.assert_close(conv.weight, want)
+
+
+def test_a_lazy_convolution_is_refused_by_name():
+    with pytest.raises(nhwc.InputError, match=r"^0 \(LazyConv2d\) has no weight yet"):
+        convert_(nn.Sequential(nn.LazyConv2d(4, 3)))
+
+
+def test_convert_to_no_target():
+    with pytest.raises(nhwc.InputError, match="cannot convert a module to other"):
+        convert_(nn.Conv2d(3, 4, 3), Format.OTHER)

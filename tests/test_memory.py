@@ -1,0 +1,79 @@
+"""The memory of measurements: kept, shared, and never in the way."""
+
+import json
+import threading
+
+import pytest
+
+from nhwc.environment import Environment
+from nhwc.memory import Memory
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "plans" / "machine.json"
+
+
+def test_what_was_saved_is_there_for_the_next(path):
+    memory = Memory(path)
+    memory.put("layer", {"onednn": 0.5})
+    assert memory.measured == 1
+    memory.save()
+    again = Memory(path)
+    assert again.get("layer") == {"onednn": 0.5}
+    assert again.measured == 0
+    assert again.get("another") is None
+
+
+def test_two_users_of_a_file_lose_nothing(path):
+    first, second = Memory(path), Memory(path)
+    first.put("a", 1)
+    second.put("b", 2)
+    first.save()
+    second.save()
+    both = Memory(path)
+    assert (both.get("a"), both.get("b")) == (1, 2)
+
+
+def test_many_writers_leave_a_readable_file(path):
+    def work(number):
+        memory = Memory(path)
+        memory.put(f"layer {number}", number)
+        memory.save()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(path.read_text())["entries"]
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[]", b"3", b'{"schema": 99, "entries": {"a": 1}}',
+     b'{"schema": 1, "entries": [1]}', b'{"schema": 1}'],
+)  # fmt: skip
+def test_a_damaged_file_is_ignored_and_rewritten(path, content):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    memory = Memory(path)
+    assert memory.get("a") is None
+    memory.put("a", 2)
+    memory.save()
+    assert Memory(path).get("a") == 2
+
+
+def test_a_place_that_cannot_be_written_costs_only_the_memory(tmp_path):
+    (tmp_path / "plans").write_text("a file where the folder should be")
+    memory = Memory(tmp_path / "plans" / "machine.json")
+    memory.put("a", 1)
+    memory.save()
+    assert memory.get("a") == 1
+
+
+def test_the_file_belongs_to_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
+    here = Environment.here()
+    assert Memory.of(here).path == tmp_path / "plans" / f"{here.key}.json"

@@ -1,0 +1,319 @@
+"""The planner: layers and their keys, purity, layouts by cost, what is computed and dropped."""
+
+import pytest
+import torch
+from torch import fx, nn
+
+from nhwc.formats import Format
+from nhwc.layers import Fused
+from nhwc.memory import Memory
+from nhwc.plan import Unplannable, make_plan, remake_plan
+from nhwc.plan.assigning import assign
+from nhwc.plan.candidates import candidates_for
+from nhwc.plan.measuring import Option
+from nhwc.plan.purity import why_impure
+from nhwc.plan.recognize import layers_of
+from nhwc.plan.recording import record
+from nhwc.plan.specs import Convolution, constants_of
+
+NCHW, NHWC = Format.CONTIGUOUS, Format.CHANNELS_LAST
+
+
+def traced(function_or_module):
+    if isinstance(function_or_module, nn.Module):
+        return fx.symbolic_trace(function_or_module)
+    return fx.GraphModule(nn.Module(), fx.Tracer().trace(function_or_module))
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return Memory(tmp_path / "memory.json")
+
+
+@pytest.fixture
+def image():
+    return torch.randn(2, 4, 9, 9)
+
+
+def test_shapes_are_constants_and_data_is_not(image):
+    graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
+    found = record(graph, (image,))
+    fixed = {node.name for node in found.fixed}
+    assert {"size", "getattr_1", "getitem", "floordiv"} <= fixed
+    assert "item" not in fixed
+    assert [layer.node.name for layer in layers_of(graph, found)] == [
+        "view",
+        "sum_1",
+        "item",
+        "mul",
+    ]
+
+
+@torch.no_grad()
+def test_a_plan_computes_what_follows_from_the_data(memory, image):
+    graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
+    plan = make_plan(graph, (image,), memory)
+    other = torch.randn_like(image)
+    torch.testing.assert_close(plan.program(other), graph(other))
+
+
+@pytest.mark.parametrize(
+    ("module", "key"),
+    [
+        (nn.Conv2d(4, 6, 3), "conv2d 2x4x9x9 w6x4x3x3 s1x1 p0x0 d1x1 g1 bias float32 cpu"),
+        (
+            nn.Conv2d(4, 6, (3, 5), padding="same", dilation=2, bias=False),
+            "conv2d 2x4x9x9 w6x4x3x5 s1x1 p2x4 d2x2 g1 float32 cpu",
+        ),
+        (
+            Fused(nn.Conv2d(4, 4, 1, groups=4), nn.LeakyReLU(0.2)),
+            "conv2d 2x4x9x9 w4x1x1x1 s1x1 p0x0 d1x1 g4 bias leaky_relu 0.2 float32 cpu",
+        ),
+        (Fused(nn.BatchNorm2d(4), nn.ReLU6()), "affine 2x4x9x9 hardtanh 0 6 float32 cpu"),
+        (nn.Linear(9, 5), "linear 2x4x9x9 w5x9 bias float32 cpu"),
+    ],
+)
+def test_what_a_layer_is_called_in_the_memory(module, key, image):
+    graph = traced_call(module)
+    (layer,) = layers_of(graph, record(graph, (image,)))
+    assert layer.spec.key == key
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        pytest.param(
+            nn.Conv2d(4, 6, 2, padding="same"),
+            marks=pytest.mark.filterwarnings("ignore:Using padding"),
+        ),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
+        Fused(nn.Conv2d(4, 6, 3), nn.ELU()),
+        nn.ConvTranspose2d(4, 6, 3),
+    ],
+)
+@torch.no_grad()
+def test_what_no_kernel_of_ours_computes_is_called_as_it_is(module, memory, image):
+    graph = traced_call(module.eval())
+    (layer,) = layers_of(graph, record(graph, (image,)))
+    assert layer.op is None
+    plan = make_plan(graph, (image,), memory)
+    torch.testing.assert_close(plan.program(image), graph(image))
+
+
+def traced_call(module):
+    root = nn.Module()
+    root.part = module.eval()
+    graph = fx.Graph()
+    graph.output(graph.call_module("part", (graph.placeholder("x"),)))
+    return fx.GraphModule(root, graph).eval()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardsigmoid()])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 8, 3, 2, 1),
+        nn.Conv2d(4, 8, 1, bias=False),
+        nn.Conv2d(4, 8, (1, 3), padding=(0, 1), groups=2),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4),
+    ],
+)
+@torch.no_grad()
+def test_every_candidate_computes_the_layer(conv, activation, residual):
+    x = torch.randn(2, 4, 7, 6)
+    fused = Fused(conv, activation).eval()
+    other = torch.randn_like(conv(x))
+    inputs = (x, other) if residual else (x,)
+    root = nn.Module()
+    root.part = fused
+    graph = fx.Graph()
+    places = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
+    graph.output(graph.call_module("part", tuple(places)))
+    module = fx.GraphModule(root, graph)
+    (layer,) = layers_of(module, record(module, inputs))
+    expected = fused(*inputs)
+    kept = other.clone()
+    for candidate in candidates_for(layer.spec):
+        run = candidate.prepare(*constants_of(module, layer))
+        layout = torch.channels_last if candidate.reads is NHWC else torch.contiguous_format
+        given = [value.contiguous(memory_format=layout) for value in inputs]
+        result = run(*given)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        assert result.is_contiguous(
+            memory_format=torch.channels_last if candidate.writes is NHWC else layout
+        )
+        if residual:
+            assert torch.equal(given[1], kept)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: x.relu_(), "writes into x, which outlives the call"),
+        (lambda x: (y := x + 1).add_(1) + y, "writes into add, which others may read"),
+        (lambda x: (x + 1)[:, :2].mul_(2), "writes into getitem, which others may read"),
+        (lambda x: torch.relu_(torch.flatten(x, 1)), "writes into flatten"),
+        (lambda x: nn.functional.relu(x, True), "writes into x"),
+        (lambda x: torch.add(x, 1, out=x), "writes into x"),
+    ],
+)
+def test_graphs_that_write_into_shared_values_are_not_planned(function, says, memory, image):
+    graph = traced(function)
+    assert says in why_impure(graph)
+    with pytest.raises(Unplannable, match=says):
+        make_plan(graph, (image,), memory)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1).relu_(),
+        lambda x: nn.functional.relu(x + 1, inplace=True),
+        lambda x: (x * 2).add_(x),
+    ],
+)
+@torch.no_grad()
+def test_writing_into_what_nobody_else_sees_is_planned(function, memory, image):
+    graph = traced(function)
+    plan = make_plan(graph, (image,), memory)
+    kept = image.clone()
+    torch.testing.assert_close(plan.program(image), graph(image))
+    assert torch.equal(image, kept)
+
+
+def test_a_varying_number_of_arguments_is_not_planned():
+    class Any(nn.Module):
+        def forward(self, *xs):
+            return xs[0] + 1
+
+    assert "varying number" in why_impure(traced(Any()))
+
+
+def chain(count=3):
+    """A graph of so many convolutions in a row, its record and its layers."""
+    graph = traced(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(count))))
+    found = record(graph, (torch.randn(1, 4, 8, 8),))
+    return graph, found, layers_of(graph, found)
+
+
+@pytest.mark.parametrize(
+    ("nchw", "nhwc", "copy", "expected"),
+    [
+        (1.0, 2.0, 0.1, NCHW),
+        (2.0, 1.0, 0.1, NHWC),
+        (1.1, 1.0, 0.1, NHWC),  # 0.3 saved in three layers, 0.1 paid once.
+        (1.1, 1.0, 0.9, NCHW),
+    ],
+)
+def test_layouts_follow_cost_conversions_counted(nchw, nhwc, copy, expected):
+    _, found, layers = chain()
+    options = {layers[0].spec.key: (Option("a", NCHW, NCHW, nchw), Option("b", NHWC, NHWC, nhwc))}
+    choice = assign(layers, options, found, lambda seen: copy)
+    assert {choice[layer.node].reads for layer in layers} == {expected}
+
+
+def test_a_kernel_may_convert_on_the_way():
+    _, found, layers = chain()
+    options = {
+        layers[0].spec.key: (
+            Option("plain", NCHW, NCHW, 1.0),
+            Option("last", NHWC, NHWC, 0.5),
+            Option("bridge", NCHW, NHWC, 0.6),
+        )
+    }
+    choice = assign(layers, options, found, lambda seen: 0.3)
+    assert [choice[layer.node].kernel for layer in layers] == ["bridge", "last", "last"]
+
+
+def test_a_second_plan_asks_the_memory(memory, monkeypatch):
+    graph, _, _ = chain()
+    x = torch.randn(1, 4, 8, 8)
+    first = make_plan(graph, (x,), memory)
+    assert first.measured > 0
+    memory.save()
+    monkeypatch.setattr("nhwc.plan.measuring.interleave", None)
+    again = make_plan(graph, (x,), Memory(memory.path))
+    assert again.measured == 0
+    assert again.kernels == first.kernels
+
+
+@pytest.mark.parametrize("rubbish", [[], [{}], "x", [{"kernel": "torch"}], 3])
+def test_a_memory_of_rubbish_is_measured_over(rubbish, memory):
+    graph, _, _ = chain(1)
+    x = torch.randn(1, 4, 8, 8)
+    make_plan(graph, (x,), memory)
+    for key in list(memory._new):
+        memory.put(key, rubbish)
+    plan = make_plan(graph, (x,), memory)
+    assert plan.program(x).shape == (1, 4, 8, 8)
+
+
+@torch.no_grad()
+def test_a_plan_made_again_has_the_graphs_new_weights(memory):
+    graph, _, _ = chain()
+    x = torch.randn(1, 4, 8, 8)
+    plan = make_plan(graph, (x,), memory)
+    old = plan.program(x)
+    for parameter in graph.parameters():
+        parameter.mul_(0.5)
+    new = remake_plan(graph, (x,), plan.kernels)(x)
+    torch.testing.assert_close(new, graph(x))
+    assert not torch.allclose(new, old)
+    with pytest.raises(Unplannable, match="not the one that was planned"):
+        remake_plan(graph, (torch.randn(1, 4, 9, 9),), plan.kernels)
+
+
+@torch.no_grad()
+def test_results_nobody_reads_are_not_computed(memory, image):
+    graph = traced(lambda x: (x.exp(), x * 2)[1])
+    plan = make_plan(graph, (image,), memory)
+    assert [step.name for step in plan.program.steps if "planned" not in step.name] == ["mul"]
+
+
+def test_exact_leaves_out_what_is_not(memory, monkeypatch):
+    from nhwc.plan import measuring
+    from nhwc.plan.candidates import Candidate
+
+    def candidates(spec):
+        good = candidates_for(spec)
+        return (*good, Candidate("loose", NHWC, NHWC, False, good[-1].prepare))
+
+    monkeypatch.setattr(measuring, "candidates_for", candidates)
+    graph, _, layers = chain(1)
+    x = torch.randn(1, 4, 8, 8)
+    key = layers[0].spec.key
+    free = make_plan(graph, (x,), memory).options[key]
+    exact = make_plan(graph, (x,), memory, exact=True).options[key]
+    assert "loose" in {option.kernel for option in free}
+    assert "loose" not in {option.kernel for option in exact}
+
+
+def test_a_kernel_that_computes_something_else_is_never_chosen(memory, monkeypatch):
+    from nhwc.plan import measuring
+    from nhwc.plan.candidates import Candidate
+
+    def candidates(spec):
+        wrong = lambda weight, bias: lambda x: torch.zeros(1, 4, 8, 8)
+        return (*candidates_for(spec), Candidate("wrong", NHWC, NHWC, True, wrong))
+
+    monkeypatch.setattr(measuring, "candidates_for", candidates)
+    graph, _, layers = chain(1)
+    options = make_plan(graph, (torch.randn(1, 4, 8, 8),), memory).options
+    assert "wrong" not in {option.kernel for option in options[layers[0].spec.key]}
+
+
+def test_a_key_says_all_that_speed_depends_on():
+    base = {
+        "input": (1, 4, 8, 8), "weight": (4, 4, 3, 3), "stride": (1, 1), "padding": (1, 1),
+        "dilation": (1, 1), "groups": 1, "bias": True, "residual": False, "activation": None,
+        "dtype": torch.float32, "device": "cpu",
+    }  # fmt: skip
+    changes = [
+        {}, {"input": (2, 4, 8, 8)}, {"weight": (8, 4, 3, 3)}, {"stride": (2, 2)},
+        {"padding": (0, 0)}, {"dilation": (2, 2)}, {"groups": 2}, {"bias": False},
+        {"residual": True}, {"dtype": torch.float64}, {"device": "cuda:0"},
+    ]  # fmt: skip
+    keys = {Convolution(**(base | change)).key for change in changes}
+    assert len(keys) == len(changes)

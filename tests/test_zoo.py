@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc.zoo import load_model, load_weights_, randomize_batchnorm_
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "torchvision:squeezenet1_1", "timm:resnet10t"])
+def test_names(name):
+    model = load_model(name)
+    assert not model.training
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_moves():
+    before = torch.get_rng_state()
+    one, two, three = (load_model("squeezenet1_1", seed=s).state_dict() for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert not torch.equal(one["features.0.weight"], three["features.0.weight"])
+
+
+def test_detection_models_build_without_a_download():
+    assert isinstance(load_model("ssdlite320_mobilenet_v3_large"), nn.Module)
+
+
+def test_torchvision_is_usable_after_us_for_everybody():
+    code = (
+        "from nhwc.zoo import import_torchvision; tv = import_torchvision(); "
+        "import torchvision.models; print(tv is torchvision)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_file_may_import_its_neighbours(tmp_path):
+    (tmp_path / "parts_of_it.py").write_text("from torch import nn\nclass Part(nn.Conv2d): pass\n")
+    (tmp_path / "whole.py").write_text(
+        "from parts_of_it import Part\ndef net(): return Part(3, 4, 3)\n"
+    )
+    assert isinstance(load_model(f"{tmp_path}/whole.py:net"), nn.Conv2d)
+
+
+def test_a_file_that_cannot_be_run(tmp_path):
+    (tmp_path / "wrong.py").write_text("1/0")
+    with pytest.raises(nhwc.ModelNotFound, match="ZeroDivisionError: division by zero"):
+        load_model(f"{tmp_path}/wrong.py:net")
+    with pytest.raises(nhwc.ModelNotFound, match="Add the callable"):
+        load_model(f"{tmp_path}/wrong.py")
+
+
+def test_weights(tmp_path):
+    net = nn.Conv2d(3, 4, 3)
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")
+    other = load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+    with pytest.raises(nhwc.InputError, match="does not fit the model: size mismatch"):
+        load_weights_(nn.Conv2d(3, 5, 3), tmp_path / "w.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
+        load_weights_(net, tmp_path / "text.pt")
+
+
+def test_random_batch_norm_statistics():
+    net = randomize_batchnorm_(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm1d(8, affine=False)))
+    assert net[0].running_var.std() > 0.1
+    assert net[0].weight.std() > 0.1
+    assert net[1].running_mean.std() > 0.01
+    again = randomize_batchnorm_(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm1d(8, affine=False)))
+    torch.testing.assert_close(net.state_dict(), again.state_dict())
