@@ -24,7 +24,8 @@ from nhwc.zoo import import_torchvision, load_model, randomize_batchnorm_
 
 FIELDS = (
     "model", "input", "fused", "left", "fuse_error", "fuse_right", "fuse_s", "outcome", "error",
-    "eager_error", "right", "layers", "ours", "ratio", "low", "high", "verdict", "optimize_s", "why",
+    "eager_error", "right", "layers", "ours", "ratio", "low", "high", "verdict",
+    "optimize_s", "why",
 )  # fmt: skip
 
 

@@ -15,16 +15,22 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .activations import Activation as Activation
+    from .builder import Builder as Builder
     from .conv import ConvKernel as ConvKernel
     from .conv import conv2d_candidates as conv2d_candidates
-    from .operators import register as register
+    from .program import Program as Program
     from .spec import ConvSpec as ConvSpec
+    from .step_operators import register as register
 
 _HOMES = {
+    "Activation": "activations",
+    "Builder": "builder",
     "ConvKernel": "conv",
     "conv2d_candidates": "conv",
     "ConvSpec": "spec",
-    "register": "operators",
+    "Program": "program",
+    "register": "step_operators",
 }
 
 
