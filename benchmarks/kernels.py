@@ -36,8 +36,8 @@ def _emit_peak(e, a, thread, threads):
     with e.range(0, a.rounds):
         for one in sums:
             one.value = e.fma(one.value, factor, factor)
-    for one in sums:
-        e.store(one.value, a.y.floats() + thread * e.width)
+    for number, one in enumerate(sums):
+        e.store(one.value, a.y.floats() + (thread * _SUMS + number) * e.width)
 
 
 PEAK = Kernel("peak", ("y", "rounds"), _emit_peak)
