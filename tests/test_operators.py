@@ -95,6 +95,12 @@ def test_names_that_are_no_operator():
         nhwc.ops("relu", dtypes=("float31",))
 
 
+def test_a_worker_that_does_not_start_is_reported(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(nhwc.NhwcError, match=r"ended with status 1\. Try: python -m"):
+        nhwc.ops("relu")
+
+
 def test_what_cannot_be_loaded_is_reported(monkeypatch):
     name = "torch.testing._internal.common_methods_invocations"
     monkeypatch.setitem(sys.modules, name, None)

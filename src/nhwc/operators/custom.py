@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .cases import summarize
 from .probe import probe
 from .samples import Sample, describe
 from .speed import time_samples
-from .table import Operator, summarize
+from .table import Operator
 
 
 def check_operator(

@@ -77,16 +77,18 @@ class Worker:
 class Pool:
     """The workers of one device; the first is there from the start, for it knows the inventory."""
 
-    def __init__(self, device: str, most: int, start: Callable[[str], Worker] = Worker) -> None:
-        self.most = most
-        self._start = lambda: start(device)
-        self.first = self._start()
+    def __init__(self, device: str, most: int) -> None:
+        self.device, self.most = device, most
+        self.first = Worker(device)
         self._workers = [self.first]
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for worker in self._workers:
             worker.close()
 
@@ -107,12 +109,13 @@ class Pool:
 
         def one(op: Operator) -> tuple[str, dict[str, Any]]:
             worker = idle.get()
-            if worker is None:
-                worker = self._start()
-                self._workers.append(worker)
-            answer = worker.measure(op, dtypes, timed=timed)
-            idle.put(worker)
-            return op.title, answer
+            try:
+                if worker is None:
+                    worker = Worker(self.device)
+                    self._workers.append(worker)
+                return op.title, worker.measure(op, dtypes, timed=timed)
+            finally:
+                idle.put(worker)
 
         answers = {}
         threads = ThreadPoolExecutor(count)
@@ -124,7 +127,7 @@ class Pool:
         except BaseException:
             # What is still being measured is not waited for: with its worker it ends at once.
             threads.shutdown(wait=False, cancel_futures=True)
-            self.__exit__()
+            self.close()
             raise
         finally:
             threads.shutdown()

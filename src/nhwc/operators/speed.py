@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from ..timing import Comparison, interleave
-from .probe import forward
+from .forms import forward
 from .samples import Sample, channels_last, contiguous, describe
 from .table import Speed
 

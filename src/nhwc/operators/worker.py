@@ -17,13 +17,14 @@ from typing import IO
 
 import torch
 
+from .cases import Case, summarize
 from .entries import Entry, inventory
 from .fragile import Died, Fragile, Task
 from .own import Maker
 from .probe import probe
 from .samples import Enter
 from .speed import time_samples
-from .table import Case, Operator, Row, Speed, operator_to_dict, summarize
+from .table import Operator, Row, Speed, operator_to_dict
 
 _inventory = functools.cache(inventory)
 
