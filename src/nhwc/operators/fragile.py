@@ -19,6 +19,9 @@ ATTEMPTS = 12
 SILENCE_S = 10.0
 """An operator that has overrun its memory does not always die: it may wait for itself."""
 
+START_S = 120.0
+"""Until the first step: a child on an accelerator reads torch's databases itself."""
+
 
 @dataclass
 class Task:
@@ -84,10 +87,10 @@ class _Child:
 
     def do(self, task: Task) -> list[Any]:
         found: list[Any] = []
-        step = "start"
+        step = ""
         try:
             self.pipe.send(task)
-            while self.pipe.poll(SILENCE_S):
+            while self.pipe.poll(limit := SILENCE_S if step else START_S):
                 kind, value = self.pipe.recv()
                 if kind == "done":
                     return found
@@ -100,7 +103,7 @@ class _Child:
             raise Died(step, f"the process died ({_status(self.process.exitcode or 0)})") from None
         self.process.kill()
         self.process.join()
-        raise Died(step, f"it took longer than {SILENCE_S:.0f} s")
+        raise Died(step, f"it took longer than {limit:.0f} s")
 
 
 def _serve(work: Work, pipe: Connection, others: Connection) -> None:

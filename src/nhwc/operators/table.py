@@ -143,9 +143,6 @@ class OperatorTable:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
-    def find(self, word: str) -> tuple[Operator, ...]:
-        return tuple(op for op in self.operators if op.answers_to(word))
-
     def count(self, aspect: str = "forward", dims: int = 4) -> dict[Outcome, int]:
         """How many operators have each outcome, where the aspect could be measured."""
         found = [op.outcome(aspect, dims) for op in self.operators if op.row(aspect, dims)]
