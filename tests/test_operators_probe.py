@@ -149,6 +149,8 @@ def test_the_first_operator_that_lets_go():
         (torch.ones(2), torch.ones(2).double(), "torch.float64 instead of torch.float32"),
         (torch.tensor([1, 2]), torch.tensor([1, 3]), "1 of 2 values differ"),
         (torch.ones(2).half(), torch.ones(2).half() * 1.004, ""),
+        (torch.full((2,), 1e-3).bfloat16(), torch.full((2,), 2e-3).bfloat16(), ""),
+        (torch.ones(2).bfloat16(), torch.ones(2).bfloat16() * 1.1, "2 of 2 values differ"),
     ],
 )
 def test_difference_of_values(expected, got, words):
