@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .capture import Call, Recorder, Site, is_users
@@ -24,6 +23,7 @@ from .errors import InputError, ModelFailed, NhwcError
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of, to_format
 from .preserve import preserved
 from .profile import profiled, with_profile
+from .ready import check_devices, check_initialized, some
 from .remedies import remedy
 from .timing import Comparison, interleave
 
@@ -242,7 +242,7 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
             "Call audit(model, input)."
         )
-    _check_initialized(model)
+    check_initialized(model)
     tensors = _tensors((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
@@ -257,30 +257,7 @@ def _check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
-    _check_devices(model, tensors)
-
-
-def _check_initialized(model: nn.Module) -> None:
-    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
-    if lazy:
-        raise InputError(
-            f"{_some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
-            "Run the model once on an example input first."
-        )
-
-
-def _check_devices(model: nn.Module, tensors: list[Tensor]) -> None:
-    own = {t.device for t in (*model.parameters(), *model.buffers())}
-    if torch.device("meta") in own or any(t.is_meta for t in tensors):
-        raise InputError(
-            "the model or its input is on the meta device, where nothing is computed. "
-            "Materialise it: model.to_empty(device='cpu')."
-        )
-    if len(own) == 1 and not all(t.device in own for t in tensors):
-        where, other = next(iter(own)), tensors[0].device
-        raise InputError(
-            f"the model is on {where}, the input on {other}. Move one: input.to({str(where)!r})."
-        )
+    check_devices(model, tensors)
 
 
 def _begun(model: nn.Module, inputs: object) -> bool:
@@ -302,12 +279,12 @@ def _as_written(model: nn.Module) -> Iterator[list[str]]:
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     if compiled:
         unseen.append(
-            f"{_some(compiled)} compiled by torch.compile ran as plain Python here; "
+            f"{some(compiled)} compiled by torch.compile ran as plain Python here; "
             "what the compiler makes of it is not visible"
         )
     if scripted:
         unseen.append(
-            f"{_some(scripted)} in TorchScript: operators are seen one by one, without source lines"
+            f"{some(scripted)} in TorchScript: operators are seen one by one, without source lines"
         )
     if any(p.device.type == "cpu" for p in model.parameters()):
         unseen.append("reorders inside oneDNN's own kernels (of weights, for instance)")
@@ -317,11 +294,6 @@ def _as_written(model: nn.Module) -> Iterator[list[str]]:
 
 def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(name or "the model" for name in names[:2])
-    return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _guarded(go: Any, model: nn.Module) -> None:
@@ -436,7 +408,7 @@ def _unconverted(
                 cost_s=0.0,
                 share=0.0,
                 copied_bytes=0,
-                remedy=f"{len(weights)} convolution weights are contiguous ({_some(weights)}). "
+                remedy=f"{len(weights)} convolution weights are contiguous ({some(weights)}). "
                 "Call nhwc.convert_(model) once after loading.",
             )
         )

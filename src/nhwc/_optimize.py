@@ -19,6 +19,8 @@ from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
 from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
 from .plan.program import Program
+from .preserve import preserved
+from .ready import check_devices, check_initialized
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verify import Truth, Verification, observe, random_inputs, verify
@@ -56,18 +58,19 @@ def optimize(
     start = time.perf_counter()
     _check(model, example_inputs)
     say = progress or (lambda text: None)
-    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng():
+    with torch.inference_mode(False), torch.no_grad(), preserved(model):
         _try(model, example_inputs)
         work = _Work(model, example_inputs, exact, say)
         say("capturing the graph")
         work.rewrite(passes)
-        say("running the original in float64")
-        work.observe()
-        for inputs in (example_inputs, *map(_as_tuple, also)):
-            work.plan(inputs)
-        work.check()
-        say("timing before and after")
-        times, remembered = work.time()
+        with preserved(work.graph):
+            say("running the original in float64")
+            work.observe()
+            for inputs in (example_inputs, *map(_as_tuple, also)):
+                work.plan(inputs)
+            work.check()
+            say("timing before and after")
+            times, remembered = work.time()
         work.memory.save()
         return work.finish(times, remembered, start)
 
@@ -237,6 +240,8 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
+    check_initialized(model)
+    check_devices(model, [x for x in inputs if isinstance(x, Tensor)])
     training = [name for name, module in model.named_modules() if module.training]
     if training:
         raise InputError(
@@ -247,8 +252,8 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
 
 def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     try:
-        with torch.random.fork_rng():
-            model(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+        with preserved(model):
+            model(*_own(inputs))
     except Exception as error:
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "
@@ -257,7 +262,13 @@ def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    return lambda: function(*inputs)
+    # What writes into its input gets one of its own: the next run must see the same.
+    own = _own(inputs)
+    return lambda: function(*own)
+
+
+def _own(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
