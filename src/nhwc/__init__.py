@@ -1,7 +1,6 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
 
 from ._audit import Audit as Audit
-from ._audit import Finding as Finding
 from ._audit import audit as audit
 from ._fuse import fuse as fuse
 from ._optimize import optimize as optimize
@@ -18,6 +17,7 @@ from .errors import ProcessLost as ProcessLost
 from .errors import VerificationError as VerificationError
 from .files import load as load
 from .files import save as save
+from .findings import Finding as Finding
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of

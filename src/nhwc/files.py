@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def load(path: str | Path) -> Optimized:
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
     memory = Memory.of(Environment.here())
-    recipes, programs = [], {}
+    recipes: list[Recipe] = []
+    programs: dict[Hashable, Callable[..., Any]] = {}
     for inputs in examples:
         try:
             plan = make_plan(graph, inputs, memory, exact=exact)

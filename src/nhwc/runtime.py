@@ -6,7 +6,7 @@ import contextlib
 import operator
 import threading
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from .formats import Format, format_of
 from .plan import Option, Unplannable, remake_plan
-from .plan.program import Program
+from .plan.cuda import on_device
 
 _version = operator.attrgetter("_version")
 
@@ -41,13 +41,13 @@ class Optimized(nn.Module):
     """
 
     portable: nn.Module
-    _programs: dict[Hashable, Program]
+    _programs: dict[Hashable, Callable[..., Any]]
 
     def __init__(
         self,
         graph: nn.Module,
         recipes: Sequence[Recipe] = (),
-        programs: dict[Hashable, Program] | None = None,
+        programs: dict[Hashable, Callable[..., Any]] | None = None,
         *,
         report: Any = None,
         exact: bool = False,
@@ -89,7 +89,7 @@ class Optimized(nn.Module):
             )
         return wanted
 
-    def _remade(self, inputs: Sequence[Any]) -> Program | None:
+    def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that has none, or has one with weights of the past."""
         key = signature(inputs)
         recipe = self._recipes.get(key)
@@ -102,7 +102,8 @@ class Optimized(nn.Module):
             if key not in self._programs:
                 try:
                     with torch.inference_mode(False):
-                        self._programs[key] = remake_plan(self.portable, inputs, recipe.kernels)
+                        program = remake_plan(self.portable, inputs, recipe.kernels)
+                        self._programs[key] = on_device(program, inputs)
                 except (Unplannable, RuntimeError, TypeError, ValueError):
                     # Weights of another type or device, say: what the graph answers then is right.
                     del self._recipes[key]

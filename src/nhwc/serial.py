@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +108,7 @@ def _restore_node(
         raise Foreign(f"a node of kind {op!r}")
     for part in str(name).split(".") if op in ("placeholder", "get_attr", "call_module") else ():
         # Torch writes these into the code it generates.
-        if op == "placeholder" or not part.isdigit():
-            _identifier(part)
+        (_identifier if op == "placeholder" else _part)(part)
     return graph.create_node(op, target, args, kwargs, data["name"])
 
 
@@ -195,13 +195,12 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
     for part in owners:
         child = holder._modules.get(part)
         if child is None:
-            if not part.isdigit():
-                _identifier(part)
+            if type(holder) is not nn.Module:
+                raise Foreign(f"{path} is inside a module that has no such part")
             child = nn.Module()
-            holder._modules[part] = child
+            holder._modules[_part(part)] = child
         holder = child
-    if not leaf.isdigit():
-        _identifier(leaf)
+    _part(leaf)
     if isinstance(value, nn.Module):
         if leaf in holder._modules:
             raise Foreign(f"{path} is there twice")
@@ -271,6 +270,13 @@ def _load(value: Any, known: dict[str, fx.Node]) -> Any:
 def _identifier(name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise Foreign(f"the name {str(name)[:40]!r}")
+    return name
+
+
+def _part(name: str) -> str:
+    """A part of a dotted name: what torch quotes in its code must not end the quotes."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise Foreign(f"the name {name[:40]!r}")
     return name
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .container import is_saved
 from .errors import InputError, MissingPackage, ModelNotFound
 
 
@@ -29,8 +30,9 @@ def load_model(
     """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
 
     `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
-    `file.py:callable`. The callable is called without arguments and returns the model; one that
-    takes `num_classes`, as torchvision's and timm's do, gets `classes` where that is given.
+    `file.py:callable`, whose callable is called without arguments and returns the model, or a file
+    that `nhwc.save` wrote. A callable that takes `num_classes`, as torchvision's and timm's do,
+    gets `classes` where that is given.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
@@ -53,6 +55,10 @@ def load_model(
 
 def find_builder(name: str) -> Callable[..., object]:
     """Return the function of no arguments that builds the model called `name`."""
+    if is_saved(name):
+        from .files import load
+
+        return lambda: load(name)
     where, colon, what = name.rpartition(":")
     if not colon:
         return _bare_name(name)

@@ -8,7 +8,7 @@ from nhwc.kernels.activations import Activation
 from nhwc.kernels.spec import ConvSpec
 
 EPS = 2.0**-24
-SLACK = {"pointwise": 8, "direct": 8, "winograd2x2": 40, "winograd4x4": 400}
+SLACK = {"pointwise": 2.5, "direct": 2.5, "grouped": 2.5, "winograd2x2": 6, "winograd4x4": 100}
 """How far a result may be off, in units of rounding of the sum of the products' sizes."""
 
 ACTIVATIONS = {

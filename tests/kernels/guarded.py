@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import random
 import sys
+from dataclasses import replace
 
 import torch
 
@@ -71,6 +72,9 @@ def main():
             activation=choose.choice([Activation.RELU, Activation.GELU]),
             has_residual=choose.random() < 0.5,
         )
+        if r == 3 and choose.random() < 0.3:
+            wide = {"padding": (1, 1), "w": 16, "groups": 8}
+            spec = replace(spec, c=choose.choice([32, 64]), k=choose.choice([32, 64, 128]), **wide)
         if spec.out_h > 0 and spec.out_w > 0:
             run(spec, at_end=done % 2 == 0)
             done += 1

@@ -23,6 +23,12 @@ def test_kernels_stay_inside_their_buffers(isa):
     assert "all inside 60" in done.stdout
 
 
+def test_steps_stay_inside_their_buffers(isa):
+    done = python(["-m", "tests.kernels.guarded_steps"], "12")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "all inside" in done.stdout
+
+
 def test_the_guard_kills():
     code = "import torch; from tests.kernels.guarded import guarded; import ctypes\n"
     code += "t = guarded(torch.zeros(8), True); ctypes.string_at(t.data_ptr() + 32, 1)"

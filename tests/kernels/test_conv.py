@@ -47,6 +47,35 @@ def test_winograd(isa, spec):
     assert names == ["direct", "winograd4x4", "winograd2x2"]
 
 
+@many
+@given(data=st.data())
+def test_grouped(isa, data):
+    inputs, outputs = data.draw(st.sampled_from([(4, 4), (8, 8), (3, 16), (16, 32), (32, 16)]))
+    groups = data.draw(st.sampled_from([4, 8]))
+    stride = data.draw(st.sampled_from([1, 2]))
+    spec = ConvSpec(
+        n=data.draw(st.integers(1, 2)),
+        c=inputs * groups,
+        h=data.draw(st.integers(1, 9)),
+        w=data.draw(st.integers(13, 30)),
+        k=outputs * groups,
+        r=3,
+        s=3,
+        stride=(stride, stride),
+        padding=(1, 1),
+        groups=groups,
+        activation=data.draw(st.sampled_from(list(Activation))),
+        alpha=0.1,
+        has_residual=data.draw(st.booleans()),
+    )
+    case = Case(spec)
+    names = []
+    for name, y in run_all(case):
+        case.check(y, name)
+        names.append(name)
+    assert names == ["direct", "grouped"]
+
+
 # Shapes that reach every way of cutting the work: many blocks, few pixels, depth in parts.
 LARGE = [
     ConvSpec(1, 64, 30, 30, 96, 1, 1, activation=Activation.RELU),
@@ -167,6 +196,10 @@ def test_relu_lets_nan_through():
 
 
 def test_messages():
+    with pytest.raises(InputError, match="9 channels to 16 cannot be cut into 2 groups"):
+        ConvSpec(1, 9, 6, 6, 16, 3, 3, groups=2)
+    with pytest.raises(InputError, match="padding may be 0, the others not"):
+        ConvSpec(1, 8, 6, 6, 16, 3, 3, stride=(0, 1))
     spec = ConvSpec(1, 8, 6, 6, 16, 3, 3)
     kernel = conv2d_candidates(spec)[0]
     with pytest.raises(InputError, match=r"weight is \(16, 8, 1, 1\)"):

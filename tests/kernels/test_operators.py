@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nhwc import InputError
+from nhwc import InputError, kernels
 from nhwc.kernels import operators
 from nhwc.kernels.activations import Activation
 from nhwc.kernels.conv import conv2d_candidates
@@ -29,6 +29,7 @@ class Layer(nn.Module):
 
 @pytest.fixture(params=range(3))
 def layer(request):
+    kernels.register()
     case = Case(SPEC)
     kernel = conv2d_candidates(SPEC)[request.param]
     return Layer(kernel, kernel.pack(case.weight, case.bias)), case
@@ -87,7 +88,6 @@ def test_no_gradient(layer):
 
 def test_weights_of_another_machine(layer, monkeypatch):
     module, case = layer
-    operators.register()
     arguments = list(operators.op_arguments(module.kernel))
     arguments[1] = "neon" if arguments[1] != "neon" else "avx2"
     with pytest.raises(InputError, match="Pack them again here"):
@@ -106,3 +106,11 @@ def test_messages(layer, x, message):
     module, _ = layer
     with pytest.raises(InputError, match=message):
         module.kernel(x, module.packed)
+
+
+def test_prepare_reports_each_kernel():
+    seen = []
+    kernels.prepare(lambda name, done, total: seen.append((name, done, total)))
+    assert [done for _, done, _ in seen] == list(range(len(seen)))
+    assert {"direct", "tile", "walk", "winograd2x2", "winograd4x4"} <= {name for name, *_ in seen}
+    assert kernels.available()

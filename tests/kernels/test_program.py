@@ -147,6 +147,8 @@ def test_wrong_inputs():
         program(torch.zeros(1, 10, 9, 7))
     with pytest.raises(InputError, match="recorded for"):
         program(torch.zeros(2, 10, 9, 7, dtype=torch.float64))
+    with pytest.raises(InputError, match="input 0 requires a gradient"):
+        program(torch.zeros(2, 10, 9, 7, requires_grad=True))
 
 
 def test_a_chain_of_concatenations_is_one_buffer():

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     print(optimize_text(fast.report, MODEL, color=colors()))
 
     note("3. auditing the graph it became ...")
-    after = audit(fast.graph, x, convert=True, name=f"{MODEL}, optimized")
+    after = audit(fast.portable, x, convert=True, name=f"{MODEL}, optimized")
     print(audit_text(after, color=colors()))
 
     write_file(args.output, audit_html(before).encode())

@@ -15,11 +15,23 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .activations import Activation as Activation
+    from .builder import Builder as Builder
     from .conv import ConvKernel as ConvKernel
     from .conv import conv2d_candidates as conv2d_candidates
+    from .program import Program as Program
     from .spec import ConvSpec as ConvSpec
+    from .step_operators import register as register
 
-_HOMES = {"ConvKernel": "conv", "conv2d_candidates": "conv", "ConvSpec": "spec"}
+_HOMES = {
+    "Activation": "activations",
+    "Builder": "builder",
+    "ConvKernel": "conv",
+    "conv2d_candidates": "conv",
+    "ConvSpec": "spec",
+    "Program": "program",
+    "register": "step_operators",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -59,8 +71,8 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
     from . import conv, operators, tape, threads
 
     operators.register()
-    kernels = {k for name in conv.NAMES for k in conv.kernels_of(name)}
-    ordered = sorted({*kernels, tape.WALK, threads.ENTRY}, key=lambda kernel: kernel.name)
+    kernels = (*conv.all_kernels(), tape.WALK, threads.ENTRY)
+    ordered = sorted(kernels, key=lambda kernel: kernel.name)
     for done, kernel in enumerate(ordered):
         if progress:
             progress(kernel.name, done, len(ordered))

@@ -38,6 +38,16 @@ class Kernel:
         return address_of(self, isas.host())
 
 
+def _after_fork() -> None:
+    # A child has none of the threads that may have held the lock when it was forked.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @cache
 def _loaded() -> dict[tuple[str, str], tuple[int, Any]]:
     return {}

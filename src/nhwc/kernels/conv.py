@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..formats import Format, strides_of, to_format
-from . import direct, winograd
+from . import direct, grouped, winograd
 from . import isa as isas
 from .compiler import Kernel
 from .invoke import Call
@@ -20,8 +20,6 @@ from .spec import ConvSpec
 from .steps import Step, View, view_of
 from .tiles import WINOGRAD2, WINOGRAD4
 from .transforms import F2, F4
-
-NAMES = ("pointwise", "direct", "winograd4x4", "winograd2x2")
 
 
 @dataclass(frozen=True)
@@ -63,32 +61,31 @@ class _Method:
     pack: Callable[[ConvSpec, Tensor, Tensor | None], Tensor]
     steps: Callable[[ConvSpec, View, View, Tensor | View, View | None], tuple[Step, ...]]
     floats: Callable[[ConvSpec], int]
-    kernels: tuple[Kernel, ...]
 
 
 def _method(name: str) -> _Method:
     if name in ("pointwise", "direct"):
-        floats = direct.packed_floats
-        return _Method(direct.pack_direct, direct.direct_steps, floats, (direct.DIRECT, TILE))
-    for t, kernel in ((F2, WINOGRAD2), (F4, WINOGRAD4)):
-        if name == kernel.name:
-            return _Method(
-                partial(winograd.pack_winograd, t),
-                partial(winograd.winograd_steps, t),
-                partial(winograd.packed_floats, t),
-                (kernel, TILE),
-            )
-    raise InputError(f"no convolution kernel is called {name!r}.")
+        return _Method(direct.pack_direct, direct.direct_steps, direct.packed_floats)
+    if name == "grouped":
+        return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
+    t = F4 if name == WINOGRAD4.name else F2
+    return _Method(
+        partial(winograd.pack_winograd, t),
+        partial(winograd.winograd_steps, t),
+        partial(winograd.packed_floats, t),
+    )
 
 
 def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
-    """The kernels that can compute `spec`, the exact one first.
+    """The kernels that can compute `spec`, the exact ones first.
 
     >>> [k.name for k in conv2d_candidates(ConvSpec(1, 64, 56, 56, 64, 3, 3, padding=(1, 1)))]
     ['direct', 'winograd4x4', 'winograd2x2']
     """
     pointwise = spec.r == spec.s == 1
     found = [ConvKernel("pointwise" if pointwise else "direct", True, spec)]
+    if grouped.serves(spec):
+        found.append(ConvKernel("grouped", True, spec))
     if winograd.serves(spec):
         found += [ConvKernel(name, False, spec) for name in ("winograd4x4", "winograd2x2")]
     return tuple(found)
@@ -102,9 +99,10 @@ def kernel_for(name: str, spec: ConvSpec) -> ConvKernel:
     raise InputError(f"kernel {name!r} does not serve {spec}.")
 
 
-def kernels_of(name: str) -> tuple[Kernel, ...]:
-    """What must be compiled before a convolution kernel of this name can run."""
-    return _method(name).kernels
+def all_kernels() -> tuple[Kernel, ...]:
+    """All that any convolution here may need compiled."""
+    narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
+    return (direct.DIRECT, TILE, WINOGRAD2, WINOGRAD4, *narrow_and_wide)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:

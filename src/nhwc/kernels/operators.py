@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -48,33 +48,6 @@ def op_arguments(kernel: ConvKernel) -> tuple[Any, ...]:
     )
 
 
-def _spec(x: Tensor, residual: Tensor | None, settings: tuple[Any, ...]) -> ConvSpec:
-    k, r, s, stride, padding, dilation, groups, activation, alpha = settings
-    if x.ndim != 4:
-        raise InputError(f"the input has {x.ndim} dimensions; nhwc::conv2d needs 4 (N, C, H, W).")
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise InputError(f"the input is {x.dtype}; nhwc::conv2d computes in float32. Convert it.")
-    try:
-        chosen = Activation[activation.upper()]
-    except KeyError:
-        known = ", ".join(a.name.lower() for a in Activation)
-        raise InputError(f"activation {activation!r} is not known. Known: {known}.") from None
-    n, c, h, w = x.shape
-    spec = ConvSpec(
-        *(n, c, h, w, k, r, s),
-        stride=(stride[0], stride[1]),
-        padding=(padding[0], padding[1]),
-        dilation=(dilation[0], dilation[1]),
-        groups=groups,
-        activation=chosen,
-        alpha=alpha,
-        has_residual=residual is not None,
-    )
-    if spec.out_h < 1 or spec.out_w < 1:
-        raise InputError(f"an image of {spec.h}x{spec.w} is smaller than the {r}x{s} filter.")
-    return spec
-
-
 def _conv2d(
     x: Tensor, packed: Tensor, residual: Tensor | None, kernel: str, isa: str, *settings: Any
 ) -> Tensor:
@@ -83,8 +56,39 @@ def _conv2d(
             f"the weights were packed for {isa}; this process computes with {isas.host().name}. "
             "Pack them again here."
         )
-    chosen = kernel_for(kernel, _spec(x, residual, settings))
-    return compute(chosen, x, packed, residual)
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise InputError(f"the input is {x.dtype}; nhwc::conv2d computes in float32. Convert it.")
+    plain = tuple(tuple(s) if isinstance(s, list) else s for s in settings)
+    return compute(
+        _kernel(kernel, tuple(x.shape), plain, residual is not None), x, packed, residual
+    )
+
+
+@lru_cache(maxsize=4096)
+def _kernel(
+    name: str, shape: tuple[int, ...], settings: tuple[Any, ...], has_residual: bool
+) -> ConvKernel:
+    """The kernel that the arguments of the operator name; cached, as every call asks again."""
+    k, r, s, stride, padding, dilation, groups, activation, alpha = settings
+    if len(shape) != 4:
+        raise InputError(f"the input has {len(shape)} dimensions; nhwc::conv2d needs N, C, H, W.")
+    if activation.upper() not in Activation.__members__:
+        known = ", ".join(a.name.lower() for a in Activation)
+        raise InputError(f"activation {activation!r} is not known. Known: {known}.")
+    n, c, h, w = shape
+    spec = ConvSpec(
+        *(n, c, h, w, k, r, s),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        activation=Activation[activation.upper()],
+        alpha=alpha,
+        has_residual=has_residual,
+    )
+    if spec.out_h < 1 or spec.out_w < 1:
+        raise InputError(f"an image of {spec.h}x{spec.w} is smaller than the {r}x{s} filter.")
+    return kernel_for(name, spec)
 
 
 def _conv2d_autograd(x: Tensor, packed: Tensor, residual: Tensor | None, *rest: Any) -> Tensor:

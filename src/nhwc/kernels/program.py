@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..formats import Format, strides_of
-from . import tape
+from . import tape, threads
 from .arena import LINE, Lifetime, place
 from .copies import INPUT_ARGUMENTS, input_step
 from .steps import Scratch, Step, View, bind, view_of
@@ -49,16 +49,20 @@ class Program:
         self.barriers = _barriers(self.steps)
         self._phases = _phases(self.barriers)
         self._idle: dict[int, deque[_Memory]] = {}
+        # Compiled here, so that no call has to wait for it.
+        for kernel in {step.kernel.name: step.kernel for step in self.steps}.values():
+            _ = kernel.address
+        _ = tape.WALK.address, threads.ENTRY.address
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         self._check(inputs)
-        threads = torch.get_num_threads()
+        count = torch.get_num_threads()
         # deque's append and pop are atomic, so no lock is held, and none survives a fork.
-        idle = self._idle.setdefault(threads, deque())
+        idle = self._idle.setdefault(count, deque())
         try:
             memory = idle.pop()
         except IndexError:
-            memory = _Memory(self, threads)
+            memory = _Memory(self, count)
         try:
             return memory.run(inputs)
         finally:
@@ -78,6 +82,11 @@ class Program:
                 raise InputError(
                     f"input {number} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
                     f"the program was recorded for {view.shape} torch.float32 on cpu."
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InputError(
+                    f"input {number} requires a gradient, and a program has none. Call it under "
+                    "torch.inference_mode(), or train the model it was made from."
                 )
 
     def _place(self, threads: int) -> tuple[dict[object, int], int]:
@@ -146,7 +155,7 @@ class _Memory:
         results = [output.empty() for output in self._outputs]
         for output, tensor in zip(self._outputs, results, strict=True):
             self._point(output.view, tensor.data_ptr())
-        tape.run(ctypes.addressof(self._tape), self._count)
+        tape.run(ctypes.addressof(self._tape), self._count, self._threads)
         return results
 
     def _point(self, view: View, address: int) -> None:

@@ -38,13 +38,24 @@ pixel i alone.
 def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
     """Pack what some pixels see as [segment][chunk][pixel][width]; `which`: first, and how many."""
     first, rows = which
+    # One division per tile, not several per pixel: those would cost more than a small window.
+    line = first // a.out_w
+    image, row, column = e.variable(0), e.variable(0), e.variable(0)
+    image.value, row.value, column.value = line // a.out_h, line % a.out_h, first % a.out_w
     with e.range(0, rows) as i:
         here = into + i * e.width
+        place = (image.value, row.value, column.value)
         e.branch(
             a.flat != 0,
             lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.c, rows),
-            lambda: _windows(e, a, x, (first + i, rows), here),
+            lambda: _windows(e, a, x, (rows, place), here),
         )
+        following = place[2] + 1
+        next_row = place[1] + e.select(following == a.out_w, e.i64(1), e.i64(0))
+        next_image = place[0] + e.select(next_row == a.out_h, e.i64(1), e.i64(0))
+        column.value = e.select(following == a.out_w, e.i64(0), following)
+        row.value = e.select(next_row == a.out_h, e.i64(0), next_row)
+        image.value = next_image
 
 
 def emit_segment_floats(e: Emitter, a: Args) -> Value:
@@ -67,28 +78,62 @@ def _clear(e: Emitter, to: Value, count: Value, rows: Value) -> None:
         e.store(e.vector(0.0), to + i * rows)
 
 
-def _windows(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], here: Value) -> None:
-    pixel, rows = which
-    top = pixel // a.out_w % a.out_h * a.stride_h - a.pad_h
-    left = pixel % a.out_w * a.stride_w - a.pad_w
-    image = x + pixel // (a.out_w * a.out_h) * a.h * a.w * a.x_pixel
-    run_floats = (a.run * a.c + (e.width - 1)) // e.width * e.width
+def _windows(
+    e: Emitter,
+    a: Args,
+    x: Value,
+    which: tuple[Value, tuple[Value, Value, Value]],
+    here: Value,
+) -> None:
+    rows, (number, out_row, out_column) = which
+    top = out_row * a.stride_h - a.pad_h
+    left = out_column * a.stride_w - a.pad_w
+    image = x + number * a.h * a.w * a.x_pixel
+    source = image + (top * a.w + left) * a.x_pixel
+    bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
+    inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
+    e.branch(
+        inside,
+        lambda: _whole_window(e, a, source, rows, here),
+        lambda: _edge_window(e, a, source, (rows, top, left), here),
+    )
+
+
+def _run_floats(e: Emitter, a: Args) -> Value:
+    floats: Value = (a.run * a.c + (e.width - 1)) // e.width * e.width
+    return floats
+
+
+def _whole_window(e: Emitter, a: Args, source: Value, rows: Value, here: Value) -> None:
+    """Copy a window that lies within the image: most do, and few channels make short runs."""
+    count = a.run * a.c
+    whole = count // e.width * e.width
+    mask, step = e.lanes(count - whole), _run_floats(e, a) * rows
+    place = e.variable(here)
+    with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+        run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+        to = place.value
+        with e.range(0, whole, e.width) as n:
+            e.store(e.load(run + n), to + n * rows)
+        with e.when(whole < count):
+            e.store(e.load(run + whole, mask), to + whole * rows)
+        place.value = to + step
+
+
+def _edge_window(
+    e: Emitter, a: Args, source: Value, which: tuple[Value, Value, Value], here: Value
+) -> None:
+    rows, top, left = which
+    step = _run_floats(e, a) * rows
     place = e.variable(here)
     with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
         row, column = top + i * a.dilation_h, left + j * a.dilation_w
-        source = image + (row * a.w + column) * a.x_pixel
+        run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
         to = place.value
-        inside = (row >= 0) & (row < a.h)
         begin = e.min(a.run, e.max(-column, e.i64(0)))
-        end = e.select(inside, e.max(begin, e.min(a.run, a.w - column)), begin)
-        complete = end - begin == a.run
-        part = (source, to, begin, end)
-        e.branch(
-            complete,
-            lambda: _copy(e, source, to, a.run * a.c, rows),
-            lambda: _copy_part(e, a, part, rows),
-        )
-        place.value = to + run_floats * rows
+        end = e.max(begin, e.min(a.run, a.w - column))
+        _copy_part(e, a, (run, to, begin, e.select((row >= 0) & (row < a.h), end, begin)), rows)
+        place.value = to + step
 
 
 def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], rows: Value) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import InputError
 from .activations import Activation
 
 Pair = tuple[int, int]
@@ -35,6 +36,18 @@ class ConvSpec:
     alpha: float = 0.01
     has_residual: bool = False
     has_bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.c % self.groups or self.k % self.groups:
+            raise InputError(
+                f"{self.c} channels to {self.k} cannot be cut into {self.groups} groups. "
+                "Both must be multiples of the number of groups."
+            )
+        if min(self.r, self.s, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
+            raise InputError(
+                f"a filter of {self.r}x{self.s} with stride {self.stride}, padding {self.padding}, "
+                f"dilation {self.dilation} is no convolution: padding may be 0, the others not."
+            )
 
     @property
     def out_h(self) -> int:

@@ -63,6 +63,12 @@ class Emitter:
         lanes = ir.Constant(ir.VectorType(WORD, self.width), [0] * self.width)
         return self.builder.shuffle_vector(first, undefined, lanes)
 
+    def shuffle(self, vector: Value, lanes: Sequence[int]) -> Value:
+        """The lanes of `vector` with these numbers, which are known while Python runs."""
+        numbers = ir.Constant(ir.VectorType(WORD, len(lanes)), list(lanes))
+        chosen = self.builder.shuffle_vector(vector.llvm, vector.llvm, numbers)
+        return Value(self, chosen)
+
     def float_of_bits(self, number: Value) -> Value:
         """The float32 whose bits are the low half of an int64: how floats travel in arguments."""
         low = self.builder.trunc(number.llvm, WORD)

@@ -84,3 +84,17 @@ def _cloned(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_cloned, value))
     return type(value)(map(_cloned, value)) if isinstance(value, (list, tuple)) else value
+
+
+def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """`program` as one CUDA graph where all its inputs are on a GPU; otherwise as it is.
+
+    What a graph cannot hold (a kernel that waits for the host) leaves the program as it was.
+    """
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if not tensors or not all(x.is_cuda for x in tensors):
+        return program
+    try:
+        return Captured(program, inputs)
+    except RuntimeError:
+        return program

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .._audit import KINDS, Audit
+from .._audit import Audit
+from ..findings import KINDS
 from .page import page
 
 

@@ -1,0 +1,144 @@
+"""Findings: the calls that lost or converted a format, grouped by the line that caused them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from .capture import Call, Site
+from .effects import MIXING, Effect, Outcome, short_name
+from .formats import CHANNELS_LAST_OF, Format, format_of
+from .remedies import remedy
+from .running import some
+
+KINDS = {
+    "lost": "loses channels last",
+    "misread": "takes an ambiguous tensor for contiguous",
+    "converted": "is asked to convert to contiguous",
+    "copies": "copies between formats inside its kernel",
+    "unconverted": "was never converted to channels last",
+}
+"""What a finding can be about, in words that follow the operator's name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place in the user's code that loses or converts the format, however often it runs."""
+
+    kind: str
+    operator: str
+    site: Site
+    calls: tuple[int, ...]
+    payers: tuple[int, ...]
+    """Later calls that converted back what these calls had lost."""
+    cost_s: float
+    share: float
+    """`cost_s` as a share of one run."""
+    copied_bytes: int
+    remedy: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "place": self.site.place}
+
+
+def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Finding]:
+    payers: dict[int, list[int]] = {}
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if outcome.origin is not None and outcome.effect is Effect.RESTORES:
+            payers.setdefault(outcome.origin, []).append(call.index)
+    groups: dict[tuple[str, str, str, int], list[int]] = {}
+    for call, outcome in zip(calls, outcomes, strict=True):
+        kind = _kind(call, outcome)
+        if kind is not None:
+            key = (kind, call.operator, call.site.file, call.site.line)
+            groups.setdefault(key, []).append(call.index)
+    found = []
+    for (kind, operator, _, _), members in groups.items():
+        paid = [index for member in members for index in payers.get(member, ())]
+        found.append(_finding(kind, operator, members, paid, calls, outcomes, run_s))
+    return found
+
+
+def _kind(call: Call, outcome: Outcome) -> str | None:
+    if outcome.effect is Effect.LOSES:
+        return "lost"
+    if outcome.effect is Effect.MISREADS:
+        return "misread"
+    if outcome.effect is Effect.CONVERTS:
+        return "converted"
+    # A restoring call's copy is charged to whoever lost the format; a copy in one that keeps it
+    # has no other culprit than the kernel.
+    if short_name(call.operator) in MIXING:
+        return None
+    own = {i.shape for i in call.inputs if i.source is None}
+    inside = any(copy.shape not in own for copy in call.copies)
+    return "copies" if inside and outcome.effect is Effect.KEEPS else None
+
+
+def _finding(
+    kind: str,
+    operator: str,
+    members: list[int],
+    paid: list[int],
+    calls: list[Call],
+    outcomes: list[Outcome],
+    run_s: float,
+) -> Finding:
+    involved = [calls[i] for i in (*members, *paid)]
+    cost = sum(call.copy_seconds for call in involved)
+    first = members[0]
+    return Finding(
+        kind=kind,
+        operator=operator,
+        site=calls[first].site,
+        calls=tuple(members),
+        payers=tuple(paid),
+        cost_s=cost,
+        share=cost / run_s,
+        copied_bytes=sum(call.copied_bytes for call in involved),
+        remedy=remedy(calls[first], outcomes[first].effect),
+    )
+
+
+def unconverted(
+    model: nn.Module, inputs: Any, calls: list[Call], outcomes: list[Outcome], run_s: float
+) -> list[Finding]:
+    """What the model's owner forgot to convert: weights, or the input."""
+    found = []
+    weights = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _ConvNd)
+        and module.weight.ndim in CHANNELS_LAST_OF
+        and format_of(module.weight) is Format.CONTIGUOUS
+    ]
+    if weights:
+        found.append(
+            Finding(
+                kind="unconverted",
+                operator="weight",
+                site=Site(weights[0], "", "", 0, ""),
+                calls=(),
+                payers=(),
+                cost_s=0.0,
+                share=0.0,
+                copied_bytes=0,
+                remedy=f"{len(weights)} convolution weights are contiguous ({some(weights)}). "
+                "Call nhwc.convert_(model) once after loading.",
+            )
+        )
+    paying = [
+        call.index
+        for call, outcome in zip(calls, outcomes, strict=True)
+        if outcome.effect is Effect.RESTORES and any(i.source == -1 for i in call.inputs)
+    ]
+    if paying:
+        found.append(_finding("unconverted", "input", paying[:1], [], calls, outcomes, run_s))
+    return found
+
+
+def is_note(finding: Finding) -> bool:
+    return finding.kind not in ("lost", "misread")

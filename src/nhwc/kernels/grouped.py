@@ -1,0 +1,166 @@
+"""Grouped 3x3 convolution: a few neighbouring outputs in registers, a vector of channels each.
+
+A matrix product per group would leave most lanes of a vector idle where groups are narrow. Here the
+lanes are output channels of one or several groups side by side. What they are multiplied by is, for
+narrow groups, a vector of input pixels shuffled within its groups, and for wide ones a broadcast;
+either serves the three outputs that see the pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from . import isa as isas
+from .compiler import Args, Kernel
+from .loops import finish
+from .spec import ConvSpec
+from .steps import Step, View, step
+from .values import Value, Variable
+from .vectors import Emitter
+from .weights import after, pack_bias
+
+_FIELDS = (
+    *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
+    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs"),
+)
+_TILE = 7
+"""Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
+NARROW = (4, 8)
+"""Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, stride: int) -> None:
+    rows = a.n * a.ho
+    begin, end = e.share(rows * a.vectors, thread, threads)
+    with e.range(begin, end) as piece:
+        vector, row = piece // rows, piece % rows
+        channel = vector * e.width
+        top = row % a.ho * stride - 1
+        source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
+        first = source + (channel if narrow else channel // a.outputs * a.inputs)
+        weights = a.weights.floats() + vector * 9 * a.inputs * e.width
+        valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
+        with e.range(0, a.wo, _TILE) as wanted:
+            # The last tile moves left to end with the row, and computes some outputs again.
+            left = e.min(wanted, a.wo - _TILE)
+            sums = [e.variable(0.0) for _ in range(_TILE)]
+            for one in sums:
+                one.value = e.load(a.bias.floats() + channel)
+            with e.range(*valid) as i:
+                line = first + i * a.w * a.xpixel
+                filters = weights + i * 3 * a.inputs * e.width
+                columns = _Columns(e, a, line, left * stride - 1, stride)
+                if narrow:
+                    for j in range(narrow):
+                        lanes = [lane // narrow * narrow + j for lane in range(e.width)]
+                        values = (e.shuffle(columns.vector(n), lanes) for n in columns.numbers)
+                        _add(e, sums, values, filters + j * 3 * e.width, stride)
+                else:
+                    with e.range(0, a.inputs) as channel_in:
+                        values = (columns.broadcast(n, channel_in) for n in columns.numbers)
+                        _add(e, sums, values, filters + channel_in * 3 * e.width, stride)
+            finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, None))
+
+
+class _Columns:
+    """The pixels of one input row that a tile sees; the outermost may lie in the padding."""
+
+    def __init__(self, e: Emitter, a: Args, line: Value, left: Value, stride: int) -> None:
+        self.numbers = range((_TILE - 1) * stride + 3)
+        self._e = e
+        self._inside = {n: (left + n >= 0) & (left + n < a.w) for n in (0, self.numbers[-1])}
+        bounded = {n: e.max(e.i64(0), e.min(left + n, a.w - 1)) for n in self._inside}
+        self._at = [line + bounded.get(n, left + n) * a.xpixel for n in self.numbers]
+
+    def vector(self, number: int) -> Value:
+        return self._padded(number, self._e.load(self._at[number]))
+
+    def broadcast(self, number: int, channel: Value) -> Value:
+        scalar = self._e.read(self._at[number] + channel)
+        return self._padded(number, self._e.broadcast(scalar))
+
+    def _padded(self, number: int, value: Value) -> Value:
+        inside = self._inside.get(number)
+        return value if inside is None else self._e.select(inside, value, self._e.vector(0.0))
+
+
+def _add(
+    e: Emitter, sums: list[Variable], values: Iterator[Value], filters: Value, stride: int
+) -> None:
+    """Add what each column contributes to the up to three outputs that see it."""
+    taps = [e.load(filters + s * e.width) for s in range(3)]
+    for number, value in enumerate(values):
+        for t, one in enumerate(sums):
+            if 0 <= number - t * stride < 3:
+                one.value = e.fma(value, taps[number - t * stride], one.value)
+
+
+@cache
+def grouped_kernel(narrow: int, stride: int) -> Kernel:
+    """The kernel for groups of `narrow` channels, or for groups of whole vectors if 0."""
+    emit = partial(_emit, narrow=narrow, stride=stride)
+    return Kernel(f"grouped{narrow or ''}s{stride}", _FIELDS, emit)
+
+
+def serves(spec: ConvSpec) -> bool:
+    """Whether this kernel can compute `spec`."""
+    filter = (spec.r, spec.s, spec.padding, spec.dilation) == (3, 3, (1, 1), (1, 1))
+    stride = spec.stride in ((1, 1), (2, 2))
+    wide = spec.out_w >= _TILE and spec.k % isas.host().width == 0
+    return filter and stride and wide and spec.groups > 1 and _narrow(spec) is not None
+
+
+def _narrow(spec: ConvSpec) -> int | None:
+    inputs, outputs, width = spec.c // spec.groups, spec.k // spec.groups, isas.host().width
+    if outputs % width == 0:
+        return 0
+    return inputs if inputs == outputs and inputs in NARROW and width % inputs == 0 else None
+
+
+def kernel_of(spec: ConvSpec) -> Kernel:
+    return grouped_kernel(_narrow(spec) or 0, spec.stride[0])
+
+
+def pack_grouped(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[vector of outputs][row][input][column][output], then the bias."""
+    isa = isas.host()
+    lanes = weight.detach().float().reshape(spec.k // isa.width, isa.width, -1, 3, 3)
+    return torch.cat((lanes.permute(0, 3, 2, 4, 1).flatten(), pack_bias(bias, spec.k, 1, isa)))
+
+
+def packed_floats(spec: ConvSpec) -> int:
+    """How many numbers `pack_grouped` returns."""
+    return spec.k * (spec.depth + 1)
+
+
+def grouped_steps(
+    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
+) -> tuple[Step, ...]:
+    """The convolution as one step."""
+    return (
+        step(
+            kernel_of(spec),
+            x=x,
+            y=y,
+            weights=packed,
+            bias=after(packed, spec.k * spec.depth),
+            residual=residual,
+            xpixel=x.pixel,
+            ypixel=y.pixel,
+            rpixel=residual.pixel if residual else 0,
+            code=int(spec.activation),
+            slope=float(spec.alpha),
+            n=spec.n,
+            h=spec.h,
+            w=spec.w,
+            ho=spec.out_h,
+            wo=spec.out_w,
+            vectors=spec.k // isas.host().width,
+            inputs=spec.c // spec.groups,
+            outputs=spec.k // spec.groups,
+        ),
+    )

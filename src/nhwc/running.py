@@ -1,0 +1,145 @@
+"""One run of a model for an audit: checked first, on copies of its inputs, as it was written."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .capture import is_users
+from .errors import InputError, ModelFailed, NhwcError
+from .formats import CHANNELS_LAST_OF, to_format
+from .ready import check_devices, check_initialized, some
+
+
+class Run:
+    """One run of the model on fresh copies of its inputs: in-place operators may write to them."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Any, kwargs: Any, *, convert: bool, backward: bool
+    ) -> None:
+        self.model = model
+        self.arguments = (inputs, kwargs)
+        self.format = convert
+        self.backward = backward
+
+    def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
+        args, kwargs = tree_map(self._fresh, self.arguments)
+        with torch.set_grad_enabled(self.backward), recorder or contextlib.nullcontext():
+            result = self.model(*args, **kwargs)
+            if self.backward:
+                _backward(result)
+
+    def _fresh(self, leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if self.format and leaf.ndim in CHANNELS_LAST_OF and leaf.layout is torch.strided:
+            marked = to_format(leaf.detach(), CHANNELS_LAST_OF[leaf.ndim])
+            fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
+        else:
+            fresh = copy.deepcopy(leaf.detach())
+        return fresh.requires_grad_(leaf.requires_grad)
+
+
+def _backward(result: object) -> None:
+    leaves = [t for t in tensors_in(_fields(result)) if t.requires_grad]
+    if not leaves:
+        raise InputError(
+            "no output of the model requires a gradient, so backward=True has nothing to run. "
+            "Unfreeze a parameter, or audit without backward."
+        )
+    torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
+
+
+def tensors_in(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _fields(result: object) -> object:
+    """Outputs that pytree does not open: dataclasses and dict-like objects."""
+    if isinstance(result, Mapping):
+        return dict(result)
+    return vars(result) if hasattr(result, "__dataclass_fields__") else result
+
+
+def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
+            "Call audit(model, input)."
+        )
+    check_initialized(model)
+    tensors = tensors_in((inputs, kwargs))
+    if not tensors:
+        raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
+    if not any(t.ndim in CHANNELS_LAST_OF for t in tensors):
+        shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors)
+        raise InputError(
+            f"input {shapes} has {tensors[0].ndim} dimensions; a vision model needs 4 "
+            "(N, C, H, W) or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
+        )
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
+        if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
+            raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
+    check_devices(model, tensors)
+
+
+@contextlib.contextmanager
+def as_written(model: nn.Module) -> Iterator[list[str]]:
+    """Run compiled parts as the Python they were compiled from; yield what stays unseen."""
+    unseen = []
+    modules = dict(model.named_modules())
+    compiled = [n for n, m in modules.items() if _is_compiled(m)]
+    scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
+    if compiled:
+        unseen.append(
+            f"{some(compiled)} compiled by torch.compile ran as plain Python here; "
+            "what the compiler makes of it is not visible"
+        )
+    if scripted:
+        unseen.append(
+            f"{some(scripted)} in TorchScript: operators are seen one by one, without source lines"
+        )
+    if any(p.device.type == "cpu" for p in model.parameters()):
+        unseen.append("reorders inside oneDNN's own kernels (of weights, for instance)")
+    with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+        yield unseen
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def guarded(go: Any, model: nn.Module) -> None:
+    try:
+        go()
+    except NhwcError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        advice = "Check the input's shape and type, and that the model runs by itself."
+        if "view size is not compatible" in text:
+            advice = "Channels-last memory has no such view: write .reshape or .flatten there."
+        raise ModelFailed(
+            f"{type(model).__name__} raised {type(error).__name__} on this input"
+            f"{_where(error)}: {text}. {advice}"
+        ) from error
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of the traceback that is neither torch's nor ours."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def some(names: list[str]) -> str:
+    shown = ", ".join(name or "the model" for name in names[:2])
+    return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")
