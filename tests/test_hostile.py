@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import random
+import sys
 from typing import Any
 
 import numpy
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import nhwc
-from nhwc import NhwcError
-from nhwc.graph import graphs
+from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
 from .hostile import CASES, Case, Own, Raising, block, image
@@ -115,6 +114,10 @@ def same(found: Any, expected: Any, path: str = "answer") -> None:
         assert found == expected, path
 
 
+def one_sentence(error: BaseException) -> bool:
+    return "\n" not in str(error) and len(str(error)) < 400
+
+
 def audit(model: nn.Module, case: Case) -> None:
     return nhwc.audit(model, *case.inputs(), kwargs=case.kwargs()).to_dict() and None
 
@@ -166,19 +169,114 @@ def test_right_or_refused(name: str, verb: Any):
     case = CASES[name]
     model = build(case)
     before, around = portrait(model), surroundings()
-    words = case.refused.get(verb.__name__.split("_")[0])
-    try:
+    first, _, then = verb.__name__.partition("_")
+    words = case.refused.get(first) or (case.refused.get("optimize") if then else None)
+    made = None
+    if words is None:
         made = verb(model, case)
-        assert words is None, "this should have been refused"
-    except NhwcError as error:
-        made = None
-        assert words is not None, error
-        assert words in str(error)
-        assert "\n" not in str(error)
-        assert len(str(error)) < 400
+    else:
+        with pytest.raises(NhwcError, match=words) as refusal:
+            verb(model, case)
+        assert one_sentence(refusal.value)
     assert surroundings() == around
     after = portrait(model)
     assert {k: v for k, v in after.items() if v != before.get(k)} == {}
     assert set(after) == set(before)
     if made is not None:
         same(answers(made, case), answers(build(case), case))
+
+
+@pytest.mark.parametrize("verb", [nhwc.audit, nhwc.optimize], ids=["audit", "optimize"])
+@pytest.mark.parametrize(
+    "error",
+    [Own(3, "and more"), KeyError("k"), StopIteration(), AssertionError(), ValueError("x" * 9000)],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_model_raises_is_said_in_a_sentence(verb: Any, error: Exception):
+    model = Raising(error).eval()
+    before, around = portrait(model), surroundings()
+    with pytest.raises(ModelFailed, match=type(error).__name__) as refusal:
+        verb(model, image())
+    assert one_sentence(refusal.value)
+    assert refusal.value.__cause__ is error
+    assert (portrait(model), surroundings()) == (before, around)
+
+
+@pytest.mark.parametrize("verb", [nhwc.audit, nhwc.optimize], ids=["audit", "optimize"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=["interrupt", "exit"])
+def test_who_stops_the_program_is_not_held_up(verb: Any, error: BaseException):
+    model = Raising(error).eval()
+    before, around = portrait(model), surroundings()
+    with pytest.raises(type(error)):
+        verb(model, image())
+    assert (portrait(model), surroundings()) == (before, around)
+
+
+def test_training_mode():
+    model = randomize_batchnorm_(nn.Sequential(block(), block(4, 4)))
+    model[1].eval()
+    before = portrait(model)
+    nhwc.audit(model, image())
+    nhwc.audit(model, image(), backward=True)
+    (folded,), (left,) = nhwc.fuse(model).report.applied, nhwc.fuse(model).report.skipped
+    assert folded.where == "1.1"
+    assert "training mode" in left.reason
+    with pytest.raises(InputError, match=r"training mode.*model\.eval\(\)") as refusal:
+        nhwc.optimize(model, image())
+    assert one_sentence(refusal.value)
+    assert portrait(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:gradients are wanted")
+def test_a_custom_autograd_function_does_not_crash_the_tracer():
+    class Halve(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x / 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    class Halving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Halve.apply(self.block(x))
+
+    case = Case(Halving)
+    model = build(case)
+    same(answers(nhwc.fuse(model), case), answers(model, case))
+    same(answers(force(model, image()), case), answers(model, case))
+
+
+def test_example_inputs_are_not_written_to():
+    model, x = nn.Sequential(nn.ReLU(inplace=True), block()).eval(), image()
+    before = x.clone()
+    nhwc.optimize(model, x, also=[x[:1]])
+    nhwc.audit(model, x)
+    assert torch.equal(x, before)
+
+
+def rss() -> int:
+    import os
+    from pathlib import Path
+
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_two_hundred_calls_leak_nothing():
+    model = randomize_batchnorm_(nn.Sequential(block(3, 32), block(32, 32))).eval()
+    x = image(4, 3, 96, 96)
+    fast = force(model, x)
+    with torch.inference_mode():
+        for _ in range(20):
+            fast(x)
+        before = rss()
+        for _ in range(200):
+            fast(x)
+    # One output left behind by each call would be over 900 MB.
+    assert rss() - before < 32e6

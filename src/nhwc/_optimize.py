@@ -267,9 +267,10 @@ def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         with preserved(model):
             model(*_own(inputs))
     except Exception as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "
-            f"{', '.join(describe(inputs))}: {error}. Check the example inputs."
+            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
         ) from error
 
 

@@ -115,15 +115,15 @@ def _remember_contents(value: Any) -> _Restore:
             value[:] = kept
         elif not _same(value, kept):
             value.clear()
-            value.update(kept)
+            value.update(kept)  # type: ignore[arg-type]
 
     return restore
 
 
-def _same(value: dict | set, kept: dict | set) -> bool:
+def _same(value: dict | set, kept: object) -> bool:
     if isinstance(value, dict) and isinstance(kept, dict):
         return list(value) == list(kept) and all(value[key] is kept[key] for key in kept)
-    return {id(item) for item in value} == {id(item) for item in kept}
+    return value == kept
 
 
 def _nothing() -> None:

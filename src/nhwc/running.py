@@ -138,8 +138,3 @@ def _where(error: Exception) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def some(names: list[str]) -> str:
-    shown = ", ".join(name or "the model" for name in names[:2])
-    return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")

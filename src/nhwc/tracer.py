@@ -190,7 +190,8 @@ class State:
             else:
                 vars(self.module)[key] = old
         # A buffer that was assigned to holds a traced value now.
-        for held in (self.module._parameters, self.module._buffers):
+        for slots in (self.module._parameters, self.module._buffers):
+            held: dict[str, Any] = slots  # type: ignore[assignment]
             for key in held:
                 held[key] = self.slots.get(key)
         for buffer, version, before in self.data:
