@@ -383,7 +383,7 @@ CASES: dict[str, Case] = {
     "compiled in place": Case(compiled_in_place),
     "partly compiled": Case(partly_compiled),
     "quantized": Case(quantized),
-    "on the meta device": Case(on_meta, lambda: (image(),), META),
+    "on the meta device": Case(on_meta, lambda: (image().to("meta"),), META),
     "frozen": Case(frozen),
     "with gradients": Case(with_gradients),
     "checkpointed": Case(lambda: Checkpointed(False)),

@@ -115,7 +115,7 @@ def same(found: Any, expected: Any, path: str = "answer") -> None:
 
 
 def one_sentence(error: BaseException) -> bool:
-    return "\n" not in str(error) and len(str(error)) < 400
+    return "\n" not in str(error) and len(str(error)) < 500
 
 
 def audit(model: nn.Module, case: Case) -> None:

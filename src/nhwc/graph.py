@@ -170,6 +170,7 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
             args.append(graph.placeholder(p.name, default_value=p.default))
     if star is not None or double is not None:
         root.model = Spread(module)
+        root.model.training = module.training
         called = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
     else:
         root.model = module
