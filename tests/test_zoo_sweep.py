@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from benchmarks.zoo_sweep import main, names
 
 pytest.importorskip("torchvision")
