@@ -20,6 +20,7 @@ from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
 from .plan.cuda import on_device
 from .preserve import preserved
+from .ready import check_devices, check_initialized
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verify import Truth, Verification, observe, random_inputs, verify
@@ -65,13 +66,14 @@ def optimize(
         work = _Work(model, example_inputs, exact, say)
         say("capturing the graph")
         work.rewrite(passes)
-        say("running the original in float64")
-        work.observe()
-        for inputs in (example_inputs, *map(_as_tuple, also)):
-            work.plan(inputs)
-        work.check()
-        say("timing before and after")
-        times, remembered = work.time()
+        with preserved(work.graph):
+            say("running the original in float64")
+            work.observe()
+            for inputs in (example_inputs, *map(_as_tuple, also)):
+                work.plan(inputs)
+            work.check()
+            say("timing before and after")
+            times, remembered = work.time()
         work.memory.save()
         return work.finish(times, remembered, start)
 
@@ -250,6 +252,8 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
+    check_initialized(model)
+    check_devices(model, [x for x in inputs if isinstance(x, Tensor)])
     training = [name for name, module in model.named_modules() if module.training]
     if training:
         raise InputError(
@@ -260,17 +264,24 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
 
 def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     try:
-        with torch.random.fork_rng():
-            model(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+        with preserved(model):
+            model(*_own(inputs))
     except Exception as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "
-            f"{', '.join(describe(inputs))}: {error}. Check the example inputs."
+            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
         ) from error
 
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    return lambda: function(*inputs)
+    # What writes into its input gets one of its own: the next run must see the same.
+    own = _own(inputs)
+    return lambda: function(*own)
+
+
+def _own(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:

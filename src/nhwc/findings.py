@@ -11,8 +11,8 @@ from torch.nn.modules.conv import _ConvNd
 from .capture import Call, Site
 from .effects import MIXING, Effect, Outcome, short_name
 from .formats import CHANNELS_LAST_OF, Format, format_of
+from .ready import some
 from .remedies import remedy
-from .running import some
 
 KINDS = {
     "lost": "loses channels last",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-import random
 import typing
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,8 @@ from torch import Tensor, fx, nn
 
 from .errors import InputError
 from .layers import Spread
+from .preserve import undrawn
+from .ready import check_initialized
 from .report import Opaque
 from .shells import open_shell
 from .traced import check_writes
@@ -45,7 +45,8 @@ def capture(model: nn.Module) -> Captured:
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
-    with _undisturbed():
+    check_initialized(model)
+    with undrawn(), torch.no_grad():
         own = own_copy(model)
         opaque: list[Opaque] = []
         concrete = _optional_arguments(own)
@@ -104,6 +105,10 @@ def _trace(
     _name_placeholders(graph, module)
     result = fx.GraphModule(module, _renamed(graph), type(module).__name__)
     result.meta["path"] = path
+    for name, holder in result.named_modules():
+        # The modules that torch.fx makes to hold others would be in training mode.
+        if type(holder) is nn.Module:
+            holder.training = module.get_submodule(name).training
     for inner in dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"):
         if inner in tracer.opaque:
             part = result.get_submodule(inner)
@@ -165,6 +170,7 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
             args.append(graph.placeholder(p.name, default_value=p.default))
     if star is not None or double is not None:
         root.model = Spread(module)
+        root.model.training = module.training
         called = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
     else:
         root.model = module
@@ -173,17 +179,6 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     result = fx.GraphModule(root, graph, type(module).__name__)
     result.meta["path"] = ""
     return result
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Trace without gradients, and leave the random number generators where they were."""
-    plain = random.getstate()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            yield
-        finally:
-            random.setstate(plain)
 
 
 # --- what passes use -------------------------------------------------------------------------

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+_Restore = Callable[[], None]
+
 
 @contextlib.contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back train/eval flags, buffers, gradients, weight strides and the random state.
+    """Put back flags, attributes, buffers, gradients, weight strides and the random state.
 
     >>> net = nn.BatchNorm2d(3)
     >>> with preserved(net):
@@ -20,52 +25,106 @@ def preserved(model: nn.Module) -> Iterator[None]:
     >>> net.num_batches_tracked
     tensor(0)
     """
-    modules = list(model.modules())
-    training = [module.training for module in modules]
-    buffers = [
-        _remember(module, name)
-        for module in modules
-        for name, _ in module.named_buffers(recurse=False)
-    ]
-    parameters = [
-        (p, p.grad, None if p.grad is None else p.grad.detach().clone(), p.requires_grad)
-        for p in model.parameters()
-    ]
-    data = [(p, p.data) for p in model.parameters()]
-    devices = sorted({p.device.index for p, *_ in parameters if p.device.type == "cuda"})
+    parameters = list(model.parameters())
+    restores = [_remember_parameter(parameter) for parameter in parameters]
+    restores += [_remember_data(buffer) for buffer in model.buffers()]
+    for module in model.modules():
+        for value in vars(module).values():
+            restores.append(_remember_contents(value))
+        restores.append(_remember_contents(vars(module)))
+    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices):
+        with undrawn(devices):
             yield
     finally:
-        for module, flag in zip(modules, training, strict=True):
-            module.training = flag
-        for restore in buffers:
+        for restore in reversed(restores):
             restore()
-        with torch.no_grad():
-            for parameter, grad, copy, requires_grad in parameters:
-                parameter.grad = grad
-                if grad is not None and copy is not None:
-                    grad.copy_(copy)
-                parameter.requires_grad_(requires_grad)
-            for parameter, before in data:
-                parameter.data = before
 
 
-def _remember(module: nn.Module, name: str) -> Callable[[], None]:
-    buffer = getattr(module, name)
-    copy = None if buffer is None or _has_no_data(buffer) else buffer.detach().clone()
+@contextlib.contextmanager
+def undrawn(devices: list[int] | None = None) -> Iterator[None]:
+    """Put back the random generators of torch, of Python and, where it is loaded, of numpy."""
+    plain, numpy = random.getstate(), sys.modules.get("numpy.random")
+    drawn = None if numpy is None else numpy.get_state(legacy=False)
+    with torch.random.fork_rng(devices=devices or []):
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            if numpy is not None:
+                numpy.set_state(drawn)
+
+
+def _remember_parameter(parameter: nn.Parameter) -> _Restore:
+    grad, wanted = parameter.grad, parameter.requires_grad
+    restores = [_remember_place(parameter)]
+    if grad is not None:
+        restores += [_remember_data(grad), _remember_place(grad)]
 
     def restore() -> None:
-        if getattr(module, name) is not buffer:
-            setattr(module, name, buffer)
-        # Batch norm writes its statistics without raising their version: only the values tell. A
-        # buffer nobody wrote to is not written to here either: it may be shared or mapped.
-        if buffer is not None and copy is not None and not torch.equal(buffer, copy):
-            with torch.no_grad():
-                buffer.copy_(copy)
+        if parameter.grad is not grad:
+            parameter.grad = grad
+        for one in reversed(restores):
+            one()
+        parameter.requires_grad_(wanted)
 
     return restore
 
 
-def _has_no_data(tensor: Tensor) -> bool:
-    return tensor.is_meta or is_lazy(tensor)
+def _remember_place(tensor: Tensor) -> _Restore:
+    """The memory of a tensor and its strides, which a conversion replaces."""
+    data = tensor.data
+
+    def restore() -> None:
+        if not is_lazy(tensor) and (_place(data) != _place(tensor)):
+            tensor.data = data
+
+    return restore
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    strided = tensor.layout is torch.strided and not tensor.is_meta
+    return (tensor.data_ptr(), tensor.stride()) if strided else ()
+
+
+def _remember_data(tensor: Tensor) -> _Restore:
+    if tensor.is_meta or is_lazy(tensor):
+        return _nothing
+    copy = tensor.detach().clone()
+
+    def restore() -> None:
+        # Batch norm writes its statistics without raising their version: only the values tell. A
+        # tensor nobody wrote to is not written to here either: it may be shared or mapped.
+        if not torch.equal(tensor, copy):
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+    return restore
+
+
+def _remember_contents(value: Any) -> _Restore:
+    """What a list, dict, set or tensor on a module holds: `forward` may count or collect there."""
+    if isinstance(value, Tensor):
+        return _nothing if isinstance(value, nn.Parameter) else _remember_data(value)
+    if not isinstance(value, (list, dict, set)):
+        return _nothing
+    kept = value.copy()
+
+    def restore() -> None:
+        if isinstance(value, list):
+            value[:] = kept
+        elif not _same(value, kept):
+            value.clear()
+            value.update(kept)  # type: ignore[arg-type]
+
+    return restore
+
+
+def _same(value: dict | set, kept: object) -> bool:
+    if isinstance(value, dict) and isinstance(kept, dict):
+        return list(value) == list(kept) and all(value[key] is kept[key] for key in kept)
+    return value == kept
+
+
+def _nothing() -> None:
+    pass

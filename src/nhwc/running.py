@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .capture import is_users
 from .errors import InputError, ModelFailed, NhwcError
 from .formats import CHANNELS_LAST_OF, to_format
+from .ready import check_devices, check_initialized, some
 
 
 class Run:
@@ -74,7 +74,7 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
             "Call audit(model, input)."
         )
-    _check_initialized(model)
+    check_initialized(model)
     tensors = tensors_in((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
@@ -89,30 +89,7 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
-    _check_devices(model, tensors)
-
-
-def _check_initialized(model: nn.Module) -> None:
-    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
-    if lazy:
-        raise InputError(
-            f"{some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
-            "Run the model once on an example input first."
-        )
-
-
-def _check_devices(model: nn.Module, tensors: list[Tensor]) -> None:
-    own = {t.device for t in (*model.parameters(), *model.buffers())}
-    if torch.device("meta") in own or any(t.is_meta for t in tensors):
-        raise InputError(
-            "the model or its input is on the meta device, where nothing is computed. "
-            "Materialise it: model.to_empty(device='cpu')."
-        )
-    if len(own) == 1 and not all(t.device in own for t in tensors):
-        where, other = next(iter(own)), tensors[0].device
-        raise InputError(
-            f"the model is on {where}, the input on {other}. Move one: input.to({str(where)!r})."
-        )
+    check_devices(model, tensors)
 
 
 @contextlib.contextmanager
@@ -161,8 +138,3 @@ def _where(error: Exception) -> str:
     """The innermost line of the traceback that is neither torch's nor ours."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def some(names: list[str]) -> str:
-    shown = ", ".join(name or "the model" for name in names[:2])
-    return shown + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -20,6 +20,8 @@ _MACHINERY = (
     str(Path(__file__).parent),
     *(f"{TORCH}{part}" for part in ("fx/", "nn/parameter.py", "nn/modules/module.py")),
     *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
+    # What these take for a tensor they hand to C++, which crashes on anything else.
+    *(f"{TORCH}{part}" for part in ("autograd/", "_functorch/")),
 )
 
 

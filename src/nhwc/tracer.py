@@ -157,6 +157,7 @@ class State:
         }
         self.slots = {**module._parameters, **module._buffers}
         self.versions = list(_versions(module))
+        self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
         self.random = torch.get_rng_state(), random.getstate()
 
     def check(self) -> None:
@@ -188,6 +189,14 @@ class State:
                 now.update(old)
             else:
                 vars(self.module)[key] = old
+        # A buffer that was assigned to holds a traced value now.
+        for slots in (self.module._parameters, self.module._buffers):
+            held: dict[str, Any] = slots  # type: ignore[assignment]
+            for key in held:
+                held[key] = self.slots.get(key)
+        for buffer, version, before in self.data:
+            if buffer._version != version:
+                buffer.copy_(before)
 
 
 def _versions(module: nn.Module) -> Iterator[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import VerificationError
+from .preserve import preserved, undrawn
 
 FACTOR = 10.0
 """How many times eager's own error a rewritten model may err."""
@@ -160,8 +162,11 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
 def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
     # A model may write into its input; the next run must see the same one.
     own = tuple(value.clone() if isinstance(value, Tensor) else value for value in inputs)
-    with torch.no_grad(), torch.random.fork_rng():
+    # So may it count its calls, or collect: every run starts where the first one did.
+    kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
+    with torch.no_grad(), kept:
         torch.manual_seed(0)
+        random.seed(0)
         return dict(flatten(function(*own)))
 
 

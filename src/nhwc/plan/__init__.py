@@ -129,7 +129,11 @@ def _layers(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Record, list[
     reason = why_impure(graph)
     if reason is not None:
         raise Unplannable(reason)
+    drawn = torch.get_rng_state()
     found = record(graph, inputs)
+    if not torch.equal(drawn, torch.get_rng_state()):
+        # In another layout the same numbers would fall on other pixels.
+        raise Unplannable("it draws random numbers")
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
         raise Unplannable("no graph could be made of any part of it")

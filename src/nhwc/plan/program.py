@@ -50,7 +50,8 @@ class Program:
 
     def __call__(self, *inputs: Any) -> Any:
         values = self._start.copy()
-        for slot, value in zip(self._feeds, inputs, strict=True):
+        # Arguments left out have defaults, which are fixed.
+        for slot, value in zip(self._feeds, inputs, strict=False):
             if slot is not None:
                 values[slot] = value
         for run, read, write, drops in self._calls:

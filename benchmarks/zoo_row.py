@@ -1,0 +1,191 @@
+"""One model through audit, fuse, optimize, save and load, held against float64 at every step.
+
+    python -m benchmarks.zoo_row resnet18
+
+prints the row as JSON. `zoo_sweep.py` starts one such process for every model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nhwc
+from nhwc.verify import Truth, observe, random_inputs, verify
+from nhwc.zoo import import_torchvision, load_model, randomize_batchnorm_
+
+SIDES = (64, 96, 128, 224, 256, 299, 384, 448)
+CLIPS = ((8, 64), (16, 64), (16, 112), (32, 64), (16, 224))
+
+
+def main() -> None:
+    row: dict[str, Any] = {"outcome": "failed", "reason": ""}
+    start = time.perf_counter()
+    step = "build"
+    try:
+        for step in fill(row, sys.argv[1]):  # noqa: B007 - the last one done is named
+            pass
+    except Exception as error:
+        text = " ".join(str(error).split())
+        refused = isinstance(error, nhwc.NhwcError)
+        row["outcome"] = "refused" if refused else "failed"
+        row["reason"] = f"after {step}: {type(error).__name__}: {text}"[:300]
+    print(json.dumps(row | {"seconds": round(time.perf_counter() - start, 1)}))
+
+
+def fill(row: dict[str, Any], name: str) -> Iterator[str]:
+    """Fill `row` step by step; yields the name of the step that is done."""
+    model = randomize_batchnorm_(load_model(name))
+    wake_(model)
+    family, inputs = smallest_inputs(name, model)
+    row |= {"family": family, "input": [list(x.shape) for x in inputs if isinstance(x, Tensor)]}
+    yield "build"
+    before = digest(model)
+    truth = observe(model, random_inputs(inputs, 2))
+    row["in_float64"] = truth.exact is not None
+    yield "observe"
+    row["lost_before"] = lost(model, inputs)
+    yield "audit"
+    fused = nhwc.fuse(model)
+    report = fused.report
+    row["folded"] = len(report.applied)
+    row["left"] = sorted({site.reason for site in report.skipped})[:3]
+    row["left_count"] = len(report.skipped)
+    row["opaque"] = [f"{part.path or 'the model'}: {part.reason}" for part in report.opaque][:5]
+    row["fused"] = judged(truth, fused)
+    del fused
+    yield "fuse"
+    fast = nhwc.optimize(model, *inputs)
+    said = fast.report
+    row |= {"chosen": said.chosen, "why": said.reason, "optimize_s": round(said.setup_s, 1)}
+    row |= {"ratio": round(said.comparison.ratio, 3), "verdict": said.comparison.verdict}
+    row["optimized"] = judged(truth, fast)
+    yield "optimize"
+    row["lost_after"] = lost(fast.portable, inputs)
+    row["other_batch"] = other_batch(model, fast, inputs)
+    yield "other batch size"
+    row["loaded"] = saved_and_loaded(truth, fast)
+    yield "save and load"
+    row["untouched"] = digest(model) == before
+    kinds = ("fused", "optimized", "other_batch", "loaded")
+    wrong = [kind for kind in kinds if str(row[kind]).startswith("WRONG")]
+    if not row["untouched"]:
+        wrong.append("the model was changed")
+    row["outcome"] = "WRONG" if wrong else "right"
+    row["reason"] = "; ".join(wrong)
+
+
+def wake_(model: nn.Module) -> None:
+    """A head or a scale of zeros would hide everything before it."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not parameter.any() and parameter.ndim:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+
+
+def smallest_inputs(name: str, model: nn.Module) -> tuple[str, tuple[Any, ...]]:
+    """The family of the model and the first of some inputs that it accepts."""
+    error: Exception | None = None
+    family = family_of(name)
+    for inputs in candidates(family, name, model):
+        try:
+            with torch.no_grad():
+                model(*inputs)
+        except Exception as raised:  # whatever a forward raises on a size it does not take
+            error = raised
+        else:
+            return family, inputs
+    raise nhwc.InputError(f"it takes none of the inputs tried; the last: {error}")
+
+
+def family_of(name: str) -> str:
+    if name.startswith("timm:"):
+        return "timm"
+    models = import_torchvision().models
+    for kind in ("segmentation", "detection", "video", "optical_flow"):
+        if name in models.list_models(module=getattr(models, kind)):
+            return kind
+    return "classification"
+
+
+def candidates(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, ...]]:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    if family == "video":
+        yield from ((draw(1, 3, frames, side, side),) for frames, side in CLIPS)
+    elif family == "optical_flow":
+        yield draw(1, 3, 128, 128), draw(1, 3, 128, 128)
+    elif family == "detection":
+        yield ([draw(3, 128, 128).sigmoid()],)
+    elif family == "timm":
+        channels, *sides = model.default_cfg["input_size"]  # type: ignore[index,union-attr]
+        if not model.default_cfg.get("fixed_input_size"):  # type: ignore[union-attr,operator]
+            yield (draw(1, channels, 64, 64),)
+            yield (draw(1, channels, 128, 128),)
+        yield (draw(1, channels, *sides),)
+    else:
+        yield from ((draw(1, 3, side, side),) for side in SIDES)
+
+
+def lost(model: nn.Module, inputs: tuple[Any, ...]) -> int | str:
+    """How many calls lose channels last, or why nobody can tell."""
+    try:
+        return sum(len(finding.calls) for finding in nhwc.audit(model, *inputs).lost)
+    except nhwc.NhwcError as error:
+        return str(error)[:160]
+
+
+def judged(truth: Truth, function: Callable[..., Any]) -> str:
+    found = verify(truth, function)
+    worst = found.worst
+    if worst is None:
+        return "nothing to compare"
+    errors = f"{worst.error:.1e} ({worst.eager_error:.1e})"
+    return errors if found.passed else f"WRONG: {worst.output} {errors} {worst.reason}"
+
+
+def other_batch(model: nn.Module, fast: nn.Module, inputs: tuple[Any, ...]) -> str:
+    more = tuple(torch.cat((x, x.flip(-1))) if isinstance(x, Tensor) else x * 2 for x in inputs)
+    try:
+        truth = observe(model, [more])
+    except Exception:  # a model for batches of one
+        return "the model takes none"
+    return judged(truth, fast)
+
+
+def saved_and_loaded(truth: Truth, fast: nn.Module) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.nhwc"
+        try:
+            nhwc.save(fast, path)
+        except nhwc.InputError as error:
+            return f"not saved: {error}"[:200]
+        return judged(truth, nhwc.load(path))
+
+
+def digest(model: nn.Module) -> str:
+    """The same for a model nobody touched: values, strides, flags."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            said = (name, id(tensor), tensor.stride(), tensor.requires_grad, tensor.dtype)
+            found.update(repr(said).encode())
+            found.update(tensor.detach().contiguous().view(-1).numpy().tobytes())
+    modes = [(n, id(m), m.training, len(m._forward_hooks)) for n, m in model.named_modules()]
+    found.update(repr(modes).encode())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Every verb on every hostile model: right, or refused in one line; the model left as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nhwc
+from nhwc import InputError, ModelFailed, NhwcError
+from nhwc.zoo import randomize_batchnorm_
+
+from .hostile import CASES, Case, Own, Raising, block, image
+from .test_optimize import force
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+)
+
+
+def build(case: Case) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = case.make()
+    if not case.refused:
+        randomize_batchnorm_(model)
+    return model.eval()
+
+
+def portrait(model: nn.Module) -> dict[str, Any]:
+    """All that a user could notice of a model, as plain data that `==` compares."""
+    seen: dict[str, Any] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        hooks = [list(getattr(module, kind)) for kind in _HOOKS]
+        seen[f"module {name}"] = (id(module), type(module), module.training, hooks)
+        for key, value in vars(module).items():
+            if isinstance(value, (int, float, str, list, tuple, Tensor, type(None))):
+                seen[f"attribute {name}.{key}"] = _portrait_of(value)
+    tensors = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    for name, tensor in tensors:
+        seen[f"tensor {name}"] = _portrait_of(tensor)
+    return seen
+
+
+def _portrait_of(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return (id(value), [_portrait_of(item) for item in value])
+    if not isinstance(value, Tensor):
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else id(value)
+    known = (id(value), type(value), value.requires_grad, value.dtype, str(value.device))
+    if torch.nn.parameter.is_lazy(value) or value.is_meta:
+        return known
+    grad = value.grad if value.is_leaf else None
+    grad = None if grad is None else _portrait_of(grad)
+    data = value.detach().flatten().tolist() if value.layout is torch.strided else None
+    return (*known, value.stride(), value.data_ptr(), grad, data)
+
+
+def surroundings() -> tuple[Any, ...]:
+    name, keys, *rest = numpy.random.get_state(legacy=True)
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        (name, keys.tolist(), *rest),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def answers(model: Any, case: Case, calls: int = 2) -> list[Any]:
+    """What a few calls in a row answer, and what they leave of the inputs."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        random.seed(0)
+        found = []
+        for _ in range(calls):
+            inputs = case.inputs()
+            found.append((model(*inputs, **case.kwargs()), inputs))
+        return found
+
+
+def same(found: Any, expected: Any, path: str = "answer") -> None:
+    alike = isinstance(found, Tensor) if isinstance(expected, Tensor) else False
+    assert alike or type(found) is type(expected) or isinstance(expected, dict), path
+    if isinstance(expected, Tensor):
+        near = 5e-2 if expected.dtype is torch.bfloat16 else 2e-4
+        if not expected.is_meta:
+            torch.testing.assert_close(found, expected, rtol=near, atol=near)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), path
+        for key in expected:
+            same(found[key], expected[key], f"{path}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), path
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            same(*pair, f"{path}[{index}]")
+    elif hasattr(expected, "__dataclass_fields__"):
+        same(vars(found), vars(expected), path)
+    else:
+        assert found == expected, path
+
+
+def one_sentence(error: BaseException) -> bool:
+    return "\n" not in str(error) and len(str(error)) < 500
+
+
+def audit(model: nn.Module, case: Case) -> None:
+    return nhwc.audit(model, *case.inputs(), kwargs=case.kwargs()).to_dict() and None
+
+
+def fuse(model: nn.Module, case: Case) -> nn.Module:
+    return nhwc.fuse(model)
+
+
+def optimize(model: nn.Module, case: Case) -> nn.Module:
+    return force(model, *case.inputs())
+
+
+def optimize_twice(model: nn.Module, case: Case) -> nn.Module:
+    return force(force(model, *case.inputs()), *case.inputs())
+
+
+def optimize_fused(model: nn.Module, case: Case) -> nn.Module:
+    return force(nhwc.fuse(model), *case.inputs())
+
+
+def fuse_optimized(model: nn.Module, case: Case) -> nn.Module:
+    return nhwc.fuse(force(model, *case.inputs()))
+
+
+def audit_optimized(model: nn.Module, case: Case) -> None:
+    audit(force(model, *case.inputs()), case)
+
+
+VERBS = (
+    audit,
+    fuse,
+    optimize,
+    optimize_twice,
+    optimize_fused,
+    fuse_optimized,
+    audit_optimized,
+)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad",
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:torch.quantize_per_tensor",
+    "ignore:torch.ao.quantization is deprecated",
+)
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize("name", CASES)
+def test_right_or_refused(name: str, verb: Any):
+    case = CASES[name]
+    model = build(case)
+    before, around = portrait(model), surroundings()
+    first, _, then = verb.__name__.partition("_")
+    words = case.refused.get(first) or (case.refused.get("optimize") if then else None)
+    made = None
+    if words is None:
+        made = verb(model, case)
+    else:
+        with pytest.raises(NhwcError, match=words) as refusal:
+            verb(model, case)
+        assert one_sentence(refusal.value)
+    assert surroundings() == around
+    after = portrait(model)
+    assert {k: v for k, v in after.items() if v != before.get(k)} == {}
+    assert set(after) == set(before)
+    if made is not None:
+        same(answers(made, case), answers(build(case), case))
+
+
+@pytest.mark.parametrize("verb", [nhwc.audit, nhwc.optimize], ids=["audit", "optimize"])
+@pytest.mark.parametrize(
+    "error",
+    [Own(3, "and more"), KeyError("k"), StopIteration(), AssertionError(), ValueError("x" * 9000)],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_model_raises_is_said_in_a_sentence(verb: Any, error: Exception):
+    model = Raising(error).eval()
+    before, around = portrait(model), surroundings()
+    with pytest.raises(ModelFailed, match=type(error).__name__) as refusal:
+        verb(model, image())
+    assert one_sentence(refusal.value)
+    assert refusal.value.__cause__ is error
+    assert (portrait(model), surroundings()) == (before, around)
+
+
+@pytest.mark.parametrize("verb", [nhwc.audit, nhwc.optimize], ids=["audit", "optimize"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=["interrupt", "exit"])
+def test_who_stops_the_program_is_not_held_up(verb: Any, error: BaseException):
+    model = Raising(error).eval()
+    before, around = portrait(model), surroundings()
+    with pytest.raises(type(error)):
+        verb(model, image())
+    assert (portrait(model), surroundings()) == (before, around)
+
+
+def test_training_mode():
+    model = randomize_batchnorm_(nn.Sequential(block(), block(4, 4)))
+    model[1].eval()
+    before = portrait(model)
+    nhwc.audit(model, image())
+    nhwc.audit(model, image(), backward=True)
+    (folded,), (left,) = nhwc.fuse(model).report.applied, nhwc.fuse(model).report.skipped
+    assert folded.where == "1.1"
+    assert "training mode" in left.reason
+    with pytest.raises(InputError, match=r"training mode.*model\.eval\(\)") as refusal:
+        nhwc.optimize(model, image())
+    assert one_sentence(refusal.value)
+    assert portrait(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:gradients are wanted")
+def test_a_custom_autograd_function_does_not_crash_the_tracer():
+    class Halve(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x / 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    class Halving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Halve.apply(self.block(x))
+
+    case = Case(Halving)
+    model = build(case)
+    same(answers(nhwc.fuse(model), case), answers(model, case))
+    same(answers(force(model, image()), case), answers(model, case))
+
+
+def test_example_inputs_are_not_written_to():
+    model, x = nn.Sequential(nn.ReLU(inplace=True), block()).eval(), image()
+    before = x.clone()
+    nhwc.optimize(model, x, also=[x[:1]])
+    nhwc.audit(model, x)
+    assert torch.equal(x, before)
+
+
+def rss() -> int:
+    import os
+    from pathlib import Path
+
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_two_hundred_calls_leak_nothing():
+    model = randomize_batchnorm_(nn.Sequential(block(3, 32), block(32, 32))).eval()
+    x = image(4, 3, 96, 96)
+    fast = force(model, x)
+    with torch.inference_mode():
+        for _ in range(20):
+            fast(x)
+        before = rss()
+        for _ in range(200):
+            fast(x)
+    # One output left behind by each call would be over 900 MB.
+    assert rss() - before < 32e6

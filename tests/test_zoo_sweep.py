@@ -1,0 +1,41 @@
+"""A handful of models through the whole sweep, and its limits."""
+
+import json
+
+import pytest
+from benchmarks.zoo_sweep import main, names
+
+pytest.importorskip("torchvision")
+pytest.importorskip("timm")
+
+
+def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
+    output = tmp_path / "sweep.json"
+    models = ["shufflenet_v2_x0_5", "mc3_18", "timm:lcnet_035"]
+    arguments = [*models, "--output", str(output), "--jobs", "2"]
+    assert main(arguments) == 0
+    rows = json.loads(output.read_text())
+    assert {name: row["outcome"] for name, row in rows.items()} == dict.fromkeys(models, "right")
+    shuffle = rows["shufflenet_v2_x0_5"]
+    assert shuffle["lost_before"] > 0 == shuffle["lost_after"]
+    assert shuffle["folded"] == 56
+    assert rows["mc3_18"]["input"] == [[1, 3, 8, 64, 64]]
+    assert output.with_suffix(".md").read_text().count("| right |") == 3
+    assert capsys.readouterr().out.endswith("3 models: 3 right\n")
+    assert main([*arguments, "--seconds", "0.001"]) == 0, "what has a row is not run again"
+
+
+def test_limits_and_failures_are_rows(tmp_path):
+    output = tmp_path / "sweep.json"
+    assert main(["alexnet", "--output", str(output), "--seconds", "0.01"]) == 0
+    assert main(["no_such_model", "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())
+    assert rows["alexnet"]["outcome"] == "over the limit"
+    assert rows["no_such_model"]["outcome"] == "refused"
+    assert "no_such_model" in rows["no_such_model"]["reason"]
+
+
+def test_what_is_swept():
+    found = names()
+    assert {"resnet50", "r3d_18", "raft_small", "fcn_resnet50", "timm:lcnet_050"} < {*found}
+    assert not any(name.startswith("quantized") for name in found)
