@@ -52,7 +52,7 @@ def _head(table: OperatorTable) -> Iterator[str]:
     yield ""
     yield "NHWC: how many times as fast as NCHW, forward, one thread, a large input, timed in"
     yield "turns; of several calls the worst; in bold where it is clearly slower, the whole"
-    yield "interval of 99 % below 0.9. Operators are measured side by side: a ratio that is near 1 and"
+    yield "interval of 99 % below 0.9. Operators are measured side by side: a ratio near 1 and"
     yield "not bold says that no difference was seen."
 
 
