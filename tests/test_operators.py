@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import nhwc
+from nhwc.errors import InputError
 from nhwc.operators import Outcome, check_rules
+from nhwc.operators._ops import _check_names
 from nhwc.operators.entries import inventory
 
 TRUTHS = {
@@ -131,3 +133,9 @@ def test_on_a_gpu():
     assert titled(table, "nn.functional.relu").speeds
     assert table.device == "cuda"
     assert all(rule.passed is not False for rule in check_rules("cuda"))
+
+
+def test_a_name_that_is_not_known_because_a_database_is_missing():
+    problems = {"torch.testing OpInfo database": "cannot be imported: No module named 'expecttest'"}
+    with pytest.raises(InputError, match=r"'tril' is not known: .*pip install expecttest\.$"):
+        _check_names(["tril"], [], [], problems)

@@ -78,6 +78,10 @@ def _check_names(
             continue
         if name in problems:
             raise InputError(f"operator {name!r} is not checked: {problems[name]}.")
+        unread = [f"{what} {why}" for what, why in problems.items() if "database" in what]
+        if unread:
+            advice = " pip install expecttest." if "expecttest" in unread[0] else ""
+            raise InputError(f"operator {name!r} is not known: {unread[0]}.{advice}")
         import difflib
 
         known = {op.name.rpartition(".")[2] for op in found} | {op.name for op in found}
