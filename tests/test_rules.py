@@ -2,12 +2,12 @@
 
 import torch
 
-import nhwc
+from nhwc.operators import check_rules
 from nhwc.operators.rules import RULES, CannotTry
 
 
 def test_every_rule_holds():
-    found = nhwc.check_rules()
+    found = check_rules()
     assert [rule.claim for rule in found if rule.passed is False] == []
     assert sum(rule.passed is True for rule in found) >= len(RULES) - 2
     assert len({rule.claim for rule in found}) == len(RULES)
@@ -25,7 +25,7 @@ def test_a_rule_that_fails_says_what_it_found():
         ("raises", True, raises),
         ("lacks", True, lacks),
     )
-    wrong, raised, lacking = nhwc.check_rules(rules=rules)
+    wrong, raised, lacking = check_rules(rules=rules)
     assert (wrong.passed, wrong.measured, wrong.expected) == (False, "channels_last", "contiguous")
     assert (raised.passed, raised.measured) == (False, "ValueError: first line")
     assert (lacking.passed, lacking.measured) == (None, "not tried: no such device")
@@ -33,7 +33,7 @@ def test_a_rule_that_fails_says_what_it_found():
 
 def test_rules_leave_the_random_numbers_alone():
     before = torch.get_rng_state()
-    nhwc.check_rules()
+    check_rules()
     assert torch.equal(torch.get_rng_state(), before)
 
 

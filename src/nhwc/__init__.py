@@ -22,9 +22,6 @@ from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
-from .operators import OperatorTable as OperatorTable
-from .operators import check_operator as check_operator
-from .operators import check_rules as check_rules
 from .operators import ops as ops
 from .strict import strict as strict
 from .training import train as train
@@ -44,13 +41,10 @@ __all__ = [
     "ModelFailed",
     "ModelNotFound",
     "NhwcError",
-    "OperatorTable",
     "ProcessLost",
     "VerificationError",
     "audit",
     "bench",
-    "check_operator",
-    "check_rules",
     "convert_",
     "format_of",
     "fuse",

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .cases import summarize
 from .probe import probe
 from .samples import Sample, describe
 from .speed import time_samples
-from .table import Operator, summarize
+from .table import Operator
 
 
 def check_operator(
@@ -36,7 +37,7 @@ def check_operator(
     """
     name = name or str(getattr(function, "__name__", function))
     args = tuple(_leaf(value) for value in inputs)
-    sample = Sample(function, args, kwargs, large=timed)
+    sample = Sample(function, args, kwargs)
     if not sample.dims:
         raise InputError(
             f"operator {name} got {describe(sample) or 'no tensor'}: no 4-D or 5-D input there has "
@@ -48,8 +49,8 @@ def check_operator(
         cases = list(probe(name, sample))
         if not cases:
             raise InputError(f"operator {name} fails in NCHW already: {_failure(sample)}")
-        speeds = time_samples([sample], str(device), dtype) if timed else []
-    return Operator(name, "", "custom", summarize(cases, dtype), tuple(speeds))
+        speeds = tuple(time_samples([sample], str(device), dtype)) if timed else ()
+    return Operator(name, "", "custom", summarize(cases, dtype), speeds)
 
 
 def _leaf(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class Entry:
         for name, variant, label, build in OWN:
             if (name, variant) == (self.name, self.variant):
                 args, kwargs = build(maker)
-                found.append(Sample(self.call, args, kwargs, label, large=maker.large))
+                found.append(Sample(self.call, args, kwargs, label))
         return found
 
     def large(self, device: str, dtype: torch.dtype) -> Iterator[Sample]:
@@ -80,7 +80,7 @@ class Entry:
         yield from own
         if not own and self.group != "nn module" and self.name not in UNCHECKED_ARGUMENTS:
             grown = (lift(s, LARGE, spread=True) for s in spread_out(self.raw(device, dtype), 4))
-            yield from (replace(s, large=True) for s in grown if s)
+            yield from filter(None, grown)
 
 
 def _is_volume(sample: Sample) -> bool:

@@ -1,189 +1,134 @@
-"""Workers that may die: tasks go out, cases come back, and a crash costs one step of one task."""
+"""Processes that measure operators: each is given one after another."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from .table import Case, Outcome, Speed
-
-ATTEMPTS = 12
-TIMEOUT_S = 20.0
-START_S = 120.0
-
-
-@dataclass
-class Task:
-    """One operator in one dtype, to be checked and perhaps timed, and what came of it."""
-
-    title: str
-    device: str
-    dtype: str
-    time: bool = False
-    deadly: dict[str, str] = field(default_factory=dict)
-    """Steps in which the process died, and how; the tasks of one operator share it."""
-    cases: list[Case] = field(default_factory=list)
-    speeds: list[Speed] = field(default_factory=list)
-    supported: bool = True
-    problem: str | None = None
-
-    def to_line(self) -> str:
-        keys = ("title", "device", "dtype", "time", "deadly")
-        return json.dumps({key: getattr(self, key) for key in keys}) + "\n"
-
-
-class WorkerDied(Exception):
-    """The process ended, or gave no answer in time, at this step."""
-
-    def __init__(self, step: str, how: str) -> None:
-        super().__init__(f"{how} at {step}")
-        self.step, self.how = step, how
+from ..errors import NhwcError
+from .table import Operator
 
 
 class Worker:
-    """A process running `worker.py`, started when it is first needed."""
+    """A process running `worker.py`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         here = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        if device == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        # A session of its own, to be ended with the child that it forks.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "nhwc.operators.worker"],
+            [sys.executable, "-m", "nhwc.operators.worker", device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=env,
+            start_new_session=True,
         )
-        self.used = False
-        self.buffer = b""
-        self.inventory: list[list[str]] = self._answer("start", START_S)["inventory"]
-        self.problems: dict[str, str] = self._answer("start", START_S)["problems"]
-
-    def do(self, task: Task) -> None:
-        """Have one task done; what it finds is put into the task as it comes."""
-        assert self.process.stdin is not None
-        task.cases.clear()
-        task.speeds.clear()
-        step = "start"
+        self.inventory: list[Operator]
+        self.problems: dict[str, str]
         try:
-            self.process.stdin.write(task.to_line().encode())
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerDied(step, "the process had ended") from None
-        while not (answer := self._answer(step)).get("done"):
-            step = answer.get("at", step)
-            _take(task, answer)
-        self.used = True
+            listed, self.problems = self._answer()
+            self.inventory = [Operator(*words) for words in listed]
+        except BaseException:
+            self.close()
+            raise
 
-    def _answer(self, step: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self.buffer:
-                if not waiting.select(max(deadline - time.monotonic(), 0)):
-                    self.close()
-                    raise WorkerDied(step, f"it took longer than {timeout_s:.0f} s")
-                read = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not read:
-                    raise WorkerDied(step, f"the process died ({_status(self.process.wait())})")
-                self.buffer += read
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+    def measure(self, op: Operator, dtypes: Sequence[str], *, timed: bool) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        request = {"op": (op.name, op.variant, op.group), "dtypes": dtypes, "timed": timed}
+        with contextlib.suppress(BrokenPipeError):  # That it has ended is said by the answer.
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+        answer: dict[str, Any] = self._answer()
         return answer
 
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise NhwcError(
+                f"the process that measures operators ended with status {self.process.wait()}. "
+                "Try: python -m nhwc.operators.worker cpu"
+            )
+        return json.loads(line)
+
     def close(self) -> None:
-        self.process.kill()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
 
 
-def _take(task: Task, answer: dict[str, Any]) -> None:
-    if "case" in answer:
-        case = answer["case"]
-        task.cases.append(Case(**{**case, "outcome": Outcome(case["outcome"])}))
-    for values in answer.get("speeds", ()):
-        task.speeds.append(Speed.from_list(values))
-    if "unsupported" in answer:
-        task.supported = False
-    task.problem = answer.get("problem", task.problem)
+class Pool:
+    """The workers of one device; the first is there from the start, for it knows the inventory."""
 
+    def __init__(self, device: str, most: int) -> None:
+        self.device, self.most = device, most
+        self.first = Worker(device)
+        self._workers = [self.first]
 
-def _status(code: int) -> str:
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    def __enter__(self) -> Pool:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-def run_tasks(tasks: list[Task], workers: int, progress: Callable[[int, str], None]) -> None:
-    """Have all tasks done by so many processes; `progress` is told how many are finished."""
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
-    done: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
-    stop = threading.Event()
-    threads = [
-        threading.Thread(target=_serve, args=(waiting, done, stop), daemon=True)
-        for _ in range(min(workers, len(tasks)))
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for finished in range(1, len(tasks) + 1):
-            result = done.get()
-            if isinstance(result, BaseException):
-                raise result
-            progress(finished, result.title)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
-def _serve(waiting: queue.SimpleQueue, done: queue.SimpleQueue, stop: threading.Event) -> None:
-    worker: Worker | None = None
-    try:
-        while not stop.is_set():
-            task = waiting.get_nowait()
-            worker = _do_at_last(task, worker)
-            done.put(task)
-    except queue.Empty:
-        pass
-    except BaseException as error:
-        done.put(error)
-    finally:
-        if worker is not None:
+    def close(self) -> None:
+        for worker in self._workers:
             worker.close()
 
+    def measure(
+        self,
+        operators: Sequence[Operator],
+        dtypes: Sequence[str],
+        *,
+        timed: bool,
+        progress: Callable[[int, str], None],
+    ) -> dict[str, dict[str, Any]]:
+        """The answer for each operator by its title; `progress` is told how many are there."""
+        # To start another worker takes as long as to measure a dozen operators.
+        count = min(self.most, 1 + len(operators) // 12)
+        idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        for worker in (self.first, *[None] * (count - 1)):
+            idle.put(worker)
 
-def _do_at_last(task: Task, worker: Worker | None) -> Worker | None:
-    """Try again after each death, past the step it died in; return a worker that lives."""
-    for _ in range(ATTEMPTS):
-        worker = worker or Worker()
+        def one(op: Operator) -> tuple[str, dict[str, Any]]:
+            worker = idle.get()
+            try:
+                if worker is None:
+                    worker = Worker(self.device)
+                    self._workers.append(worker)
+                return op.title, worker.measure(op, dtypes, timed=timed)
+            finally:
+                idle.put(worker)
+
+        answers = {}
+        threads = ThreadPoolExecutor(count)
         try:
-            worker.do(task)
-            return worker
-        except WorkerDied as death:
-            # A used worker may die of what an operator before this one did to its memory; an
-            # operator that has died alone is believed at once, in its other dtypes as well.
-            if not worker.used or task.deadly:
-                task.deadly[death.step] = f"{death.how}, in {task.dtype}"
-            worker.close()
-            worker = None
-    task.problem = f"the process died {ATTEMPTS} times: {'; '.join(task.deadly.values())}"
-    return worker
+            for future in as_completed([threads.submit(one, op) for op in operators]):
+                title, answer = future.result()
+                answers[title] = answer
+                progress(len(answers), title)
+        except BaseException:
+            # What is still being measured is not waited for: with its worker it ends at once.
+            threads.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        finally:
+            threads.shutdown()
+        return answers

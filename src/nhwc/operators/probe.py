@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
+from .cases import Case
+from .forms import Form, Prepared, backward, forward, in_place, with_out
 from .inside import LayoutCopy, draws_random_numbers, first_loser, layout_copies
 from .samples import (
     Enter,
     Layout,
     Sample,
     all_but_first,
-    arrange,
     can_tell,
     channels_last,
     contiguous,
@@ -23,102 +24,37 @@ from .samples import (
     enter_all,
     first_alone,
     first_sliced,
-    tensors_in,
 )
-from .table import Case, Outcome
+from .table import Outcome
 from .values import difference_of
 
 UNINITIALIZED = ("empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
 """Operators whose numbers mean nothing."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A call ready to be made, and the tensors that were laid out for it."""
-
-    call: Callable[[], list[Tensor]]
-    laid: list[Tensor]
-
-
-Form = Callable[[Sample, Layout], Prepared]
-"""One form of an operator: as a function, in place, its gradient, or with `out=`."""
-
-
-def forward(sample: Sample, layout: Layout) -> Prepared:
-    args, kwargs, laid = arrange(sample, layout, grad=False)
-    return Prepared(lambda: tensors_in(sample.call(*args, **kwargs)), laid)
-
-
-def in_place(sample: Sample, layout: Layout) -> Prepared:
-    assert sample.inplace is not None
-    return forward(replace(sample, call=sample.inplace), layout)
-
-
-def backward(sample: Sample, layout: Layout) -> Prepared:
-    """The gradient of every floating result, asked for with gradients that are channels last.
-
-    `autograd.grad` is called rather than `backward`, which would restride the gradients.
-    """
-    args, kwargs, laid = arrange(sample, layout, grad=True)
-    with torch.enable_grad():
-        results = [r for r in tensors_in(sample.call(*args, **kwargs)) if r.requires_grad]
-    wanted = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
-    given = [_gradient_like(result, layout) for result in results]
-
-    def call() -> list[Tensor]:
-        grads = torch.autograd.grad(results, wanted, given, allow_unused=True)
-        return [grad for grad in grads if grad is not None]
-
-    return Prepared(call, [*laid, *given])
-
-
-def _gradient_like(result: Tensor, layout: Layout) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    kind = torch.float64 if not result.is_complex() else torch.complex128
-    values = torch.rand(result.shape, generator=generator, dtype=kind).to(result)
-    return layout(values, 0) if can_tell(values) else values
-
-
-def with_out(results: Sequence[Tensor], target: Layout) -> Form:
-    """The form that writes into tensors laid out by `target`."""
-
-    def form(sample: Sample, layout: Layout) -> Prepared:
-        args, kwargs, laid = arrange(sample, layout, grad=False)
-        empty = [torch.zeros_like(result) for result in results]
-        outs = [target(out, 0) if can_tell(out) else out for out in empty]
-        kwargs = {**kwargs, "out": outs[0] if len(outs) == 1 else tuple(outs)}
-
-        def call() -> list[Tensor]:
-            sample.call(*args, **kwargs)
-            return outs
-
-        return Prepared(call, laid)
-
-    return form
-
-
 def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Case]:
     """Yield a case for every aspect that this sample can show; none where it fails in NCHW."""
-    try:
-        enter(f"{sample.dims}-D NCHW")
-        plain = _results(forward(sample, contiguous), seed=0)
-    except Exception:
-        return
     judge = _Judge(name, sample, enter)
-    yield from judge("forward", forward, channels_last)
-    if sample.differentiable:
-        yield from judge("backward", backward, channels_last)
-    if sample.inplace is not None:
-        yield from judge("in-place", in_place, channels_last)
+    plain = judge.right("forward", forward)
+    if plain is None:
+        return
+    yield judge("forward", forward, channels_last, plain)
+    for aspect, form, possible in (
+        ("backward", backward, sample.differentiable),
+        ("in-place", in_place, sample.inplace is not None),
+    ):
+        if possible and (right := judge.right(aspect, form)) is not None:
+            yield judge(aspect, form, channels_last, right)
     if sample.takes_out and plain:
         # What is right to write does not depend on where: the reference writes to contiguous.
-        right = with_out(plain, contiguous)
-        yield from judge("out", with_out(plain, channels_last), channels_last, right)
-        yield from judge("out", right, channels_last, right, Format.CONTIGUOUS)
+        plainly = with_out(plain, contiguous)
+        if (right := judge.right("out", plainly)) is not None:
+            yield judge("out", with_out(plain, channels_last), channels_last, right)
+            yield judge("out", plainly, channels_last, right, Format.CONTIGUOUS)
     if sum(map(can_tell, sample.tensors)) > 1:
-        yield from judge("mixed", forward, first_alone)
-        yield from judge("mixed", forward, all_but_first)
-    yield from judge("slice", forward, first_sliced)
+        yield judge("mixed", forward, first_alone, plain)
+        yield judge("mixed", forward, all_but_first, plain)
+    yield judge("slice", forward, first_sliced, plain)
 
 
 def _results(prepared: Prepared, seed: int) -> list[Tensor]:
@@ -151,42 +87,48 @@ class _Judge:
     sample: Sample
     enter: Enter
 
+    def right(self, aspect: str, form: Form) -> list[Tensor] | None:
+        """What the form gives in NCHW; None where it fails there already."""
+        try:
+            self.enter(f"{self.sample.dims}-D {aspect} NCHW")
+            return _results(form(self.sample, contiguous), seed=0)
+        except Exception:
+            return None
+
     def __call__(
         self,
         aspect: str,
         form: Form,
         layout: Layout,
-        right: Form | None = None,
+        right: list[Tensor],
         wanted: Format | None = None,
-    ) -> Iterator[Case]:
+    ) -> Case:
         setting = _SETTINGS.get((aspect, layout), "")
         if wanted:
             setting = "out is contiguous, the input channels last"
         try:
-            self.enter(f"{self.sample.dims}-D {aspect} NCHW {setting}")
-            expected = _results((right or form)(self.sample, contiguous), seed=0)
-        except Exception:
-            return
-        try:
-            self.enter(f"{self.sample.dims}-D {aspect} NHWC {setting}")
-            outcome, words = self._compare(form, layout, expected, wanted)
+            self.enter(f"{self.sample.dims}-D {aspect} NHWC {setting}".strip())
+            outcome, words = self._compare(form, layout, right, wanted)
         except Exception as error:
             outcome, words = Outcome.ERROR, f"{type(error).__name__}: {_first_line(error)}"
         known = outcome in (Outcome.KEEPS, Outcome.VIEW, Outcome.NONE)
         parts = [] if known else [describe(self.sample), setting, words]
-        yield Case(self.sample.dims, aspect, outcome, "; ".join(filter(None, parts)))
+        return Case(self.sample.dims, aspect, outcome, "; ".join(filter(None, parts)))
 
     def _compare(
-        self, form: Form, layout: Layout, expected: list[Tensor], wanted: Format | None
+        self, form: Form, layout: Layout, right: list[Tensor], wanted: Format | None
     ) -> tuple[Outcome, str]:
         prepared = form(self.sample, layout)
         given = {_memory(tensor) for tensor in prepared.laid}
-        results = _results(prepared, seed=0)
-        wrong = self._wrong(expected, results)
+        results: list[Tensor] = []
+        copies = layout_copies(
+            lambda: results.extend(_results(prepared, seed=0)), _half(prepared.laid)
+        )
+        wrong = self._wrong(right, results)
         if wrong:
             return Outcome.WRONG, wrong
         outcome, words = self._format(results, given, wanted)
-        copy = self._extra_copy(form, layout)
+        copy = self._extra(copies, form)
         if outcome is Outcome.LOSES:
             culprit = first_loser(form(self.sample, layout).call)
             words = f"{culprit or 'it'} returns {words}"
@@ -204,14 +146,13 @@ class _Judge:
             return ""
         return difference_of(expected, results, ties=_has_ties(self.sample))
 
-    def _extra_copy(self, form: Form, layout: Layout) -> LayoutCopy | None:
+    def _extra(self, copies: Sequence[LayoutCopy], form: Form) -> LayoutCopy | None:
         """The first copy between layouts of a whole tensor, if NCHW does with fewer of them."""
-        prepared = form(self.sample, layout)
-        half = min((tensor.numel() for tensor in prepared.laid), default=2) // 2
-        copies = _copied(prepared, half)
-        if copies and len(copies) > len(_copied(form(self.sample, contiguous), half)):
-            return copies[0]
-        return None
+        if not copies:
+            return None
+        prepared = form(self.sample, contiguous)
+        plain = layout_copies(lambda: _results(prepared, seed=0), _half(prepared.laid))
+        return copies[0] if len(copies) > len(plain) else None
 
     def _format(
         self, results: list[Tensor], given: set[int], wanted: Format | None
@@ -248,9 +189,9 @@ _SETTINGS: dict[tuple[str, Layout], str] = {
 }
 
 
-def _copied(prepared: Prepared, at_least: int) -> tuple[LayoutCopy, ...]:
-    with torch.no_grad():
-        return layout_copies(prepared.call, at_least)
+def _half(tensors: Sequence[Tensor]) -> int:
+    """From here on a copy is one of a whole tensor; indices and statistics are smaller."""
+    return min((tensor.numel() for tensor in tensors), default=2) // 2
 
 
 def _memory(tensor: Tensor) -> int:

@@ -24,8 +24,6 @@ class Sample:
     inplace: Callable[..., Any] | None = None
     takes_out: bool = False
     differentiable: bool = True
-    large: bool = False
-    """Of a size worth timing, and too large for anything else."""
 
     @property
     def converts_on_request(self) -> bool:

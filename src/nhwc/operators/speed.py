@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from ..timing import Comparison, interleave
-from .probe import forward
+from .forms import forward
 from .samples import Sample, channels_last, contiguous, describe
 from .table import Speed
 
@@ -20,16 +20,14 @@ ROUNDS = 5
 AGAIN = 15
 
 
-def time_samples(samples: Iterable[Sample], device: str, dtype: str) -> list[Speed]:
+def time_samples(samples: Iterable[Sample], device: str, dtype: str) -> Iterator[Speed]:
     """Time those samples that can be timed; of those made by lifting, the first one."""
-    found: list[Speed] = []
     for sample in samples:
-        if found and not sample.label:
-            break
         speed = _time(sample, device, dtype)
         if speed is not None:
-            found.append(speed)
-    return found
+            yield speed
+            if not sample.label:
+                return
 
 
 def _time(sample: Sample, device: str, dtype: str) -> Speed | None:

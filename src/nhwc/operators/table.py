@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -45,16 +44,6 @@ MEANING = {
 
 ASPECTS = ("forward", "backward", "in-place", "out", "mixed", "slice")
 """Forward and gradient; the in-place and `out=` forms; operands of both formats; channel slice."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call: what became of the format, and the reason in words."""
-
-    dims: int
-    aspect: str
-    outcome: Outcome
-    example: str
 
 
 @dataclass(frozen=True)
@@ -154,9 +143,6 @@ class OperatorTable:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
-    def find(self, word: str) -> tuple[Operator, ...]:
-        return tuple(op for op in self.operators if op.answers_to(word))
-
     def count(self, aspect: str = "forward", dims: int = 4) -> dict[Outcome, int]:
         """How many operators have each outcome, where the aspect could be measured."""
         found = [op.outcome(aspect, dims) for op in self.operators if op.row(aspect, dims)]
@@ -237,27 +223,3 @@ def load_table(path: str | Path) -> OperatorTable:
         return OperatorTable.from_dict(data)
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path} is damaged: {error!r}. Measure again.") from error
-
-
-def summarize(cases: Sequence[Case], dtype: str) -> tuple[Row, ...]:
-    """Put the cases of one dtype together, one row for each aspect and number of dimensions."""
-    rows = []
-    for dims in (4, 5):
-        for aspect in ASPECTS:
-            group = [case for case in cases if (case.dims, case.aspect) == (dims, aspect)]
-            if group:
-                rows.append(_row(group, dtype))
-    return tuple(rows)
-
-
-def _row(group: Sequence[Case], dtype: str) -> Row:
-    # Calls whose results carry no format do not dilute those whose results do.
-    telling = [c for c in group if c.outcome not in (Outcome.NONE, Outcome.VIEW)] or group
-    outcomes = {case.outcome for case in telling}
-    worst = min(telling, key=lambda case: list(Outcome).index(case.outcome))
-    outcome = worst.outcome
-    if outcome is Outcome.LOSES and outcomes & {Outcome.KEEPS, Outcome.CONVERTS}:
-        outcome = Outcome.SOMETIMES
-    hit = sum(case.outcome is worst.outcome for case in telling)
-    first = group[0]
-    return Row(first.dims, dtype, first.aspect, outcome, hit, len(telling), worst.example)

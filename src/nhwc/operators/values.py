@@ -56,7 +56,7 @@ def _float_difference(a: Tensor, b: Tensor, tolerance: float) -> str:
     # An infinity less itself is not a number; where both agree bit for bit there is nothing off.
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     # Where all is small, it is the difference of larger numbers, and no more exact than they are.
-    wrong = ~same & ~(off <= tolerance * max(scale, 0.01))
+    wrong = ~same & ~(off <= tolerance * max(scale, 0.05))
     if not bool(wrong.any()):
         return ""
     worst = float(off[torch.isfinite(off)].max()) if bool(torch.isfinite(off).any()) else scale

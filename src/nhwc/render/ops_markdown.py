@@ -50,8 +50,10 @@ def _head(table: OperatorTable) -> Iterator[str]:
     for outcome, meaning in MEANING.items():
         yield f"| {MARKS[outcome]} | {meaning} | {count.get(outcome, 0)} |"
     yield ""
-    yield "NHWC: how many times as fast as NCHW, one thread, a large input; in bold where it is"
-    yield "clearly slower, of several calls timed the worst."
+    yield "NHWC: how many times as fast as NCHW, forward, one thread, a large input, timed in"
+    yield "turns; of several calls the worst; in bold where it is clearly slower, the whole"
+    yield "interval of 99 % below 0.9. Operators are measured side by side: a ratio near 1 and"
+    yield "not bold says that no difference was seen."
 
 
 def _groups(table: OperatorTable) -> Iterator[str]:
