@@ -15,7 +15,7 @@ import nhwc
 from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
-from .hostile import CASES, Case, Own, Raising, block, image
+from .hostile import CASES, Case, Does, Own, Raising, block, image
 from .test_optimize import force
 
 _HOOKS = (
@@ -313,3 +313,15 @@ def test_a_layer_that_computes_otherwise_is_not_saved_as_its_base(tmp_path):
     except NhwcError:
         return
     same(answers(nhwc.load(tmp_path / "saved"), case), answers(model, case))
+
+
+def test_asking_for_a_shape_does_not_stand_in_the_way_of_a_plan():
+    def asserted(self: Any, y: Tensor, x: Tensor) -> Tensor:
+        torch._assert(y.ndim == 4, "four dimensions")
+        return self.act(y)
+
+    case = Case(lambda: Does(asserted, block=nn.Conv2d(3, 4, 3), act=nn.ReLU(inplace=True)))
+    model = build(case)
+    fast = force(model, image())
+    assert fast.report.plans[0].reason == ""
+    same(answers(fast, case), answers(model, case))
