@@ -15,7 +15,7 @@ import nhwc
 from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
-from .hostile import CASES, Case, Own, Raising, block, image
+from .hostile import CASES, Case, Does, Own, Raising, block, image
 from .test_optimize import force
 
 _HOOKS = (
@@ -280,3 +280,48 @@ def test_two_hundred_calls_leak_nothing():
             fast(x)
     # One output left behind by each call would be over 900 MB.
     assert rss() - before < 32e6
+
+
+class Strided(nn.Conv2d):
+    """A layer of torch's with a constructor and a helper of its own, as torchvision's Conv3d's."""
+
+    def __init__(self, channels: int):
+        super().__init__(3, channels, 3, stride=2, bias=False)
+
+    @staticmethod
+    def get_stride() -> int:
+        return 2
+
+
+class Doubled(Strided):
+    def _conv_forward(self, *args: Any) -> Tensor:
+        return 2 * super()._conv_forward(*args)
+
+
+def test_a_layer_that_only_has_another_constructor_is_saved_as_what_it_is(tmp_path):
+    model = build(Case(lambda: nn.Sequential(Strided(4), nn.ReLU())))
+    nhwc.save(nhwc.fuse(model), tmp_path / "saved")
+    case = Case(nn.Identity)
+    same(answers(nhwc.load(tmp_path / "saved"), case), answers(model, case))
+
+
+def test_a_layer_that_computes_otherwise_is_not_saved_as_its_base(tmp_path):
+    model = build(Case(lambda: nn.Sequential(Doubled(4), nn.ReLU())))
+    case = Case(nn.Identity)
+    try:
+        nhwc.save(model, tmp_path / "saved")
+    except NhwcError:
+        return
+    same(answers(nhwc.load(tmp_path / "saved"), case), answers(model, case))
+
+
+def test_asking_for_a_shape_does_not_stand_in_the_way_of_a_plan():
+    def asserted(self: Any, y: Tensor, x: Tensor) -> Tensor:
+        torch._assert(y.ndim == 4, "four dimensions")
+        return self.act(y)
+
+    case = Case(lambda: Does(asserted, block=nn.Conv2d(3, 4, 3), act=nn.ReLU(inplace=True)))
+    model = build(case)
+    fast = force(model, image())
+    assert fast.report.plans[0].reason == ""
+    same(answers(fast, case), answers(model, case))

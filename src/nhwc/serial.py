@@ -113,17 +113,29 @@ def _restore_node(
 
 
 def _dump_module(module: nn.Module, path: str) -> dict[str, Any]:
-    kind = module_names().get(type(module))
+    layer = _layer_of(module)
+    kind = module_names().get(layer)
     if kind is None:
         raise _refusal(path, f"it calls a {type(module).__name__}, which is code of your own")
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         raise _refusal(path, "it has hooks or parametrizations, which are code of your own")
     arguments = {}
-    for name, parameter in inspect.signature(type(module)).parameters.items():
+    for name, parameter in inspect.signature(layer).parameters.items():
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if named and name not in ("device", "dtype"):
             arguments[name] = _dump_argument(module, name, f"{path}.{name}")
     return {"class": kind, "arguments": arguments}
+
+
+def _layer_of(module: nn.Module) -> type[nn.Module]:
+    """The class whose code a call of `module` runs: that of a subclass which only adds to it."""
+    kinds = type(module).__mro__
+    for number, kind in enumerate(kinds):
+        if kind in module_names():
+            added = {name for other in kinds[:number] for name in vars(other)}
+            own = {name for name in added if not name.startswith("__")} | (added & {"__call__"})
+            return type(module) if own & {*dir(kind)} else kind
+    return type(module)
 
 
 def _dump_argument(module: nn.Module, name: str, path: str) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
+from .recording import SHAPE_ATTRIBUTES, SHAPE_METHODS
+
 _WRITING_OPERATORS = {
     *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),
     *(operator.imatmul, operator.imod, operator.imul, operator.ior, operator.ipow),
@@ -42,7 +44,8 @@ def why_impure(graph: fx.GraphModule) -> str | None:
             continue
         if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
             return f"{node.name} writes into {target}, which outlives the call"
-        if len(target.users) > 1 or _may_be_view(graph, target):
+        readers = [user for user in target.users if user is not node and not _asks_shape(user)]
+        if readers or _may_be_view(graph, target):
             return f"{node.name} writes into {target.name}, which others may read"
     return None
 
@@ -70,6 +73,13 @@ def _written_into(graph: fx.GraphModule, node: fx.Node) -> Any:
         if dict(zip(parameters, node.args, strict=False)).get("inplace") is True:
             return first
     return None
+
+
+def _asks_shape(node: fx.Node) -> bool:
+    """Whether `node` reads what no write changes: timm's norms assert the dimensions they get."""
+    if node.op == "call_method":
+        return node.target in SHAPE_METHODS
+    return node.target is getattr and node.args[1] in SHAPE_ATTRIBUTES
 
 
 def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:

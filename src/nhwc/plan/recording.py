@@ -92,8 +92,8 @@ def _seen(value: Any) -> Any:
     return value
 
 
-_SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
-_SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 _PURE: set[Any] = {
     *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
     *(
@@ -122,10 +122,10 @@ def _is_fixed(node: fx.Node, value: Any, fixed: set[fx.Node]) -> bool:
         return False
     if node.op == "placeholder":
         return True
-    if node.op == "call_method" and node.target in _SHAPE_METHODS:
+    if node.op == "call_method" and node.target in SHAPE_METHODS:
         return True
     if node.op == "call_function" and node.target is getattr:
-        return node.args[1] in _SHAPE_ATTRIBUTES
+        return node.args[1] in SHAPE_ATTRIBUTES
     if node.op == "call_function" and node.target is torch.numel:
         return True
     inputs = node.all_input_nodes
