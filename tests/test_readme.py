@@ -21,7 +21,7 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
 def test_every_command_exists():
     from nhwc.cli import VERBS
 
-    named = set(re.findall(r"^\s*(?:\$ )?nhwc (\w+)", README.read_text(), re.MULTILINE))
+    named = set(re.findall(r"^(?:\$ )?nhwc (\w+)", README.read_text(), re.MULTILINE))
     assert named
     assert named <= set(VERBS)
 
