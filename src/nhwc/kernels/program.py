@@ -68,10 +68,6 @@ class Program:
         finally:
             idle.append(memory)
 
-    def arena_bytes(self, threads: int = 1) -> int:
-        """How much memory one call holds beside its inputs and outputs."""
-        return self._place(threads)[1]
-
     def _check(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self.inputs):
             raise InputError(f"the program takes {len(self.inputs)} inputs; got {len(inputs)}.")

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 INT = ir.IntType(64)
 WORD = ir.IntType(32)
-BOOL = ir.IntType(1)
 FLOAT = ir.FloatType()
 POINTER = ir.PointerType()
 

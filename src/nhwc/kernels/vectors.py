@@ -134,11 +134,6 @@ class Emitter:
             room.type = POINTER
         return Value(self, room, element)
 
-    def prefetch(self, pointer: Value, level: int = 3) -> None:
-        """Ask for the cache line at `pointer`; 3 wants it nearest, 1 in the last cache only."""
-        fetch = self._intrinsic("llvm.prefetch.p0", ir.VoidType(), [POINTER, WORD, WORD, WORD])
-        self.builder.call(fetch, [pointer.llvm, *(ir.Constant(WORD, n) for n in (0, level, 1))])
-
     # Arithmetic.
 
     def fma(self, a: Any, b: Any, c: Any) -> Value:
