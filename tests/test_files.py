@@ -12,10 +12,10 @@ from torch import nn
 
 import nhwc
 from nhwc import FileError, InputError
-from nhwc.container import MAGIC, is_saved, read, write
+from nhwc.files.container import MAGIC, is_saved, read, write
+from nhwc.files.serial import Foreign, dump, restore
+from nhwc.files.vocabulary import functions, modules
 from nhwc.graph import capture
-from nhwc.serial import Foreign, dump, restore
-from nhwc.vocabulary import functions, modules
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from .test_optimize import Branching, Nested, force, residual, runs_program
@@ -285,7 +285,7 @@ def test_the_vocabulary_reaches_nothing_outside_of_tensors():
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1.5, None, True, "x", slice(1, None), ...])
 def test_every_plain_argument_survives(value):
-    from nhwc.serial import _dump, _load
+    from nhwc.files.serial import _dump, _load
 
     assert _load(json.loads(json.dumps(_dump((value, [value], {"k": value})))), {}) == (
         value,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nhwc import fuse, load_model
 from nhwc.graph import capture, graphs
-from nhwc.shells import open_shell
+from nhwc.graph.shells import open_shell
 
 from .fusing import Block, assert_same, fuse_checked, has_no_norm, outputs, random_, script
 

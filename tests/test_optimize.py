@@ -12,8 +12,8 @@ from torch import nn
 import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._optimize import _choose
+from nhwc.graph.report import PassReport
 from nhwc.passes import FOLDING
-from nhwc.report import PassReport
 from nhwc.runtime import Optimized
 from nhwc.timing import Samples
 from nhwc.zoo import load_model, randomize_batchnorm_

@@ -5,7 +5,7 @@ import torch
 from torch import fx, nn
 
 from nhwc.formats import Format
-from nhwc.layers import Fused
+from nhwc.graph.layers import Fused
 from nhwc.memory import Memory
 from nhwc.plan import Unplannable, make_plan, remake_plan
 from nhwc.plan.assigning import assign

@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.mended import Cat, ChannelShuffle, Interleave
 from nhwc.memory import Memory
-from nhwc.mended import Cat, ChannelShuffle, Interleave
 from nhwc.plan import make_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.measuring import Option

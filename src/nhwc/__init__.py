@@ -17,7 +17,6 @@ from .errors import ProcessLost as ProcessLost
 from .errors import VerificationError as VerificationError
 from .files import load as load
 from .files import save as save
-from .findings import Finding as Finding
 from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
@@ -25,6 +24,7 @@ from .formats import to_format as to_format
 from .operators import ops as ops
 from .strict import strict as strict
 from .training import train as train
+from .watch.findings import Finding as Finding
 from .zoo import load_model as load_model
 
 __version__ = "0.1.0"

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture import Call, Recorder
-from .effects import Effect, Outcome, Tracker
 from .environment import Environment
-from .findings import Finding, find, is_note, unconverted
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from .preserve import preserved
-from .profile import profiled, with_profile
-from .running import Run, as_written, check, guarded, tensors_in
 from .timing import Comparison, interleave
+from .watch.effects import Effect, Outcome, Tracker
+from .watch.findings import Finding, find, is_note, unconverted
+from .watch.profile import profiled, with_profile
+from .watch.recorder import Call, Recorder
+from .watch.running import Run, as_written, check, guarded, tensors_in
 
 SCHEMA = 1
 

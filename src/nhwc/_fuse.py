@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .graph import Captured, capture, graphs
+from .graph.captured import Captured, capture, graphs
+from .graph.report import FuseReport, PassReport, Site
 from .passes import FOLDING, Pass, run_passes
-from .report import FuseReport, PassReport, Site
 
 
 def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModule:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from .environment import Environment
 from .errors import InputError, ModelFailed
-from .graph import capture
+from .graph.captured import capture
 from .memory import Memory
 from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
 from .passes import PASSES, Pass, run_passes

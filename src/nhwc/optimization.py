@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .environment import Environment
-from .report import Opaque, PassReport
+from .graph.report import Opaque, PassReport
 from .timing import Comparison, Samples
 from .verify import Verification
 

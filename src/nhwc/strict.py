@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .capture import Call, Recorder, TensorSpec
-from .effects import Effect, Tracker
 from .errors import FormatLost
-from .remedies import remedy
+from .watch.effects import Effect, Tracker
+from .watch.recorder import Call, Recorder, TensorSpec
+from .watch.remedies import remedy
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .container import is_saved
 from .errors import InputError, MissingPackage, ModelNotFound
+from .files.container import is_saved
 
 
 def load_model(
@@ -56,7 +56,7 @@ def load_model(
 def find_builder(name: str) -> Callable[..., object]:
     """Return the function of no arguments that builds the model called `name`."""
     if is_saved(name):
-        from .files import load
+        from .files.optimized import load
 
         return lambda: load(name)
     where, colon, what = name.rpartition(":")

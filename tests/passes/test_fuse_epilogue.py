@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import load_model
-from nhwc.layers import Fused
+from nhwc.graph.layers import Fused
 from nhwc.passes import PASSES
 from nhwc.passes.fuse_bn_activation import fuse_bn_activation
 from nhwc.passes.fuse_epilogue import fuse_epilogue
@@ -53,6 +53,7 @@ MUST = {
     "residual first": (two(lambda x, c, d: x + c(x)), 1, 1),
     "two branches": (two(lambda x, c, d: F.relu(c(x) + d(x))), 1, 1),
     "in place": (two(lambda x, c, d: operator.iadd(c(x), x)), 1, 1),
+    "in place, the other branch later": (two(lambda x, c, d: F.relu(c(x).add_(d(x)))), 1, 1),
     "broadcast": (two(lambda x, c, d: F.hardswish(c(x) + x.mean((2, 3), keepdim=True))), 1, 1),
     "called twice": (two(lambda x, c, d: F.relu(c(F.relu(c(x))))), 2, 0),
     "linear": (lambda: nn.Sequential(nn.Linear(5, 3), nn.GELU()), 1, 0),
@@ -124,6 +125,14 @@ def test_must_not_fuse(name):
     assert not report.applied
     assert all(reason in site.reason for site in report.skipped)
     assert bool(report.skipped) == bool(reason)
+
+
+def test_a_sum_goes_to_the_layer_that_can_take_it():
+    model = two(lambda x, c, d: F.relu(operator.add(c(x), d(x))))().eval()
+    model.d.register_forward_hook(lambda module, args, result: result - 1)
+    changed, [report] = rewrite(model, fuse_epilogue)
+    assert_same(model, changed, X)
+    assert [site.where for site in report.applied] == ["c"]
 
 
 def test_a_residual_behind_an_in_place_branch_is_left_with_the_reason():

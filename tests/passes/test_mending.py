@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nhwc import Format, format_of, to_format
-from nhwc.layers import BatchNorm
-from nhwc.mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+from nhwc.graph.layers import BatchNorm
+from nhwc.graph.mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
 from nhwc.passes.mend_cat_format import mend_cat_format
 from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
 from nhwc.passes.mend_grid_sample import mend_grid_sample

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
-from ..profile import profiled
+from ..watch.profile import profiled
 
 
 @dataclass(frozen=True)

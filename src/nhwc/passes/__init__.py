@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import fx
 
 from ..graph import graphs
-from ..report import PassReport, Site
+from ..graph.report import PassReport, Site
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv

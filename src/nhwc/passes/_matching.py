@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import module_of
-from ..tracer import opaque_by_nature
+from ..graph.tracer import opaque_by_nature
 
 ACTIVATIONS = (
     *(nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.GELU),

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..folding import fold_after, fold_before, overflows, scale_and_shift
 from ..graph import clean, erase, module_of, replace_module
-from ..report import PassReport, Site
+from ..graph.report import PassReport, Site
+from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift
 from ._folding_sites import (
     calls_of,
     input_of,

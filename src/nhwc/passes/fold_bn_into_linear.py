@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..folding import fold_after, fold_before, overflows, scale_and_shift
 from ..graph import clean, erase, module_of, replace_module
-from ..layers import FoldedLinear
-from ..report import PassReport, Site
+from ..graph.layers import FoldedLinear
+from ..graph.report import PassReport, Site
+from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift
 from ._folding_sites import (
     calls_of,
     input_of,

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ..graph import attribute, clean, fresh_name
-from ..report import PassReport, Site
+from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")

@@ -8,8 +8,8 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import clean, erase, module_of, replace_module
-from ..layers import Fused
-from ..report import PassReport, Site
+from ..graph.layers import Fused
+from ..graph.report import PassReport, Site
 from ._folding_sites import layer_unfit, name_of
 from ._matching import ADDITIONS, activation_of, only_user
 
@@ -91,16 +91,28 @@ def _residual(
     other: Any = second if first is node else first
     if other is node:
         return None, "it is added to itself"
-    writes = getattr(add.target, "__name__", add.target) in _WRITING
-    if writes and first is not node:
-        return None, "the sum is written into the other operand"
-    if order.get(other, -1) > order[node] and isinstance(module_of(other), _ConvNd | nn.Linear):
-        return None, None
+    taker = _taker(add, order)
+    if taker is not node:
+        return None, None if taker else "the sum is written into the other operand"
     between = [n for n in order if order[node] < order[n] < order.get(add, -1)]
     writer = next((n for n in between if _may_write_input(n)), None)
     if writer is not None:
         return None, f"{name_of(writer)} writes in place before the add"
     return other, None
+
+
+def _taker(add: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
+    """The layer that computes the sum: the one written into, or else the one that comes last."""
+    writes = getattr(add.target, "__name__", add.target) in _WRITING
+    operands: Any = add.args[:1] if writes else add.args
+    able = [n for n in operands if only_user(n) is add and _may_take(module_of(n))]
+    return max(able, key=order.__getitem__, default=None)
+
+
+def _may_take(layer: nn.Module | None) -> bool:
+    if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
+        return False
+    return layer_unfit(layer) is None
 
 
 def _may_write_input(node: fx.Node) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, attribute, clean
-from ..layers import BatchNorm
-from ..report import PassReport, Site
+from ..graph.layers import BatchNorm
+from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

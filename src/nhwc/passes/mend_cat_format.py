@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from ..graph import add_module, clean
-from ..mended import Cat
-from ..report import PassReport, Site
+from ..graph.mended import Cat
+from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments
 

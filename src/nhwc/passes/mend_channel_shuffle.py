@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from ..graph import add_module, clean
-from ..mended import ChannelShuffle, Interleave
-from ..report import PassReport, Site
+from ..graph.mended import ChannelShuffle, Interleave
+from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments, only_user, size_read
 

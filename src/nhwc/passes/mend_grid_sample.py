@@ -6,8 +6,8 @@ from torch import fx
 from torch.nn import functional as F
 
 from ..graph import add_module, clean, erase
-from ..mended import GridSample
-from ..report import PassReport, Site
+from ..graph.mended import GridSample
+from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import named_arguments
 

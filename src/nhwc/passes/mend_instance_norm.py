@@ -8,10 +8,10 @@ from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import clean, module_of, replace_module
-from ..layers import BatchNorm
-from ..mended import InstanceNorm
-from ..report import PassReport, Site
-from ..tracer import opaque_by_nature
+from ..graph.layers import BatchNorm
+from ..graph.mended import InstanceNorm
+from ..graph.report import PassReport, Site
+from ..graph.tracer import opaque_by_nature
 
 
 def mend_instance_norm(gm: fx.GraphModule) -> PassReport:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..layers import LAYERS
+from ..graph.layers import LAYERS
 from .recording import Record
 from .specs import Layer
 

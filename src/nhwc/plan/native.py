@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..formats import Format
+from ..graph.mended import Cat, ChannelShuffle, Interleave
 from ..kernels.activations import Activation as Code
 from ..kernels.builder import Buffer, Builder
 from ..kernels.conv import ConvKernel, conv2d_candidates
@@ -23,7 +24,6 @@ from ..kernels.elementwise import activation_step, add_step, affine_step, multip
 from ..kernels.linear import linear_step
 from ..kernels.pooling import adaptive_avgpool_step, avgpool_step, global_mean_step, maxpool_step
 from ..kernels.spec import ConvSpec
-from ..mended import Cat, ChannelShuffle, Interleave
 from ..timing import interleave
 from .recognize import activation_of
 from .recording import Record, Seen

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..layers import BatchNorm, FoldedLinear, Fused
+from ..graph.layers import BatchNorm, FoldedLinear, Fused
 from .recording import Record
 from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._audit import Audit
-from ..findings import KINDS
+from ..watch.findings import KINDS
 from .page import page
 
 

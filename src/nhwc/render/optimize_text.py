@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from ..graph.report import PassReport
 from ..optimization import LayerReport, OptimizeReport, PlanReport
-from ..report import PassReport
 from .text import milliseconds, paint, plural, wrap
 
 _STAGES = {

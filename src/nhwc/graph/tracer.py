@@ -88,7 +88,7 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, _CONTAINERS) or "forward" in vars(module):
         return False
     home = definer(type(module), "forward").__module__
-    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.layers", "nhwc.mended")):
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
         return is_frozen_batch_norm(module)
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .errors import InputError
+from ..errors import InputError
 from .vocabulary import (
     ATTRIBUTES,
     METHODS,

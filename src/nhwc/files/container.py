@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .disk import replace_file
-from .errors import FileError
-from .formats import CHANNELS_LAST_OF, Format, format_of, to_format
+from ..disk import replace_file
+from ..errors import FileError
+from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 
 MAGIC = b"\x89NHWC\r\n\x1a"
 VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .capture import Call, TensorSpec
-from .formats import Format
+from ..formats import Format
+from .recorder import Call, TensorSpec
 
 
 class Effect(Enum):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .capture import is_users
-from .errors import InputError, ModelFailed, NhwcError
-from .formats import CHANNELS_LAST_OF, to_format
-from .ready import check_devices, check_initialized, some
+from ..errors import InputError, ModelFailed, NhwcError
+from ..formats import CHANNELS_LAST_OF, to_format
+from ..ready import check_devices, check_initialized, some
+from .recorder import is_users
 
 
 class Run:

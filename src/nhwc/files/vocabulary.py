@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .layers import LAYERS
+from ..graph.layers import LAYERS
 
 _TORCH = """
     abs add addcmul addmm amax amin arange argmax argmin as_tensor avg_pool1d batch_norm

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from .capture import Call, Site
+from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..ready import some
 from .effects import MIXING, Effect, Outcome, short_name
-from .formats import CHANNELS_LAST_OF, Format, format_of
-from .ready import some
+from .recorder import Call, Site
 from .remedies import remedy
 
 KINDS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .capture import Call, TensorSpec
+from ..formats import Format
 from .effects import Effect, short_name
-from .formats import Format
+from .recorder import Call, TensorSpec
 
 _LAST = (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
 

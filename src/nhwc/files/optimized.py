@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..environment import Environment
+from ..errors import NhwcError
+from ..formats import Format, to_format
+from ..graph import capture
+from ..memory import Memory
+from ..plan import Unplannable, make_plan
+from ..runtime import Optimized, Recipe, describe, signature
+from ..verify import Truth, flatten, verify
 from .container import damaged, read, write
-from .environment import Environment
-from .errors import NhwcError
-from .formats import Format, to_format
-from .graph import capture
-from .memory import Memory
-from .plan import Unplannable, make_plan
-from .runtime import Optimized, Recipe, describe, signature
 from .serial import Foreign, dump, restore
-from .verify import Truth, flatten, verify
 
 
 def save(model: nn.Module, path: str | Path) -> None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .formats import Format, format_of
+from ..formats import Format, format_of
 
 _NOT_THE_USERS = (
     str(Path(__file__).parent) + os.sep,

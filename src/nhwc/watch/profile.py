@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .capture import Call, Copy
+from .recorder import Call, Copy
 
 _LABEL = "nhwc::"
 

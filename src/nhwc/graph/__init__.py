@@ -1,0 +1,13 @@
+"""Models as torch.fx graphs: captured, what may stand in them, and how they are changed."""
+
+from .captured import Captured as Captured
+from .captured import capture as capture
+from .captured import graphs as graphs
+from .captured import own_copy as own_copy
+from .edit import add_module as add_module
+from .edit import attribute as attribute
+from .edit import clean as clean
+from .edit import erase as erase
+from .edit import fresh_name as fresh_name
+from .edit import module_of as module_of
+from .edit import replace_module as replace_module

@@ -1,0 +1,108 @@
+"""Small changes to a graph, and what they leave clean behind them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx, nn
+
+
+def module_of(node: object) -> nn.Module | None:
+    """The module a `call_module` node calls; None for anything else."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    owner = node.graph.owning_module
+    assert owner is not None
+    return owner.get_submodule(str(node.target))
+
+
+def attribute(owner: nn.Module, path: str) -> Any:
+    """The parameter, buffer or constant at a dotted path."""
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def replace_module(node: fx.Node, module: nn.Module) -> None:
+    """Let `node` call `module`, in the place of the old one unless that is needed elsewhere."""
+    owner, target = node.graph.owning_module, str(node.target)
+    assert owner is not None
+    if _needed_elsewhere(node):
+        target = fresh_name(owner, target.replace(".", "_"))
+        node.target = target
+    owner.add_submodule(target, module)
+
+
+def add_module(graph: fx.Graph, name: str, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
+    """A new call of `module`, installed under a name like `name`, at the insertion point."""
+    owner = graph.owning_module
+    assert owner is not None
+    target = fresh_name(owner, name)
+    owner.add_submodule(target, module)
+    return graph.call_module(target, args)
+
+
+def erase(node: fx.Node, instead: fx.Node) -> None:
+    """Let every user of `node` use `instead`, and take `node` out."""
+    node.replace_all_uses_with(instead)
+    node.graph.erase_node(node)
+
+
+def clean(gm: fx.GraphModule) -> fx.GraphModule:
+    """Drop what nothing uses any more, check the graph, and write its code anew."""
+    for node in reversed(list(gm.graph.nodes)):
+        if not node.users and _without_effect(node):
+            gm.graph.erase_node(node)
+    gm.delete_all_unused_submodules()
+    _drop_unread_tensors(gm)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def _needed_elsewhere(node: fx.Node) -> bool:
+    target = str(node.target)
+    for other in node.graph.nodes:
+        if other is node or other.op not in ("call_module", "get_attr"):
+            continue
+        path = str(other.target)
+        if path == target or path.startswith(target + ".") or target.startswith(path + "."):
+            return True
+    return False
+
+
+def fresh_name(owner: nn.Module, name: str) -> str:
+    count, fresh = 0, name
+    while hasattr(owner, fresh):
+        count += 1
+        fresh = f"{name}_{count}"
+    return fresh
+
+
+_READING = {getattr, operator.getitem, operator.eq, operator.add, operator.sub, operator.mul}
+_READING |= {operator.floordiv, operator.truediv, operator.mod, operator.neg, operator.pow}
+
+
+def _without_effect(node: fx.Node) -> bool:
+    if node.op == "call_function":
+        return node.target in _READING
+    return node.op == "get_attr" or (node.op, node.target) in {
+        ("call_method", "size"),
+        ("call_method", "dim"),
+    }
+
+
+def _drop_unread_tensors(gm: fx.GraphModule) -> None:
+    """Parameters and buffers of the modules that only hold others, and that no node reads."""
+    read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    called = {str(node.target) for node in gm.graph.nodes if node.op == "call_module"}
+    holders = {""} | {name for name, m in gm.named_modules() if type(m) is nn.Module}
+    for holder in holders - called:
+        if any(holder.startswith(f"{path}.") for path in called):
+            continue
+        module = gm.get_submodule(holder)
+        for slots in (module._parameters, module._buffers):
+            for name in list(slots):
+                if (f"{holder}.{name}" if holder else name) not in read:
+                    del slots[name]
