@@ -17,7 +17,10 @@ from nhwc.timing import Comparison
 from . import aa, curve
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+BEGIN, END = "<!-- written by benchmarks.performance -->", "<!-- end -->"
+SHOWN = ("resnet18", "resnet50", "mnasnet1_0", "shufflenet_v2_x1_0", "densenet121", "vgg16")
 
 TARGETS = {"vgg": 2.0, "resnet18": 1.5, "resnet34": 1.5, "resnet50": 1.2}
 TARGETS |= dict.fromkeys(("mobilenet", "mnasnet", "shufflenet"), 1.1)
@@ -39,6 +42,31 @@ def main() -> None:
     parts.append(f"## Where the time goes\n\n{WHERE}\n\n{where}")
     PAGE.write_text("\n\n".join(parts) + "\n")
     print(f"wrote {PAGE}")
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{summary(suite)}\n{END}{after}")
+    print(f"wrote the results in {README}")
+
+
+def summary(suite: Benchmark) -> str:
+    """Some of the models, and all of them in one line."""
+    single = [row for row in suite.rows if row.case.batch == 1]
+    shown = [row for row in single if row.case.model in SHOWN]
+    counts = []
+    for batch in sorted({row.case.batch for row in suite.rows}):
+        leads = leads_of([row for row in suite.rows if row.case.batch == batch])
+        counts.append(
+            f"batch {batch}: ahead on {sum(lead >= 1 for lead in leads)} of {len(leads)}, "
+            f"{geometric_mean(leads):.2f}x the best of the others in the geometric mean"
+        )
+    return (
+        f"{engines(suite, shown, last=False)}\n\n"
+        f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)})."
+    )
+
+
+def leads_of(rows: list[Row]) -> list[float]:
+    return [found.ratio for row in rows if (found := ahead(row))]
 
 
 INTRODUCTION = """\
@@ -83,7 +111,8 @@ python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmark
 ```"""
 
 
-def engines(suite: Benchmark, rows: list[Row]) -> str:
+def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
+    """Every engine's speed on some rows; with `last`, the means and the counts below."""
     variants = [v for v in suite.variants if v != "eager"]
     head = ["model", "eager ms", *map(label, variants), "ahead", "aim", "error"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -101,10 +130,11 @@ def engines(suite: Benchmark, rows: list[Row]) -> str:
             if eager and own
             else f"| {row.case.model} | {row.failure or 'not measured'} |"
         )
-    means = [
-        geometric_mean(c.ratio for r in rows if (c := r.comparison(v, "eager"))) for v in variants
-    ]
-    leads = [c.ratio for row in rows if (c := ahead(row))]
+    if not last:
+        return "\n".join(lines)
+    found = [[row.comparison(variant, "eager") for row in rows] for variant in variants]
+    means = [geometric_mean(c.ratio for c in column if c) for column in found]
+    leads = leads_of(rows)
     reached = sum(c.ratio >= aim(row.case.model) for row in rows if (c := ahead(row)))
     mean = " | ".join(f"{m:.2f}" for m in means)
     lines.append(f"| geometric mean | | {mean} | {geometric_mean(leads):.2f} | 1.3 | |")
