@@ -23,6 +23,7 @@ from .preserve import preserved
 from .ready import check_devices, check_initialized
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
+from .verdict import digest_of, recall, remember
 from .verify import Truth, Verification, observe, random_inputs, verify
 
 Progress = Callable[[str], None]
@@ -62,13 +63,13 @@ def optimize(
     _check(model, example_inputs)
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
-        _try(model, example_inputs)
         work = _Work(model, example_inputs, exact, say)
+        # Before there is a graph: the copy in float64 is the largest of all.
+        work.observe()
         say("capturing the graph")
         work.rewrite(passes)
         with preserved(work.graph):
-            say("running the original in float64")
-            work.observe()
+            work.check_graph()
             for inputs in (example_inputs, *map(_as_tuple, also)):
                 work.plan(inputs)
             work.check()
@@ -107,10 +108,18 @@ class _Work:
             parameter.requires_grad_(False)
 
     def observe(self) -> None:
-        """See what the original answers, and hold the rewritten graph against it."""
-        self.truth: Truth = observe(self.model, random_inputs(self.example, _TRIALS))
-        self.verification: Verification = verify(self.truth, self.graph)
-        self.verification.require()
+        """See what the original answers, in float64 too unless it is remembered what that said."""
+        self.digest = digest_of(self.model, self.example, _TRIALS)
+        known = self.memory.get(f"verified {self.digest}") is not None
+        self.truth: Truth = self._truth(wide=not known)
+
+    def _truth(self, *, wide: bool) -> Truth:
+        self.say("running the original" + " in float64" * wide)
+        inputs = random_inputs(self.example, _TRIALS if wide else 1)
+        try:
+            return observe(self.model, inputs, wide=wide)
+        except Exception as error:
+            raise _failed(self.model, self.example, error) from error
 
     def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
         shapes = describe(inputs)
@@ -130,28 +139,53 @@ class _Work:
         self.recipes.append(Recipe(key, shapes, plan.kernels))
         self.programs[key] = on_device(plan.program, inputs)
 
+    def check_graph(self) -> None:
+        """Hold the rewritten graph against the original before anything is built on it."""
+        if not self.in_full and not verify(self.truth, self.graph).passed:
+            # Float32 alone may judge too hard.
+            self.truth = self._truth(wide=True)
+        if self.in_full:
+            verify(self.truth, self.graph).require()
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the original was run on all trial inputs, and in float64 if it can."""
+        return len(self.truth.inputs) == _TRIALS
+
     def check(self) -> None:
-        """Hold the plans against the original; a plan that rounds too freely is made exactly."""
-        if not self.programs:
-            return
-        found = self._verified()
-        if not found.passed and not self.exact:
+        """Hold the result against the original; a plan that rounds too freely is made exactly."""
+        if not self.in_full:
+            known = recall(self.memory, self.digest, self._labels())
+            if known is not None and self._verified(wide=False).passed:
+                self.verification: Verification = known
+                return
+            self.truth = self._truth(wide=True)
+            verify(self.truth, self.graph).require()
+        found = self._verified(wide=True)
+        if not found.passed and self.programs and not self.exact:
             shapes, self.planned_for = self.planned_for, []
             self.plans = [plan for plan in self.plans if not plan.planned]
             self.recipes, self.programs = [], {}
             for inputs in shapes:
                 self.plan(inputs, exact=True)
-            found = self._verified()
+            found = self._verified(wide=True)
         found.require()
         self.verification = found
+        remember(self.memory, self.digest, self._labels(), found)
 
-    def _verified(self) -> Verification:
+    def _verified(self, *, wide: bool) -> Verification:
         result = self._built()
         checks = list(verify(self.truth, result).checks)
         for inputs in self.planned_for[1:]:
-            truth = observe(self.model, [inputs])
+            truth = observe(self.model, [inputs], wide=wide)
             checks += verify(truth, result).checks
         return Verification(tuple(checks), self.truth.exact is not None)
+
+    def _labels(self) -> str:
+        """What stands behind the answers: the passes that ran, and every kernel."""
+        passes = [f"{report.name} {len(report.applied)}" for report in self.passes]
+        kernels = [f"{key} {option.label}" for r in self.recipes for key, option in r.kernels]
+        return _digest([*passes, *kernels])
 
     def time(self) -> tuple[dict[str, Samples], bool]:
         """The times of the stages, taken in turns, or remembered from the same stages before."""
@@ -209,7 +243,7 @@ class _Work:
         """The same for the same graph, shapes and kernels: then times carry over."""
         parts = [self.graph.code, repr(self.graph), *describe(self.example)]
         parts += [f"{n} {o.label}" for r in self.recipes for n, o in r.kernels]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+        return _digest(parts)
 
 
 def _is_clear(times: dict[str, Samples]) -> bool:
@@ -262,16 +296,16 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
         )
 
 
-def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    try:
-        with preserved(model):
-            model(*_own(inputs))
-    except Exception as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
-        raise ModelFailed(
-            f"{type(model).__name__} raised {type(error).__name__} on "
-            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
-        ) from error
+def _failed(model: nn.Module, inputs: tuple[Any, ...], error: Exception) -> ModelFailed:
+    said = " ".join(str(error).split())[:300].rstrip(".")
+    return ModelFailed(
+        f"{type(model).__name__} raised {type(error).__name__} on "
+        f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
+    )
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
