@@ -12,6 +12,7 @@ from torch import nn
 import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._optimize import _choose
+from nhwc.benchmark.peak import resident_bytes
 from nhwc.graph.report import PassReport
 from nhwc.passes import FOLDING
 from nhwc.render.optimize_text import optimize_text
@@ -297,6 +298,30 @@ def test_a_second_time_measures_nothing(image, monkeypatch):
     again = force(residual(), image)
     assert again.report.plans[0].measured == 0
     assert again.recipes == first.recipes
+
+
+def test_everything_is_measured_again_when_asked(image):
+    model = residual()
+    force(model, image)
+    assert force(model, image).report.plans[0].measured == 0
+    again = force(model, image, remeasure=True).report
+    assert again.plans[0].measured > 0
+    assert not again.verification.remembered
+
+
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not tell")
+@torch.no_grad()
+def test_nothing_leaks_over_two_hundred_calls():
+    image = torch.randn(2, 3, 128, 128)
+    fast = force(residual(), image)
+    for x in (image, image.repeat(2, 1, 1, 1)):
+        for _ in range(20):
+            fast(x)
+        before = resident_bytes()
+        for _ in range(200):
+            fast(x)
+        # One image of one layer kept for every call would be four times that.
+        assert resident_bytes() - before < 200 * x.numel() * x.itemsize * 8 / 3 / 4 / 4
 
 
 def test_a_verdict_of_float64_is_remembered_for_the_same_weights(image):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -44,6 +45,7 @@ def optimize(
     passes: Sequence[Pass] = PASSES,
     exact: bool = False,
     also: Sequence[Any] = (),
+    remeasure: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """Return a model that computes the same as `model` and is not slower, here and on these shapes.
@@ -55,7 +57,8 @@ def optimize(
 
     It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
     tuple of tensors. Other shapes give right results without a plan. `exact` leaves out kernels
-    that reach their sums by other products than the layer names (Winograd). The result is for
+    that reach their sums by other products than the layer names (Winograd). `remeasure` asks for
+    all times and verdicts anew, after a run on a loaded machine, say. The result is for
     inference: gradients take the slower graph. `report` has every decision; where nothing was
     gained, the result holds `model` itself.
     """
@@ -64,10 +67,15 @@ def optimize(
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         work = _Work(model, example_inputs, exact, say)
+        if remeasure:
+            work.memory.forget()
         # Before there is a graph: the copy in float64 is the largest of all.
         work.observe()
         say("capturing the graph")
         work.rewrite(passes)
+        if work.in_full:
+            # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
+            gc.collect()
         with preserved(work.graph):
             work.check_graph()
             for inputs in (example_inputs, *map(_as_tuple, also)):
