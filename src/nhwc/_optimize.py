@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .environment import Environment
-from .errors import InputError, ModelFailed
+from .errors import InputError
 from .graph.captured import capture
 from .memory import Memory
 from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
@@ -24,13 +24,10 @@ from .preserve import preserved
 from .ready import check_devices, check_initialized
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
-from .verdict import digest_of, recall, remember
-from .verify import Truth, Verification, observe, random_inputs, verify
+from .verdict import Judge
+from .verify import Verification
 
 Progress = Callable[[str], None]
-
-_TRIALS = 3
-"""On how many inputs the answers are compared."""
 
 _TIMING_S = 0.8
 """How long the paired timing at the end takes, about, where the machine is quiet."""
@@ -66,18 +63,11 @@ def optimize(
     _check(model, example_inputs)
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
-        work = _Work(model, example_inputs, exact, say)
-        if remeasure:
-            work.memory.forget()
-        # Before there is a graph: the copy in float64 is the largest of all.
-        work.observe()
+        work = _Work(model, example_inputs, exact, say, remeasure)
         say("capturing the graph")
         work.rewrite(passes)
-        if work.in_full:
-            # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
-            gc.collect()
         with preserved(work.graph):
-            work.check_graph()
+            work.judge.check(work.graph)
             for inputs in (example_inputs, *map(_as_tuple, also)):
                 work.plan(inputs)
             work.check()
@@ -95,6 +85,7 @@ class _Work:
     example: tuple[Any, ...]
     exact: bool
     say: Progress
+    remeasure: bool
     memory: Memory = field(init=False)
     environment: Environment = field(init=False)
     plans: list[PlanReport] = field(default_factory=list)
@@ -106,6 +97,10 @@ class _Work:
         device = next((x.device for x in self.example if isinstance(x, Tensor)), "cpu")
         self.environment = Environment.here(device)
         self.memory = Memory.of(self.environment)
+        if self.remeasure:
+            self.memory.forget()
+        # Before there is a graph: the copy in float64 is the largest of all.
+        self.judge = Judge(self.model, self.example, self.memory, self.say)
 
     def rewrite(self, passes: Sequence[Pass]) -> None:
         captured = capture(self.model)
@@ -114,20 +109,9 @@ class _Work:
         self.passes = run_passes(self.graph, passes)
         for parameter in self.graph.parameters():
             parameter.requires_grad_(False)
-
-    def observe(self) -> None:
-        """See what the original answers, in float64 too unless it is remembered what that said."""
-        self.digest = digest_of(self.model, self.example, _TRIALS)
-        known = self.memory.get(f"verified {self.digest}") is not None
-        self.truth: Truth = self._truth(wide=not known)
-
-    def _truth(self, *, wide: bool) -> Truth:
-        self.say("running the original" + " in float64" * wide)
-        inputs = random_inputs(self.example, _TRIALS if wide else 1)
-        try:
-            return observe(self.model, inputs, wide=wide)
-        except Exception as error:
-            raise _failed(self.model, self.example, error) from error
+        if self.judge.in_full:
+            # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
+            gc.collect()
 
     def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
         shapes = describe(inputs)
@@ -147,47 +131,21 @@ class _Work:
         self.recipes.append(Recipe(key, shapes, plan.kernels))
         self.programs[key] = on_device(plan.program, inputs)
 
-    def check_graph(self) -> None:
-        """Hold the rewritten graph against the original before anything is built on it."""
-        if not self.in_full and not verify(self.truth, self.graph).passed:
-            # Float32 alone may judge too hard.
-            self.truth = self._truth(wide=True)
-        if self.in_full:
-            verify(self.truth, self.graph).require()
-
-    @property
-    def in_full(self) -> bool:
-        """Whether the original was run on all trial inputs, and in float64 if it can."""
-        return len(self.truth.inputs) == _TRIALS
-
     def check(self) -> None:
         """Hold the result against the original; a plan that rounds too freely is made exactly."""
-        if not self.in_full:
-            known = recall(self.memory, self.digest, self._labels())
-            if known is not None and self._verified(wide=False).passed:
-                self.verification: Verification = known
-                return
-            self.truth = self._truth(wide=True)
-            verify(self.truth, self.graph).require()
-        found = self._verified(wide=True)
+        found = self._judged()
         if not found.passed and self.programs and not self.exact:
             shapes, self.planned_for = self.planned_for, []
             self.plans = [plan for plan in self.plans if not plan.planned]
             self.recipes, self.programs = [], {}
             for inputs in shapes:
                 self.plan(inputs, exact=True)
-            found = self._verified(wide=True)
+            found = self._judged()
         found.require()
         self.verification = found
-        remember(self.memory, self.digest, self._labels(), found)
 
-    def _verified(self, *, wide: bool) -> Verification:
-        result = self._built()
-        checks = list(verify(self.truth, result).checks)
-        for inputs in self.planned_for[1:]:
-            truth = observe(self.model, [inputs], wide=wide)
-            checks += verify(truth, result).checks
-        return Verification(tuple(checks), self.truth.exact is not None)
+    def _judged(self) -> Verification:
+        return self.judge.judge(self._built(), self.planned_for[1:], self._labels())
 
     def _labels(self) -> str:
         """What stands behind the answers: the passes that ran, and every kernel."""
@@ -302,14 +260,6 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
             f"{training[0] or type(model).__name__} is in training mode; optimizing is for "
             "inference. Call model.eval() first."
         )
-
-
-def _failed(model: nn.Module, inputs: tuple[Any, ...], error: Exception) -> ModelFailed:
-    said = " ".join(str(error).split())[:300].rstrip(".")
-    return ModelFailed(
-        f"{type(model).__name__} raised {type(error).__name__} on "
-        f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
-    )
 
 
 def _digest(lines: Sequence[str]) -> str:

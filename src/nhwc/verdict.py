@@ -1,4 +1,4 @@
-"""What float64 said of a model, remembered for the same weights, inputs and kernels.
+"""Judge what became of a model by the model itself, and remember what float64 said.
 
 Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and says
 the same every time. So its verdict is kept under a digest of everything it hangs on that can be
@@ -9,14 +9,77 @@ code, is why the result is held against the original itself every time, in float
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .errors import ModelFailed
 from .memory import Memory
-from .verify import Check, Verification
+from .runtime import Optimized, describe
+from .verify import Check, Truth, Verification, observe, random_inputs, verify
+
+_TRIALS = 3
+"""On how many inputs the answers are compared."""
+
+
+class Judge:
+    """Knows what a model answers, in float64 too unless it is remembered what that said."""
+
+    def __init__(
+        self, model: nn.Module, example: tuple[Any, ...], memory: Memory, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.example, self.memory, self.say = model, example, memory, say
+        self.digest = digest_of(model, example, _TRIALS)
+        self._run(wide=memory.get(f"verified {self.digest}") is None)
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the model was run on all trial inputs, and in float64 if it can."""
+        return len(self._truth.inputs) == _TRIALS
+
+    def check(self, graph: nn.Module) -> None:
+        """Refuse a rewritten graph that is wrong before anything is built on it."""
+        if not self.in_full and not verify(self._truth, graph).passed:
+            # Float32 alone may judge too hard.
+            self._run(wide=True)
+        if self.in_full:
+            verify(self._truth, graph).require()
+
+    def judge(
+        self, result: Optimized, more: Sequence[tuple[Any, ...]], kernels: str
+    ) -> Verification:
+        """The verdict on `result`, on the example and on `more` inputs that it has plans for."""
+        if not self.in_full:
+            known = recall(self.memory, self.digest, kernels)
+            if known is not None and self._verified(result, more).passed:
+                return known
+            self._run(wide=True)
+            self.check(result.portable)
+        found = self._verified(result, more)
+        if found.passed:
+            remember(self.memory, self.digest, kernels, found)
+        return found
+
+    def _verified(self, result: Optimized, more: Sequence[tuple[Any, ...]]) -> Verification:
+        checks = list(verify(self._truth, result).checks)
+        for inputs in more:
+            truth = observe(self.model, [inputs], wide=self.in_full)
+            checks += verify(truth, result).checks
+        return Verification(tuple(checks), self._truth.exact is not None)
+
+    def _run(self, *, wide: bool) -> None:
+        self.say("running the original" + " in float64" * wide)
+        inputs = random_inputs(self.example, _TRIALS if wide else 1)
+        try:
+            self._truth: Truth = observe(self.model, inputs, wide=wide)
+        except Exception as error:
+            said = " ".join(str(error).split())[:300].rstrip(".")
+            raise ModelFailed(
+                f"{type(self.model).__name__} raised {type(error).__name__} on "
+                f"{', '.join(describe(self.example))}: {said}. Check the example inputs."
+            ) from error
 
 
 def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
