@@ -1,34 +1,50 @@
-"""The peak memory of audit and optimize, against that of the model itself.
+"""The peak memory of audit, optimize and bench, and of a call of what optimize returns.
 
     python -m benchmarks.memory [MODEL ...]
 
 Each is measured in a process of its own: the highest resident size, less that of the process with
-everything imported and no model. The model's own peak is one call of it.
+everything imported and no model. The model's own peak is one call of it, weights included. A bench
+has a process for each engine: the largest counts. The optimized model is called alone, when the
+model it was made from and all that making it took are gone.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
-MODELS = ("vgg19", "wide_resnet101_2", "densenet161")
+MODELS = ("vgg19", "wide_resnet101_2", "densenet161", "resnet50", "mobilenet_v2")
 SHAPE = (1, 3, 224, 224)
-WORK = ("run", "audit", "optimize")
+WORK = ("run", "audit", "optimize", "bench", "optimized run")
 
 
 def main(models: list[str]) -> None:
-    found = {}
+    found = json.loads(RESULTS.read_text())["megabytes"] if RESULTS.exists() else {}
     for model in models or MODELS:
         found[model] = {work: round(peak_of(work, model) / 1e6) for work in WORK}
-        own = found[model]["run"]
-        shares = ", ".join(f"{w} {mb} MB ({mb / own:.1f}x)" for w, mb in found[model].items())
-        print(f"{model}: {shares}", flush=True)
-    RESULTS.write_text(json.dumps({"shape": SHAPE, "megabytes": found}, indent=1) + "\n")
+        print(" | ".join(row(model, found[model])), flush=True)
+        RESULTS.write_text(json.dumps({"shape": SHAPE, "megabytes": found}, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(table(found))
+
+
+def table(found: dict[str, dict[str, int]]) -> str:
+    head = ["model", "own, MB", *(f"{work}, MB" for work in WORK[1:])]
+    lines = [head, ["---"] * len(head), *(row(model, peaks) for model, peaks in found.items())]
+    said = (__doc__ or "").split("\n\n")[-1]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{said}"
+
+
+def row(model: str, peaks: dict[str, int]) -> list[str]:
+    own = peaks["run"]
+    return [model, str(own), *(f"{peaks[w]} ({peaks[w] / own:.1f}x)" for w in WORK[1:])]
 
 
 def peak_of(work: str, model: str) -> int:
@@ -37,7 +53,7 @@ def peak_of(work: str, model: str) -> int:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.memory", "--child", work, model],
             env={**os.environ, "NHWC_CACHE": cache},
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
@@ -48,22 +64,29 @@ def child(work: str, name: str) -> None:
     import torch
 
     import nhwc
+    from nhwc.benchmark.peak import peak_bytes, reset_peak
     from nhwc.zoo import import_torchvision, load_model
 
     import_torchvision()
-    verbs = {"audit": nhwc.audit, "optimize": nhwc.optimize, "run": lambda m, x: m(x)}
-    before = highest()
-    model = load_model(name)
-    with torch.inference_mode(work == "run"):
-        result = verbs[work](model, torch.rand(SHAPE))
-    print(highest() - before)
+    x = torch.rand(SHAPE)
+    # Threads, oneDNN and the kernels' compiler are no part of the model.
+    nhwc.optimize(torch.nn.Conv2d(3, 8, 3).eval(), x)
+    reset_peak()
+    before = peak_bytes() or 0
+    if work == "bench":
+        nhwc.bench([name], variants=["eager", "fused", "optimized"], seconds=1)
+        print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 - before)
+        return
+    model: Any = load_model(name)
+    if work == "optimized run":
+        model = nhwc.optimize(model, x)
+        gc.collect()
+        reset_peak()
+    with torch.inference_mode(work.endswith("run")):
+        verb = {"audit": nhwc.audit, "optimize": nhwc.optimize}.get(work)
+        result = verb(model, x) if verb else model(x)
+    print((peak_bytes() or 0) - before)
     del result
-
-
-def highest() -> int:
-    """The highest resident size so far, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

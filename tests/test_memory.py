@@ -25,6 +25,19 @@ def test_what_was_saved_is_there_for_the_next(path):
     assert again.get("another") is None
 
 
+def test_what_is_forgotten_is_measured_again_and_replaced(path):
+    memory = Memory(path)
+    memory.put("layer", 1)
+    memory.put("other", 2)
+    memory.save()
+    again = Memory(path)
+    again.forget()
+    assert again.get("layer") is None
+    again.put("layer", 3)
+    again.save()
+    assert (Memory(path).get("layer"), Memory(path).get("other")) == (3, 2)
+
+
 def test_two_users_of_a_file_lose_nothing(path):
     first, second = Memory(path), Memory(path)
     first.put("a", 1)

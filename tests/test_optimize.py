@@ -12,8 +12,10 @@ from torch import nn
 import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._optimize import _choose
+from nhwc.benchmark.peak import resident_bytes
 from nhwc.graph.report import PassReport
 from nhwc.passes import FOLDING
+from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
 from nhwc.timing import Samples
 from nhwc.zoo import load_model, randomize_batchnorm_
@@ -296,6 +298,73 @@ def test_a_second_time_measures_nothing(image, monkeypatch):
     again = force(residual(), image)
     assert again.report.plans[0].measured == 0
     assert again.recipes == first.recipes
+
+
+def test_everything_is_measured_again_when_asked(image):
+    model = residual()
+    force(model, image)
+    assert force(model, image).report.plans[0].measured == 0
+    again = force(model, image, remeasure=True).report
+    assert again.plans[0].measured > 0
+    assert not again.verification.remembered
+
+
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not tell")
+@torch.no_grad()
+def test_nothing_leaks_over_two_hundred_calls():
+    image = torch.randn(2, 3, 128, 128)
+    fast = force(residual(), image)
+    for x in (image, image.repeat(2, 1, 1, 1)):
+        for _ in range(20):
+            fast(x)
+        before = resident_bytes()
+        for _ in range(200):
+            fast(x)
+        # One image of one layer kept for every call would be four times that.
+        assert resident_bytes() - before < 200 * x.numel() * x.itemsize * 8 / 3 / 4 / 4
+
+
+def test_a_verdict_of_float64_is_remembered_for_the_same_weights(image):
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.25)  # Weights that no other test has.
+    first = force(model, image).report.verification
+    assert (first.remembered, first.in_float64) == (False, True)
+    again = force(model, image).report.verification
+    assert again.remembered
+    assert again.checks == first.checks
+    with torch.no_grad():
+        model.head.bias.fill_(3.5)
+    assert not force(model, image).report.verification.remembered
+    assert not force(model, image + 1).report.verification.remembered
+
+
+def test_a_remembered_verdict_hides_no_wrong_pass(image):
+    changes = {"by": 0.0}
+
+    def break_it(graph):
+        with torch.no_grad():
+            graph.get_submodule("head").bias.add_(changes["by"])
+        return PassReport("break_it")
+
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.75)
+    passes = (*FOLDING, break_it)
+    assert force(model, image, passes=passes).report.verification.passed
+    assert force(model, image, passes=passes).report.verification.remembered
+    changes["by"] = 0.1
+    with pytest.raises(VerificationError, match="relative error"):
+        optimize(model, image, passes=passes)
+
+
+def test_the_report_says_how_long_each_pass_took(planned):
+    _, fast = planned
+    assert all(report.seconds > 0 for report in fast.report.passes)
+    assert "seconds" in fast.report.to_dict()["passes"][0]
+    assert " ms" in next(
+        line for line in optimize_text(fast.report, "").splitlines() if "fold_bn_into_conv" in line
+    )
 
 
 def test_a_pass_that_is_wrong_is_refused(image):

@@ -45,6 +45,10 @@ class Memory:
     def get(self, key: str) -> Any:
         return self._new.get(key, self._known.get(key))
 
+    def forget(self) -> None:
+        """Know nothing any more. What is put and saved from now on replaces what the file has."""
+        self._known = {}
+
     def put(self, key: str, value: Any) -> None:
         self._new[key] = value
 

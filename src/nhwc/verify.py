@@ -44,10 +44,14 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Every output on every input, and whether there was a float64 run to hold them against."""
+    """Every output on every input, and whether there was a float64 run to hold them against.
+
+    `remembered` if that run was an earlier one's, of the same weights on the same inputs.
+    """
 
     checks: tuple[Check, ...]
     in_float64: bool
+    remembered: bool = False
 
     @property
     def passed(self) -> bool:
@@ -77,6 +81,7 @@ class Verification:
             "schema": 1,
             "passed": self.passed,
             "in_float64": self.in_float64,
+            "remembered": self.remembered,
             "checks": [dataclasses.asdict(check) for check in self.checks],
         }
 
@@ -90,23 +95,43 @@ class Truth:
     exact: tuple[dict[str, Any], ...] | None
 
 
-def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> Truth:
+def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Truth:
     """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
 
     A model that cannot run in float64 leaves `exact` empty; then before and after are compared
-    with each other alone.
+    with each other alone, as they are if `wide` is False.
     """
     answers = tuple(_answer(model, one) for one in inputs)
+    if not wide:
+        return Truth(tuple(inputs), answers, None)
     exact = None
     try:
-        wide = copy.deepcopy(model).double()
-        exact = tuple(_answer(wide, _doubled(one)) for one in inputs)
+        copied = widened(model)
+        exact = tuple(_answer(copied, _doubled(one)) for one in inputs)
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)
     if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
         exact = None  # The output's shape hangs on its values (detections): not comparable.
     return Truth(tuple(inputs), answers, exact)
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """A copy of `model` in float64, made without one in its own precision on the way.
+
+    >>> widened(nn.Linear(2, 2)).weight.dtype
+    torch.float64
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            wide = nn.Parameter(parameter.detach().double(), parameter.requires_grad)
+            memo[id(parameter)] = wide
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            memo[id(buffer)] = buffer.detach().double()
+    # What no slot of a module holds, `double` finds.
+    return copy.deepcopy(model, memo).double()
 
 
 def verify(truth: Truth, after: Callable[..., Any]) -> Verification:

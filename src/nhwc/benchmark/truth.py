@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..verify import flatten
+from ..verify import flatten, widened
 from .step import Step
 
 FACTOR = 20.0
@@ -56,10 +55,10 @@ def find_truth(
     True
     """
     answer = _train_once if train else _infer
-    wide = copy.deepcopy(model)
+    wide = widened(model)
     own = arrays_of(answer(model, inputs))
     try:
-        exact = arrays_of(answer(wide.double(), [x.double() for x in inputs]))
+        exact = arrays_of(answer(wide, [x.double() for x in inputs]))
     except Exception:
         # Whatever a forward raises in a precision it was not written for: eager is the truth then.
         return Truth(own, ROUGH if amp else 1e-3)

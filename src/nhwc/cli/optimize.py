@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--also", metavar="NxCxHxW", action="append", default=[], help="plan this shape too"
     )
     parser.add_argument("--exact", action="store_true", help="no kernels that reorder sums")
+    parser.add_argument(
+        "--remeasure", action="store_true", help="forget what earlier runs measured of this model"
+    )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
 
 
@@ -49,7 +52,14 @@ def run(args: argparse.Namespace) -> int:
     shapes = [parse_shape(text) for text in args.also]
     also = [inputs[0].new_empty(shape).normal_() for shape in shapes]
     with _Line() as line:
-        fast = optimize(model, *inputs, exact=args.exact, also=also, progress=line.show)
+        fast = optimize(
+            model,
+            *inputs,
+            exact=args.exact,
+            also=also,
+            remeasure=args.remeasure,
+            progress=line.show,
+        )
         audits = _audits(args.model, model, fast, inputs, line) if _drawn(args) else None
     if args.output is not None:
         save(fast, args.output)

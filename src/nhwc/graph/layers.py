@@ -6,11 +6,10 @@ built again from its attributes.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .folded import FOLDED
 from .mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
 
 
@@ -36,28 +35,6 @@ class BatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
-
-
-class FoldedLinear(nn.Linear):
-    """A linear layer with the batch norm after it folded in, given (N, C).
-
-    Of (N, L, C) the batch norm scaled L, not C: there the fold is undone and L is scaled.
-    """
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        self.register_buffer("scale", torch.ones(out_features))
-        self.register_buffer("shift", torch.zeros(out_features))
-
-    def forward(self, input: Tensor) -> Tensor:
-        folded = F.linear(input, self.weight, self.bias)
-        if folded.dim() == 2:
-            return folded
-        unfolded = (folded - self.shift) / self.scale
-        return unfolded * self.scale.unsqueeze(-1) + self.shift.unsqueeze(-1)
 
 
 class Fused(nn.Module):
@@ -91,11 +68,11 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Cat,
     ChannelShuffle,
     CircularPad,
-    FoldedLinear,
     Fused,
     GridSample,
     InstanceNorm,
     Interleave,
     Spread,
+    *FOLDED,
 )
 """All of them, for whoever stores a graph and builds it again."""

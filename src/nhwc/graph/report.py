@@ -30,7 +30,7 @@ class Site:
 
 @dataclass(frozen=True)
 class PassReport:
-    """Every site one rewrite looked at, in the order of the graph.
+    """Every site one rewrite looked at, in the order of the graph, and how long it took.
 
     >>> PassReport("fold", (Site("bn1", "conv1 + bn1", True),)).applied
     (Site(where='bn1', what='conv1 + bn1', applied=True, reason=''),)
@@ -38,6 +38,7 @@ class PassReport:
 
     name: str
     sites: tuple[Site, ...] = ()
+    seconds: float = 0.0
 
     @property
     def applied(self) -> tuple[Site, ...]:
@@ -48,7 +49,8 @@ class PassReport:
         return tuple(site for site in self.sites if not site.applied)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "name": self.name, "sites": [site.to_dict() for site in self.sites]}
+        sites = [site.to_dict() for site in self.sites]
+        return {"schema": 1, "name": self.name, "sites": sites, "seconds": self.seconds}
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,19 @@ def linear_step(
     """activation(x @ weight.T + bias + residual) for each image.
 
     Where x has several pixels, `weight` counts its inputs as `flatten` does, C, H, W, and is
-    reordered here; x must then be dense.
+    reordered here; x must then be dense. What `pack_linear` returned is taken as it is.
     """
     n, c, h, w = x.shape
     if h * w > 1 and x.pixel != c:
         raise InputError("a linear layer over several pixels needs them without gaps: use dense().")
-    outputs = weight.shape[0]
+    outputs = y.shape[1]
     return step(
         LINEAR,
         x=x,
         xrow=x.pixel * h * w,
         n=n,
         inputs=c * h * w,
-        weight=pack_linear(weight, (c, h, w)),
+        weight=weight if weight.ndim == 3 else pack_linear(weight, (c, h, w)),
         bias=pad_channels(bias, outputs),
         outputs=outputs,
         **ending(y, activation, slope, residual),
@@ -53,7 +53,9 @@ def pack_linear(weight: Tensor, image: tuple[int, int, int]) -> Tensor:
     """Panels of 16 outputs: for each input, in memory order of x, their 16 weights."""
     k = weight.shape[0]
     rows = weight.detach().float().reshape(k, *image).permute(0, 2, 3, 1).reshape(k, -1)
-    rows = torch.nn.functional.pad(rows, (0, 0, 0, -k % PADDED_TO))
+    # The weights of a classifier are the largest of all: what need not be copied twice is not.
+    if k % PADDED_TO:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -k % PADDED_TO))
     return rows.reshape(-1, PADDED_TO, rows.shape[1]).transpose(1, 2).contiguous()
 
 

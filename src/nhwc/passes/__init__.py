@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -53,10 +54,11 @@ def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[Pas
     reports = []
     for rewrite in passes:
         sites: list[Site] = []
+        start = time.perf_counter()
         for path, graph in list(graphs(gm)):
             report = rewrite(graph)
             sites += (_below(path, site) for site in report.sites)
-        reports.append(PassReport(rewrite.__name__, tuple(sites)))
+        reports.append(PassReport(rewrite.__name__, tuple(sites), time.perf_counter() - start))
     return tuple(reports)
 
 

@@ -5,11 +5,13 @@ Everything is computed in float64 and rounded once, to the type of the weights i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ..graph.folded import FOLDED, FrozenConv2d
 
 
 def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -34,15 +36,47 @@ def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
     fields: Any = layer
     weight = fields.weight.detach()
     scale, shift = scale.to(weight.device), shift.to(weight.device)
-    if isinstance(layer, _ConvTransposeNd):
-        # The weight is (in, out / groups, ...): each group of inputs has its own outputs.
-        grouped = weight.double().unflatten(0, (layer.groups, -1))
-        by_group = scale.reshape(layer.groups, 1, -1, *[1] * (weight.ndim - 2))
-        folded = (grouped * by_group).flatten(0, 1)
-    else:
-        folded = weight.double() * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    folded = weight.double() * _along_outputs(layer, scale)
     bias = shift if fields.bias is None else fields.bias.detach().double() * scale + shift
     return with_weights(layer, folded, bias)
+
+
+def undoable(folded: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) -> Any | None:
+    """`fold_after(layer, scale, shift)` as a layer that can undo the fold; None if it is lost.
+
+    Lost are the weights under a scale of zero, and those that rounding brought to nothing.
+    """
+    fields, given = twin(folded), cast(Any, layer)
+    old = given.weight.detach()
+    fields.__class__ = next(k for k in FOLDED if isinstance(layer, k.__bases__[-1]))
+    restored = fields.weight.detach().double() / _along_outputs(layer, scale.to(old.device))
+    off = (restored - old).abs()
+    if not bool((off <= 4 * torch.finfo(old.dtype).eps * old.abs()).all()):
+        return None
+    bias = torch.zeros_like(shift) if given.bias is None else given.bias.detach()
+    for name, value in (("scale", scale), ("shift", shift), ("bias_before", bias)):
+        fields.register_buffer(name, value.to(old))
+    return fields
+
+
+def frozen(folded: nn.Module) -> Any | None:
+    """A convolution that holds a FrozenBatchNorm2d, for one image too; None if it is for others."""
+    if not isinstance(folded, nn.Conv2d):
+        return None
+    layer = twin(folded)
+    layer.__class__ = FrozenConv2d
+    return layer
+
+
+def _along_outputs(layer: nn.Module, scale: Tensor) -> Tensor:
+    """A number for each output in the shape in which it multiplies the weights of `layer`."""
+    fields: Any = layer
+    if not isinstance(layer, _ConvTransposeNd):
+        return scale.reshape(-1, *[1] * (fields.weight.ndim - 1))
+    # The weight is (in, out / groups, ...): each group of inputs has its own outputs.
+    inputs, outputs = fields.weight.shape[:2]
+    by_group = scale.reshape(layer.groups, 1, -1).expand(-1, inputs // layer.groups, -1)
+    return by_group.reshape(inputs, outputs, *[1] * (fields.weight.ndim - 2))
 
 
 def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:

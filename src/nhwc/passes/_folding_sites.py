@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..graph import module_of
+from ..graph import folded, module_of
 from ..graph.traced import definer
 from ..graph.tracer import is_frozen_batch_norm, opaque_by_nature
 
@@ -95,6 +95,13 @@ def layer_unfit(layer: nn.Module) -> str | None:
     return None
 
 
+def folded_before(layer: nn.Module) -> str | None:
+    """Why a layer that can undo one fold takes no second."""
+    if isinstance(layer, folded.FOLDED):
+        return "it holds a batch norm already, which it could not take out any more"
+    return None
+
+
 def weight_read_elsewhere(node: fx.Node) -> str | None:
     """Who else reads the weights that `node` calls its layer with, by their path."""
     for other in node.graph.find_nodes(op="get_attr"):
@@ -120,4 +127,5 @@ def tied_note(node: fx.Node, owners: dict[Tensor, list[str]]) -> str:
 
 def _of_torch(module: nn.Module) -> bool:
     home = definer(type(module), "forward").__module__
-    return home.startswith("torch.nn.modules.") and not isinstance(module, torch.jit.ScriptModule)
+    known = home.startswith("torch.nn.modules.") or home == folded.__name__
+    return known and not isinstance(module, torch.jit.ScriptModule)

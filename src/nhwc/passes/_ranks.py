@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import module_of
+from ..graph.traced import definer
 
 _KEEPS = {"relu", "relu_", "silu", "gelu", "sigmoid", "tanh", "dropout", "hardswish", "hardtanh"}
 _KEEPS |= {"contiguous", "float", "to", "clone", "leaky_relu", "elu", "linear", "softmax"}
@@ -21,7 +24,7 @@ _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 def rank_of(node: object, depth: int = 200) -> int | None:
     """The number of dimensions of the tensor `node` stands for, or None if that cannot be told.
 
-    Convolutions are taken to be given batches, as the batch norms after them need.
+    Convolutions are taken to be given batches: without one there is a dimension less.
     """
     if not isinstance(node, fx.Node) or depth == 0:
         return None
@@ -48,6 +51,31 @@ def rank_of(node: object, depth: int = 200) -> int | None:
             else None
         )
     return _reduced(node, depth - 1) if name in ("mean", "sum", "amax") else None
+
+
+def takes_batches(value: fx.Node, conv: nn.Module, norm: nn.Module) -> bool:
+    """Whether the code proves that `norm`, given `value`, sees batches of what `conv` works on.
+
+    Torch's BatchNorm2d raises on anything else, as does code that asserts the dimensions itself;
+    BatchNorm1d takes a signal alone, (C, L), for a batch of vectors.
+    """
+    weight: Any = conv.weight
+    checked = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(weight.ndim)
+    if definer(type(norm), "_check_input_dim") is checked:
+        return True
+    sizes = [user for user in value.users if _asks_rank(user)]
+    tests = [test for size in sizes for test in size.users if _is_test(test, size, weight.ndim)]
+    return any(user.target is torch._assert for test in tests for user in test.users)
+
+
+def _asks_rank(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "dim"
+    return node.target is getattr and node.args[1] == "ndim"
+
+
+def _is_test(node: fx.Node, size: fx.Node, rank: int) -> bool:
+    return node.target is operator.eq and node.args in ((size, rank), (rank, size))
 
 
 def _rank_after(module: Any, value: object, depth: int) -> int | None:

@@ -9,9 +9,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift
+from ..graph.tracer import is_frozen_batch_norm
+from ._arithmetic import fold_after, fold_before, frozen, overflows, scale_and_shift, undoable
 from ._folding_sites import (
     calls_of,
+    folded_before,
     input_of,
     is_batch_norm,
     layer_unfit,
@@ -22,8 +24,11 @@ from ._folding_sites import (
     tied_note,
     weight_read_elsewhere,
 )
+from ._ranks import takes_batches
 
 Owners = dict[Tensor, list[str]]
+
+_FROZEN = "a FrozenBatchNorm2d is one for images, and this convolution is not"
 
 
 def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
@@ -59,13 +64,15 @@ def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners)
     reason = (
         norm_unfit(batch_norm)
         or layer_unfit(layer)
+        or folded_before(layer)
         or _other_reader(conv, norm)
         or _other_follower(calls, batch_norm)
         or weight_read_elsewhere(conv)
     )
     folded = None
     if reason is None:
-        folded, reason = _folded(layer, batch_norm)
+        batches = all(takes_batches(call, layer, batch_norm) for call in calls)
+        folded, reason = _folded(layer, batch_norm, batches)
     if folded is None:
         return [_skip(norm, what, reason or "")]
     note = tied_note(conv, owners)
@@ -81,27 +88,44 @@ def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners)
     return [Site(str(norm.target), what, True, note)] * len(calls)
 
 
-def _folded(layer: Any, norm: Any) -> tuple[nn.Module | None, str | None]:
+def _folded(layer: Any, norm: Any, batches: bool) -> tuple[nn.Module | None, str | None]:
     scale, shift = scale_and_shift(norm)
     if len(scale) != layer.out_channels:
         return None, f"{len(scale)} features do not fit {layer.out_channels} output channels"
     folded = fold_after(layer, scale, shift)
     if overflows(folded):
         return None, f"the folded weights do not fit {layer.weight.dtype}"
-    return folded, None
+    if batches:
+        return folded, None
+    if is_frozen_batch_norm(norm):
+        either = frozen(folded)
+        return either, None if either else _FROZEN
+    either = undoable(folded, layer, scale, shift)
+    lost = "its input may come without a batch, and for that the fold could not be undone"
+    return either, None if either else lost
 
 
 def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     what = f"{name_of(norm)} + {name_of(conv)}"
     layer: Any = module_of(conv)
     batch_norm: Any = module_of(norm)
-    reason = norm_unfit(batch_norm) or layer_unfit(layer) or weight_read_elsewhere(conv)
+    reason = (
+        norm_unfit(batch_norm)
+        or layer_unfit(layer)
+        or folded_before(layer)
+        or weight_read_elsewhere(conv)
+    )
     if reason is None and len(calls_of(conv)) > 1:
         reason = f"{name_of(conv)} is called at {len(calls_of(conv))} sites"
     if reason is None and isinstance(layer, _ConvTransposeNd):
         reason = "it comes before a transposed convolution, whose borders see less of the shift"
     if reason is not None:
         return _skip(norm, what, reason)
+    source = input_of(norm)
+    assert source is not None
+    batches = takes_batches(source, layer, batch_norm)
+    if not batches and not is_frozen_batch_norm(batch_norm):
+        return _skip(norm, what, "its input may come without a batch, and is another then")
     scale, shift = scale_and_shift(batch_norm)
     if len(scale) != layer.in_channels:
         return _skip(norm, what, f"{len(scale)} features, {layer.in_channels} input channels")
@@ -110,11 +134,12 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     folded = fold_before(layer, scale, shift)
     if overflows(folded):
         return _skip(norm, what, f"the folded weights do not fit {layer.weight.dtype}")
+    either = folded if batches else frozen(folded)
+    if either is None:
+        return _skip(norm, what, _FROZEN)
     note = tied_note(conv, owners)
-    before = input_of(norm)
-    assert before is not None
-    erase(norm, before)
-    replace_module(conv, folded)
+    erase(norm, source)
+    replace_module(conv, either)
     return Site(str(norm.target), what, True, note)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ..graph import clean, erase, module_of, replace_module
-from ..graph.layers import FoldedLinear
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift
+from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift, undoable
 from ._folding_sites import (
     calls_of,
     input_of,
@@ -86,21 +85,14 @@ def _folded(
         return None, f"its input has {rank} dimensions: the batch norm is not along the last one"
     if rank is None and not linear_first:
         return None, "its input may have more than 2 dimensions: the graph does not show it"
-    if rank is None and not bool((scale.abs() > 1e-6).all()):
-        return None, "its input may have more than 2 dimensions, and a scale of 0 has no inverse"
     folded = (fold_after if linear_first else fold_before)(layer, scale, shift)
     if overflows(folded):
         return None, f"the folded weights do not fit {layer.weight.dtype}"
-    if rank is None:
-        return _for_any_rank(folded, scale, shift), None
-    return folded, None
-
-
-def _for_any_rank(linear: Any, scale: Tensor, shift: Tensor) -> nn.Module:
-    layer = FoldedLinear(linear.in_features, linear.out_features).train(linear.training)
-    layer.weight, layer.bias = linear.weight, linear.bias
-    layer.scale, layer.shift = scale.to(linear.weight), shift.to(linear.weight)
-    return layer
+    if rank is not None:
+        return folded, None
+    either = undoable(folded, layer, scale, shift)
+    lost = "its input may have more than 2 dimensions, and for those the fold could not be undone"
+    return either, None if either else lost
 
 
 def _called_again(linear: fx.Node) -> str | None:

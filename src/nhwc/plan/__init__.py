@@ -30,13 +30,17 @@ from .measuring import (
     sample,
     switch_seconds,
 )
-from .program import Program, bind
+from .program import Packs, Program, bind
 from .purity import why_impure
 from .recognize import layers_of
 from .recording import Record, record
 from .specs import Layer
 
 __all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
+
+
+_HOPELESS = 1.3
+"""Kernels that sum up to this many times the best estimate are not tried as a whole."""
 
 
 class Unplannable(Exception):
@@ -88,22 +92,27 @@ def _choose(
     without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
     conversion = lambda seen: conversion_seconds(seen, memory)
     switch = switch_seconds(memory)
-    choices: list[Choice] = []
-    for some in (options, with_ours, without):
+    choices = [assign(layers, options, found, conversion, switch)]
+    for some in (with_ours, without):
         choice = assign(layers, some, found, conversion, switch)
-        if choice not in choices:
+        if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
     if len(choices) == 1:
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)
     best = memory.get(key)
     if not isinstance(best, int) or not 0 <= best < len(choices):
-        programs = [bind(graph, found, layers, choice) for choice in choices]
+        packs: Packs = {}
+        programs = [bind(graph, found, layers, choice, packs) for choice in choices]
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
         best = fastest(programs, inputs)
         memory.put(key, best)
         return choices[best], programs[best]
     return choices[best], bind(graph, found, layers, choices[best])
+
+
+def _seconds(choice: Choice) -> float:
+    return sum(option.seconds for option in choice.values())
 
 
 def _digest(layers: list[Layer], choices: list[Choice]) -> str:

@@ -21,7 +21,7 @@ from ..kernels.conv import ConvKernel, conv2d_candidates
 from ..kernels.copies import interleave_steps, nchw_step, shuffle_steps
 from ..kernels.depthwise import depthwise_step
 from ..kernels.elementwise import activation_step, add_step, affine_step, multiply_step
-from ..kernels.linear import linear_step
+from ..kernels.linear import linear_step, pack_linear
 from ..kernels.pooling import adaptive_avgpool_step, avgpool_step, global_mean_step, maxpool_step
 from ..kernels.spec import ConvSpec
 from ..timing import interleave
@@ -31,17 +31,25 @@ from .specs import Activation, Affine, Convolution, Layer, Weighted
 
 Constants = tuple[Tensor, "Tensor | None"]
 Emit = Callable[..., Any]
-"""Called with a builder, the layer's constants (None if it has none) and its inputs' buffers."""
+"""Called with a builder, the layer's constants, packed, and its inputs' buffers."""
+
+
+def _as_they_are(constants: Constants | None) -> Any:
+    return constants
 
 
 @dataclass(frozen=True)
 class Native:
-    """One of our kernels for a layer; `free` if within a program it only says where data lies."""
+    """One of our kernels for a layer; `free` if within a program it only says where data lies.
+
+    `emit` is given what `pack` makes of the layer's constants, which programs may share.
+    """
 
     name: str
     exact: bool
     emit: Emit
     free: bool = False
+    pack: Callable[[Constants | None], Any] = _as_they_are
 
 
 def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
@@ -60,7 +68,9 @@ def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Nat
     shape = _four(record.values[layer.node].shape)
     if isinstance(layer.spec, Affine):
         return (Native("nhwc", True, _affine(shape, *code)),)
-    return (Native("nhwc", True, _linear(shape, *code)),) if len(layer.spec.input) == 2 else ()
+    if len(layer.spec.input) != 2:
+        return ()
+    return (Native("nhwc", True, _linear(shape, *code), pack=_pack_linear),)
 
 
 def code_of(activation: Activation | None) -> tuple[Code, float] | None:
@@ -84,7 +94,7 @@ def single(
 ) -> Callable[..., Any]:
     """A program of this one layer, as a function of its inputs."""
     stretch = Stretch([layer.node])
-    stretch.add(native, layer, constants, record)
+    stretch.add(native, layer, native.pack(constants), record)
     return stretch.build(record)
 
 
@@ -131,20 +141,19 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, 
     shape = (n, k, ours.out_h, ours.out_w)
     if spec.groups == c == k and depth == 1 and c > 1:
         return (Native("nhwc depthwise", True, _depthwise(spec, shape, code, slope)),)
-    return tuple(
-        Native(f"nhwc {kernel.name}", kernel.exact, _packed(kernel, shape))
-        for kernel in conv2d_candidates(ours)
-    )
+    return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
 
 
-def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Emit:
-    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
+def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Native:
+    def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
-        packed = kernel.pack(*constants)
         builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
         return y
 
-    return emit
+    def pack(constants: Any) -> Tensor:
+        return kernel.pack(*constants)
+
+    return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
 
 
 def _depthwise(
@@ -196,6 +205,11 @@ def _linear(shape: Any, code: Code, slope: float) -> Emit:
         return y
 
     return emit
+
+
+def _pack_linear(constants: Any) -> Constants:
+    weight, bias = constants
+    return pack_linear(weight, (weight.shape[1], 1, 1)), bias
 
 
 class _Operators:
@@ -450,15 +464,13 @@ class Stretch:
         self.inputs: list[fx.Node] = []
         self._buffers: dict[fx.Node, Any] = {}
 
-    def add(
-        self, native: Native, layer: Layer, constants: Constants | None, record: Record
-    ) -> None:
+    def add(self, native: Native, layer: Layer, packed: Any, record: Record) -> None:
         for node in layer.inputs:
             if node not in self._buffers:
                 self.inputs.append(node)
                 self._buffers[node] = self.builder.input(record.values[node].shape)
         given = [self._buffers[node] for node in layer.inputs]
-        self._buffers[layer.node] = native.emit(self.builder, constants, *given)
+        self._buffers[layer.node] = native.emit(self.builder, packed, *given)
 
     def build(self, record: Record) -> Callable[..., Any]:
         """The program, as a function of `inputs` that returns what `outputs` are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +17,9 @@ from .candidates import candidates_of, natives_of
 from .measuring import Option
 from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
+
+if TYPE_CHECKING:
+    from .native import Native
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,19 @@ class _Slot:
     number: int
 
 
-def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
-    """Prepare every chosen kernel's weights and string the kernels together."""
-    return _Binder(graph, record, choice).bind(layers)
+Packs = dict[tuple[fx.Node, str], Any]
+"""Packed weights, or a kernel that holds them, by layer and kernel: programs may share them."""
+
+
+def bind(
+    graph: fx.GraphModule,
+    record: Record,
+    layers: Sequence[Layer],
+    choice: Choice,
+    packs: Packs | None = None,
+) -> Program:
+    """Prepare every chosen kernel's weights, unless `packs` has them, and string them together."""
+    return _Binder(graph, record, choice, {} if packs is None else packs).bind(layers)
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -117,7 +130,8 @@ def _handed_over(record: Record, choice: Choice) -> Choice:
 
 
 class _Binder:
-    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
+    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice, packs: Packs) -> None:
+        self.packs = packs
         self.graph, self.record, self.choice = graph, record, _handed_over(record, choice)
         self.slots: dict[tuple[fx.Node, Format | None], int] = {}
         self.steps: list[Step] = []
@@ -165,9 +179,11 @@ class _Binder:
         if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            candidate = named[0]
-            constants = (None, None) if operator else constants_of(self.graph, layer)
-            run = candidate.prepare(*constants)
+            key = layer.node, f"{option.label} alone"
+            if key not in self.packs:
+                constants = (None, None) if operator else constants_of(self.graph, layer)
+                self.packs[key] = named[0].prepare(*constants)
+            run = self.packs[key]
         self._step(layer.name, run, inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
@@ -181,9 +197,7 @@ class _Binder:
             option = self.choice[layer.node]
             natives = natives_of(self.graph, self.record, layer)
             native = next(one for one in natives if one.name == option.kernel)
-            weighted = not isinstance(layer.spec, Operator)
-            constants = constants_of(self.graph, layer) if weighted else None
-            stretch.add(native, layer, constants, self.record)
+            stretch.add(native, layer, self._packed(native, layer), self.record)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in stretch.inputs)
         run = stretch.build(self.record)
@@ -194,6 +208,14 @@ class _Binder:
         held = (self.slots[layers[-1].node, Format.OTHER],)
         for index, node in enumerate(outputs):
             self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
+
+    def _packed(self, native: Native, layer: Layer) -> Any:
+        if isinstance(layer.spec, Operator):
+            return None
+        key = layer.node, native.name
+        if key not in self.packs:
+            self.packs[key] = native.pack(constants_of(self.graph, layer))
+        return self.packs[key]
 
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""

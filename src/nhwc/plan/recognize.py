@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph.layers import BatchNorm, FoldedLinear, Fused
+from ..graph.folded import FoldedConv2d, FoldedLinear, FrozenConv2d
+from ..graph.layers import BatchNorm, Fused
 from .recording import Record
 from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
 
@@ -82,7 +83,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
 
 def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
     image = len(common["input"]) == 4
-    if type(op) is nn.Conv2d and image:
+    if type(op) in (nn.Conv2d, FoldedConv2d, FrozenConv2d) and image:
         geometry = _geometry(op)
         if geometry is None:
             return None

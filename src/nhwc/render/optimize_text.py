@@ -51,6 +51,7 @@ def _pass(report: PassReport) -> list[str]:
     lines = [f"  {report.name:<28}{plural(applied, 'change') if applied else '-'}"]
     if skipped:
         lines[0] += f", {len(skipped)} left alone"
+    lines[0] += f" in {milliseconds(report.seconds)}"
     # The same reason at sixty places is one line, with the first of them.
     reasons: dict[str, list[str]] = defaultdict(list)
     for site in skipped:
@@ -97,11 +98,17 @@ def _verification(report: OptimizeReport) -> list[str]:
     if worst is None:
         return ["verified: the model returns no tensors"]
     against = "float64" if report.verification.in_float64 else "the original (no float64 run)"
-    return [
+    lines = [
         f"verified against {against} in {plural(len(checks), 'comparison')}: "
         f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}, "
         f"allowed {worst.allowed:.1e}"
     ]
+    if report.verification.remembered:
+        lines.append(
+            "  by an earlier run with these weights, inputs and kernels; now once more against the "
+            "original"
+        )
+    return lines
 
 
 def _times(report: OptimizeReport, color: bool) -> list[str]:

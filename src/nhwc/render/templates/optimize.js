@@ -10,7 +10,7 @@ function describeResult() {
   }
   const [low, high] = data.interval.map((x) => x.toFixed(2));
   verdict.append(make("b", { class: data.verdict === "faster" ? "good" : "even" }, data.ratio.toFixed(2) + "×"),
-    `as fast (95 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`);
+    `as fast (99 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`);
 }
 
 function drawStages() {
@@ -61,7 +61,7 @@ function drawPasses() {
     }
     const row = make("summary", {}, make("span", { class: "mono" }, pass.name),
       make("span", { class: applied.length ? "applied" : "soft" }, applied.length ? plural(applied.length, "change") : "nothing to do"),
-      make("span", { class: "soft" }, left ? `${left} left alone` : ""));
+      make("span", { class: "soft" }, (left ? `${left} left alone, ` : "") + ms(pass.seconds)));
     $("#passes").append(make("details", { class: "more" }, row, list));
   }
   if (idle.length) $("#passes").append(make("p", { class: "soft" }, `Nothing to do: ${idle.join(", ")}.`));
@@ -158,7 +158,7 @@ function drawVerification() {
   const against = data.verification.in_float64 ? "a float64 run of the original" : "the original; it does not run in float64";
   const rows = checks.map((check) => make("tr", {}, make("td", {}, String(check.input)), make("td", { class: "mono" }, check.output),
     make("td", {}, check.error.toExponential(1)), make("td", {}, check.eager_error.toExponential(1)), make("td", {}, check.allowed.toExponential(1))));
-  $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. Errors are relative to the largest value of the output.`),
+  $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. ${data.verification.remembered ? "That was an earlier run with these weights, inputs and kernels; this time it was the original in float32. " : ""}Errors are relative to the largest value of the output.`),
     make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t) => make("th", {}, t)))), make("tbody", {}, ...rows)));
   $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}.`;
 }

@@ -1,0 +1,132 @@
+"""Judge what became of a model by the model itself, and remember what float64 said.
+
+Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and says
+the same every time. So its verdict is kept under a digest of everything it hangs on that can be
+read: the weights, the example, the structure as torch prints it. What cannot be read, the user's
+code, is why the result is held against the original itself every time, in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ModelFailed
+from .memory import Memory
+from .runtime import Optimized, describe
+from .verify import Check, Truth, Verification, observe, random_inputs, verify
+
+_TRIALS = 3
+"""On how many inputs the answers are compared."""
+
+
+class Judge:
+    """Knows what a model answers, in float64 too unless it is remembered what that said."""
+
+    def __init__(
+        self, model: nn.Module, example: tuple[Any, ...], memory: Memory, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.example, self.memory, self.say = model, example, memory, say
+        self.digest = digest_of(model, example, _TRIALS)
+        self._run(wide=memory.get(f"verified {self.digest}") is None)
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the model was run on all trial inputs, and in float64 if it can."""
+        return len(self._truth.inputs) == _TRIALS
+
+    def check(self, graph: nn.Module) -> None:
+        """Refuse a rewritten graph that is wrong before anything is built on it."""
+        if not self.in_full and not verify(self._truth, graph).passed:
+            # Float32 alone may judge too hard.
+            self._run(wide=True)
+        if self.in_full:
+            verify(self._truth, graph).require()
+
+    def judge(
+        self, result: Optimized, more: Sequence[tuple[Any, ...]], kernels: str
+    ) -> Verification:
+        """The verdict on `result`, on the example and on `more` inputs that it has plans for."""
+        if not self.in_full:
+            known = recall(self.memory, self.digest, kernels)
+            if known is not None and self._verified(result, more).passed:
+                return known
+            self._run(wide=True)
+            self.check(result.portable)
+        found = self._verified(result, more)
+        if found.passed:
+            remember(self.memory, self.digest, kernels, found)
+        return found
+
+    def _verified(self, result: Optimized, more: Sequence[tuple[Any, ...]]) -> Verification:
+        checks = list(verify(self._truth, result).checks)
+        for inputs in more:
+            truth = observe(self.model, [inputs], wide=self.in_full)
+            checks += verify(truth, result).checks
+        return Verification(tuple(checks), self._truth.exact is not None)
+
+    def _run(self, *, wide: bool) -> None:
+        self.say("running the original" + " in float64" * wide)
+        inputs = random_inputs(self.example, _TRIALS if wide else 1)
+        try:
+            self._truth: Truth = observe(self.model, inputs, wide=wide)
+        except Exception as error:
+            said = " ".join(str(error).split())[:300].rstrip(".")
+            raise ModelFailed(
+                f"{type(self.model).__name__} raised {type(error).__name__} on "
+                f"{', '.join(describe(self.example))}: {said}. Check the example inputs."
+            ) from error
+
+
+def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
+    """The same for the same class, structure, weights and inputs.
+
+    >>> net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    >>> before = digest_of(net, [x])
+    >>> _ = net.weight.data.mul_(2)
+    >>> digest_of(net, [x]) == before
+    False
+    """
+    found = hashlib.sha256(f"{type(model)} {model} {rest}".encode())
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        _add(found, name, value)
+    for number, value in enumerate(inputs):
+        _add(found, str(number), value)
+    return found.hexdigest()[:32]
+
+
+def recall(memory: Memory, digest: str, kernels: str) -> Verification | None:
+    """The verdict on these kernels; None if there is none."""
+    known = memory.get(f"verified {digest}")
+    try:
+        if known["kernels"] != kernels:
+            return None
+        checks = tuple(Check(**check) for check in known["checks"])
+        return Verification(checks, bool(known["in_float64"]), remembered=True)
+    except (TypeError, KeyError):
+        return None
+
+
+def remember(memory: Memory, digest: str, kernels: str, verdict: Verification) -> None:
+    """Keep the verdict for whoever asks with the same digest and kernels."""
+    data = verdict.to_dict()
+    kept = {name: data[name] for name in ("checks", "in_float64")}
+    memory.put(f"verified {digest}", {"kernels": kernels, **kept})
+
+
+def _add(found: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        found.update(f"{name} {value!r}".encode())
+        return
+    value = value.detach()
+    found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    # What has no plain bytes is told by its printed form: sparse, quantized, on another device.
+    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        found.update(repr(value).encode())
+        return
+    dense = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    found.update(dense.view(torch.uint8).numpy() if dense.numel() else b"")
