@@ -1,4 +1,4 @@
-"""The convolutions of some models at 224x224, depthwise ones left out.
+"""The convolutions of some models at 224x224, depthwise ones left out; `typical` is some of each.
 
 `4*64@56>128:3/2+1g32` is four times: 64 channels of 56x56 to 128, filter 3x3, stride 2, padding 1,
 in 32 groups.
@@ -9,6 +9,14 @@ import re
 from nhwc.kernels import ConvSpec
 
 _LAYERS = {
+    "typical": """
+        1*3@224>64:7/2+3 1*3@224>32:3/2+1 1*3@224>64:11/4+2 1*3@224>64:3/1+1 1*64@224>64:3/1+1
+        1*256@56>256:3/1+1 1*64@56>64:3/1+1 1*128@28>128:3/1+1 1*256@14>256:3/1+1 1*512@7>512:3/1+1
+        1*128@56>128:3/2+1 1*512@14>512:3/2+1 1*128@28>128:3/1+1g32 1*64@56>256:1/1+0
+        1*256@56>64:1/1+0 1*128@28>512:1/1+0 1*512@28>128:1/1+0 1*256@14>1024:1/1+0
+        1*2048@7>512:1/1+0 1*1024@14>2048:1/2+0 1*16@112>96:1/1+0 1*24@56>144:1/1+0
+        1*64@14>384:1/1+0
+    """,
     "resnet18": """
         1*3@224>64:7/2+3 4*64@56>64:3/1+1 1*64@56>128:3/2+1 3*128@28>128:3/1+1 1*64@56>128:1/2+0
         1*128@28>256:3/2+1 3*256@14>256:3/1+1 1*128@28>256:1/2+0 1*256@14>512:3/2+1
@@ -80,7 +88,7 @@ _LAYERS = {
     """,
 }
 
-MODELS = tuple(_LAYERS)
+MODELS = tuple(name for name in _LAYERS if name != "typical")
 
 
 def layers(model: str, batch: int = 1) -> list[tuple[int, ConvSpec]]:

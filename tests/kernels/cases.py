@@ -8,7 +8,14 @@ from nhwc.kernels.activations import Activation
 from nhwc.kernels.spec import ConvSpec
 
 EPS = 2.0**-24
-SLACK = {"pointwise": 2.5, "direct": 2.5, "grouped": 2.5, "winograd2x2": 6, "winograd4x4": 100}
+SLACK = {
+    "pointwise": 2.5,
+    "direct": 2.5,
+    "stem": 2.5,
+    "grouped": 2.5,
+    "winograd2x2": 6,
+    "winograd4x4": 100,
+}
 """How far a result may be off, in units of rounding of the sum of the products' sizes."""
 
 ACTIVATIONS = {

@@ -72,6 +72,9 @@ def main():
             activation=choose.choice([Activation.RELU, Activation.GELU]),
             has_residual=choose.random() < 0.5,
         )
+        if spec.c == 3 and choose.random() < 0.7:
+            # The kernel of first layers wants lines as wide as its tile.
+            spec = replace(spec, w=choose.randint(30, 50))
         if r == 3 and choose.random() < 0.3:
             wide = {"padding": (1, 1), "w": 16, "groups": 8}
             spec = replace(spec, c=choose.choice([32, 64]), k=choose.choice([32, 64, 128]), **wide)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..formats import Format, strides_of, to_format
-from . import direct, grouped, winograd
+from . import direct, grouped, stem, winograd
 from . import isa as isas
 from .compiler import Kernel
 from .invoke import Call
@@ -66,6 +66,8 @@ class _Method:
 def _method(name: str) -> _Method:
     if name in ("pointwise", "direct"):
         return _Method(direct.pack_direct, direct.direct_steps, direct.packed_floats)
+    if name == "stem":
+        return _Method(direct.pack_direct, stem.stem_steps, direct.packed_floats)
     if name == "grouped":
         return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
     t = F4 if name == WINOGRAD4.name else F2
@@ -84,6 +86,8 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
     """
     pointwise = spec.r == spec.s == 1
     found = [ConvKernel("pointwise" if pointwise else "direct", True, spec)]
+    if stem.serves(spec):
+        found.append(ConvKernel("stem", True, spec))
     if grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))
     if winograd.serves(spec):
@@ -102,7 +106,8 @@ def kernel_for(name: str, spec: ConvSpec) -> ConvKernel:
 def all_kernels() -> tuple[Kernel, ...]:
     """All that any convolution here may need compiled."""
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
-    return (direct.DIRECT, TILE, WINOGRAD2, WINOGRAD4, *narrow_and_wide)
+    stems = [stem.stem_kernel(step) for step in stem.STEPS]
+    return (direct.DIRECT, TILE, WINOGRAD2, WINOGRAD4, *narrow_and_wide, *stems)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:

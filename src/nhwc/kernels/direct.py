@@ -210,17 +210,27 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
 def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int]:
     """Into how many parts to cut the output pixels and the panels of each group.
 
-    A part of pixels is small enough to stay in the cache when packed. Pixels so few that threads
-    could not share them in whole tiles are not cut: then each thread takes panels of its own.
+    A part of pixels is small enough to stay in the cache when packed. Pixels so few that the
+    weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
+    same weights from memory.
     """
     depth = -(-spec.depth // isa.width) * isa.width
     fitting = max(isa.rows, min(4 * isa.rows, _ROWS_BYTES // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
         return parts, 1
+    if outweighs(spec.k, spec.pixels):
+        return 1, min(panels, threads)
     if spec.pixels < isa.rows * threads:
         return parts, min(panels, threads)
     return -(-parts // threads) * threads, 1
+
+
+def outweighs(columns: int, rows: int) -> bool:
+    """Whether weights of so many columns are so much more than the rows they multiply that threads
+    should rather share those: then the rows, which each thread reads, cost little.
+    """
+    return columns >= 8 * rows
 
 
 def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import isa as isas
-from .direct import clamp
+from .direct import clamp, outweighs
 from .microkernel import TILE, panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -60,7 +60,7 @@ def winograd_steps(
     tiles = spec.n * tiles_h * tiles_w
     depth, padded_k = (-(-n // isa.width) * isa.width for n in (spec.c, spec.k))
     panels = -(-spec.k // panel_columns(isa))
-    cut = _cut(t, tiles, panels, depth, threads)
+    cut = _one_block(tiles) if outweighs(spec.k, tiles) else _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
         t.size**2 * cut.block * depth,
         t.size**2 * cut.block * panel_columns(isa),
@@ -120,6 +120,12 @@ class _Cut(NamedTuple):
 
 _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
+
+
+def _one_block(tiles: int) -> _Cut:
+    """All tiles together: the threads share the panels, and each filter is fetched once."""
+    products = -(-tiles // isas.host().rows)
+    return _Cut(tiles, -(-tiles // max(products, 1)), 1)
 
 
 def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cut:

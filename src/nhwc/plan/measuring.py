@@ -177,7 +177,7 @@ def _time(
         trials.append(_Trial(candidate.name, reads, writes, _bound(run, inputs)))
     device = layer.spec.device
     calls = {str(number): trial.call for number, trial in enumerate(trials)}
-    evict = _evict if weighted and device == "cpu" else None
+    evict = _evictor(graph, constants[0]) if device == "cpu" else None
     times = _fastest(calls, device, between=evict)
     options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
     for number, trial in enumerate(trials):
@@ -215,9 +215,18 @@ def _fastest(
     return {name: min(samples.seconds) for name, samples in taken.items()}
 
 
-def _evict() -> None:
-    """Push the last call's weights out of the near caches, where a whole model's do not stay."""
-    torch.zeros(1 << 20)
+def _evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], object] | None:
+    """What pushes the last call's weights out of the caches where, in this model, they do not stay.
+
+    Small weights may stay in the last cache, where other layers' large ones pass through as well.
+    """
+    if weight is None:
+        return None
+    total = sum(parameter.numel() for parameter in graph.parameters())
+    near, last = 1 << 20, 1 << 23
+    large = weight.numel() > near // 4
+    others = torch.ones(max(near, min(total, last)) if large else near)
+    return others.sum
 
 
 def _bound(run: Run, inputs: Sequence[Any]) -> Callable[[], Any]:
