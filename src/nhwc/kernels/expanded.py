@@ -41,6 +41,8 @@ _FIELDS = (
 
 _SCRATCH_BYTES = 512 << 10
 """How much of the second-level cache a band may take, packed and widened by one panel."""
+_PACKING = 2
+"""To read and pack a row takes about as long as to widen it by so many panels."""
 _MOST_DEPTH = 512
 """From more input channels than this on, a panel of weights does not stay in the nearest cache."""
 
@@ -153,7 +155,7 @@ def _cut(x: View, y: View, window: Window, isa: Isa, threads: int) -> _Cut:
     def cost(one: _Cut) -> tuple[bool, int, int]:
         turns = -(-n * one.bands * one.groups // threads)
         large = one.rows > window.size[0] and one.rows * w * pixel_bytes > _SCRATCH_BYTES
-        return large, turns * one.rows * -(-panels // one.groups), one.bands
+        return large, turns * one.rows * (-(-panels // one.groups) + _PACKING), one.bands
 
     possible = [cut(b, g) for b in range(1, ho + 1) for g in range(1, min(panels, threads) + 1)]
     return min(possible, key=cost)
