@@ -1,5 +1,6 @@
 """Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
 
+import copy
 import operator
 
 import pytest
@@ -14,6 +15,7 @@ from nhwc.memory import Memory
 from nhwc.plan import make_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.measuring import Option
+from nhwc.plan.pairs import expansions
 from nhwc.plan.program import bind, stretches
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
@@ -173,6 +175,50 @@ class Branches(Net):
         b = F.elu(self.b(left.new_zeros(1) + x))
         c = torch.cat([right, b, left], 1)
         return {"c": c, "mean": (c.mean((2, 3)), a)}
+
+
+class Wide(Net):
+    """A 1x1 convolution before a depthwise one; `between` is what stands between them."""
+
+    def __init__(self, between=None, widening=1, **last):
+        super().__init__()
+        self.stem = nn.Conv2d(8, 8, 1)
+        self.widen = nn.Conv2d(8, 40, 1, stride=widening)
+        self.depthwise = nn.Conv2d(40, 40, 3, **{"padding": 1, "groups": 40, **last})
+        self.narrow = nn.Conv2d(40, 8, 1)
+        self.between = between or (lambda wide, result: result)
+
+    def forward(self, x):
+        wide = self.widen(self.stem(x))
+        return self.narrow(self.between(wide, self.depthwise(wide)))
+
+
+TOGETHER = {"depthwise": "widen"}
+WIDE = {
+    "stride 1": (Wide(), TOGETHER),
+    "stride 2": (Wide(stride=2), TOGETHER),
+    "no bias": (Wide(bias=False), TOGETHER),
+    "padding 0": (Wide(padding=0), TOGETHER),
+    "strided expansion": (Wide(widening=2), {}),
+    "dilation": (Wide(dilation=2, padding=2), {}),
+    "wide padding": (Wide(padding=(1, 2)), {}),
+    "groups of two": (Wide(groups=20), {}),
+    "read twice": (Wide(lambda wide, result: result + wide), {}),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@torch.no_grad()
+def test_a_depthwise_convolution_takes_the_expansion_in(name):
+    net, together = WIDE[name]
+    (x,) = images((2, 8, 13, 15))
+    graph, program, _ = lowered(net.eval(), x)
+    found = record(graph, (x,))
+    taken = expansions(layers_of(graph, found), found)
+    assert {str(node.target): layer.op for node, layer in taken.items()} == together
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    exact = copy.deepcopy(graph).double()(x.double())
+    assert (program(x) - exact).abs().max() <= 4 * (graph(x) - exact).abs().max() + 1e-6
 
 
 @torch.no_grad()

@@ -3,14 +3,14 @@
 import random
 import sys
 
-from . import step_cases
+from . import block_cases, step_cases
 from .guarded import guarded
 
 
 def main():
     choose = random.Random(1)
     for number in range(int(sys.argv[1])):
-        for maker in step_cases.MAKERS:
+        for maker in (*step_cases.MAKERS, *block_cases.MAKERS):
             case = maker(choose)
             at_end = number % 2 == 0
             case.check(step_cases.run(case, choose, 1, lambda v, end=at_end: guarded(v, end)))

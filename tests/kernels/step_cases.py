@@ -48,7 +48,7 @@ def image(choose, c=None, small=False):
     return torch.randn(shape, generator=torch.Generator().manual_seed(choose.randint(0, 99)))
 
 
-def _finishing(choose, total, sizes):
+def finishing(choose, total, sizes):
     """A random activation and perhaps a residual: (settings, extra inputs, expected, sizes)."""
     activation = choose.choice(list(Activation))
     extra = [torch.randn(total.shape)] if choose.random() < 0.5 else []
@@ -73,7 +73,7 @@ def depthwise(choose):
 
     total = convolve(x.double(), weight.double(), bias.double())
     sizes = convolve(x.abs(), weight.abs(), bias.abs())
-    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+    settings, extra, expected, sizes = finishing(choose, total, sizes)
 
     def make(x, *rest):
         residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
@@ -134,7 +134,7 @@ def affine(choose):
     scale, shift = torch.randn(x.shape[1]), torch.randn(x.shape[1])
     wide = scale[:, None, None], shift[:, None, None]
     total, sizes = x.double() * wide[0] + wide[1], x.abs() * wide[0].abs() + wide[1].abs()
-    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+    settings, extra, expected, sizes = finishing(choose, total, sizes)
 
     def make(x, *rest):
         residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
@@ -180,7 +180,7 @@ def linear_layer(choose):
     flat = x.flatten(1)
     total = F.linear(flat.double(), weight.double(), bias.double())[:, :, None, None]
     sizes = F.linear(flat.abs(), weight.abs(), bias.abs())[:, :, None, None]
-    settings, extra, expected, sizes = _finishing(choose, total, sizes)
+    settings, extra, expected, sizes = finishing(choose, total, sizes)
 
     def make(x, *rest):
         residual, y = (rest[0], rest[1]) if extra else (None, rest[0])

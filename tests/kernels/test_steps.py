@@ -10,14 +10,15 @@ from nhwc.kernels import elementwise, linear, pooling
 from nhwc.kernels.activations import Activation
 from nhwc.kernels.steps import Step, View, bits, view_of
 
-from . import step_cases
+from . import block_cases, step_cases
 
+MAKERS = (*step_cases.MAKERS, *block_cases.MAKERS)
 many = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-@pytest.mark.parametrize("maker", step_cases.MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 @many
 @given(choose=st.randoms(use_true_random=False), threads=st.integers(1, 3))
 def test_against_float64(maker, isa, choose, threads):

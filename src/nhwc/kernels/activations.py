@@ -36,9 +36,6 @@ class Activation(IntEnum):
     GELU = 8
 
 
-LAST_LINEAR = Activation.LEAKY_RELU
-
-
 def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:
     """The activation `code` of one vector; `slope` is leaky relu's, a float."""
     return emit_activations(e, [value], code, slope)[0]
@@ -47,37 +44,35 @@ def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Valu
 def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
     """The activation of several vectors, with one branch for all of them."""
     smooth = _smooth_function(e)
-    straight = e.builder.append_basic_block("straight")
-    curved = e.builder.append_basic_block("curved")
-    done = e.builder.append_basic_block("activated")
-    e.builder.cbranch((code > int(LAST_LINEAR)).llvm, curved, straight)
-    e.builder.position_at_end(curved)
-    bent = [e.builder.call(smooth, [value.llvm, code.llvm]) for value in values]
-    e.builder.branch(done)
-    e.builder.position_at_end(straight)
-    clamped = _clamped(e, values, code, slope)
-    e.builder.branch(done)
-    e.builder.position_at_end(done)
-    results = []
-    for one, other in zip(clamped, bent, strict=True):
-        phi = e.builder.phi(e.vector_type)
-        phi.add_incoming(one.llvm, straight)
-        phi.add_incoming(other, curved)
-        results.append(Value(e, phi))
-    return results
+    results = [e.variable(0.0) for _ in values]
+
+    def keep(made: Sequence[Value]) -> None:
+        for variable, one in zip(results, made, strict=True):
+            variable.value = one
+
+    def curved() -> None:
+        keep([Value(e, e.builder.call(smooth, [value.llvm, code.llvm])) for value in values])
+
+    def leaky() -> None:
+        factor = e.broadcast(slope)
+        keep([e.select(value < 0.0, value * factor, value) for value in values])
+
+    e.branch(
+        code <= int(Activation.RELU6),
+        lambda: keep(_clamped(e, values, code)),
+        lambda: e.branch(code == int(Activation.LEAKY_RELU), leaky, curved),
+    )
+    return [variable.value for variable in results]
 
 
-def _clamped(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
-    """None, relu, relu6 and leaky relu as one formula: clamp(v < 0 ? v * factor : v, low, high)."""
+def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
+    """None, relu and relu6 as one formula, of two instructions."""
     infinity = e.f32(float("inf"))
     relu6 = code == int(Activation.RELU6)
     clipped = relu6 | (code == int(Activation.RELU))
     low = e.broadcast(e.select(clipped, e.f32(0.0), e.f32(float("-inf"))))
     high = e.broadcast(e.select(relu6, e.f32(6.0), infinity))
-    factor = e.broadcast(e.select(code == int(Activation.LEAKY_RELU), slope, e.f32(1.0)))
-    return [
-        e.min(high, e.max(low, e.select(value < 0.0, value * factor, value))) for value in values
-    ]
+    return [e.min(high, e.max(low, value)) for value in values]
 
 
 def _smooth_function(e: Emitter) -> Any:

@@ -158,6 +158,10 @@ class Args:
         except KeyError:
             raise AttributeError(f"the kernel has no argument {name}") from None
 
+    def but(self, **others: Any) -> Args:
+        """The same arguments with some replaced: a kernel within a kernel."""
+        return Args({**self._values, **others})
+
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:
     """Compile `kernel` to object code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -43,7 +44,8 @@ def depthwise_step(
     n, c, h, w = x.shape
     ho, wo = y.shape[2:]
     kh, kw = weight.shape[2:]
-    kernel = _choose((kh, kw), stride, padding, dilation, wo)
+    tile = tile_for((kh, kw), stride, padding, dilation, wo)
+    kernel = tiled_depthwise(kh, stride[0], tile) if tile else ANY_DEPTHWISE
     chunk, chunks = _chunks(n * ho, c)
     numbers = {
         "n": n,
@@ -74,20 +76,20 @@ def depthwise_step(
     )
 
 
-def _choose(
+def tile_for(
     size: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
     width: int,
-) -> Kernel:
+) -> int:
+    """How many neighbouring outputs of a row to compute at once; 0 if no kernel is tiled so."""
     square = size[0] == size[1] and stride[0] == stride[1] and dilation == (1, 1)
     known = square and (size[0], stride[0]) in _TILED and padding[1] <= size[1] // 2
     fitting = [tile for tile in _TILES if tile <= width]
     if not known or not fitting:
-        return ANY_DEPTHWISE
-    best = min(fitting, key=lambda tile: (-(-width // tile) * tile, -tile))
-    return tiled_depthwise(size[0], stride[0], best)
+        return 0
+    return min(fitting, key=lambda tile: (-(-width // tile) * tile, -tile))
 
 
 def _chunks(rows: int, channels: int) -> tuple[int, int]:
@@ -104,62 +106,75 @@ def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
     return Kernel(f"depthwise{size}x{size}s{stride}t{tile}", _FIELDS, emit)
 
 
-class _Row:
-    """The row of outputs, and the channels of it, that a piece of work stands for."""
+class Row(NamedTuple):
+    """A row of outputs, and the channels of it that are wanted.
 
-    def __init__(self, e: Emitter, a: Args, piece: Value) -> None:
-        rows = a.n * a.ho
-        self.out = piece % rows * a.wo
-        self.first = piece // rows * a.chunk
-        self.last = e.min(self.first + a.chunk, a.c)
-        self.image = piece % rows // a.ho
-        self.top = piece % rows % a.ho * a.stride_h - a.top
+    `out` is its first pixel in `y`, `top` the input row under its first tap, which may lie in the
+    padding, and `source` where that row would begin.
+    """
+
+    out: Value
+    top: Value
+    source: Value
+    first: Value
+    last: Value
+
+
+def _row(e: Emitter, a: Args, piece: Value) -> Row:
+    rows = a.n * a.ho
+    image, top = piece % rows // a.ho, piece % rows % a.ho * a.stride_h - a.top
+    first = piece // rows * a.chunk
+    source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
+    return Row(piece % rows * a.wo, top, source, first, e.min(first + a.chunk, a.c))
 
 
 def _emit_tiled(
     e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
 ) -> None:
     begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
-    padded_channels = emit_padded(a.c)
     with e.range(begin, end) as piece:
-        row = _Row(e, a, piece)
-        first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
-        source = a.x.floats() + (row.image * a.h + row.top) * a.w * a.xpixel
-        with e.range(0, a.wo, tile) as wanted:
-            # The last tile moves left to end with the row, and computes some outputs again.
-            ow = e.min(wanted, a.wo - tile)
-            left = ow * stride - a.left
-            columns = (tile - 1) * stride + size
-            pixels = [(left + j) * a.xpixel for j in range(columns)]
-            # Only the outermost columns can lie in the padding, which is at most half a filter.
-            outer = [*range(size // 2), *range(columns - size // 2, columns)]
-            inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
+        emit_row(e, a, _row(e, a, piece), size=size, stride=stride, tile=tile)
 
-            def channels(c: Value, mask: Value | None) -> None:
-                sums = [e.variable(0.0) for _ in range(tile)]
-                for one in sums:
-                    one.value = e.load(a.bias.floats() + c)
-                with e.range(first_tap, last_tap) as kh:
-                    line = source + (kh * a.w * a.xpixel + c)
-                    weights = a.weight.floats() + (kh * size * padded_channels + c)
-                    filters = [e.load(weights + padded_channels * k) for k in range(size)]
 
-                    def add_column(j: int) -> None:
-                        value = e.load(line + pixels[j], mask)
-                        for t in range(tile):
-                            if 0 <= j - t * stride < size:
-                                weight = filters[j - t * stride]
-                                sums[t].value = e.fma(value, weight, sums[t].value)
+def emit_row(e: Emitter, a: Args, row: Row, *, size: int, stride: int, tile: int) -> None:
+    """Compute a row of outputs, `tile` neighbours at once."""
+    padded_channels = emit_padded(a.c)
+    first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
+    with e.range(0, a.wo, tile) as wanted:
+        # The last tile moves left to end with the row, and computes some outputs again.
+        ow = e.min(wanted, a.wo - tile)
+        left = ow * stride - a.left
+        columns = (tile - 1) * stride + size
+        pixels = [(left + j) * a.xpixel for j in range(columns)]
+        # Only the outermost columns can lie in the padding, which is at most half a filter.
+        outer = [*range(size // 2), *range(columns - size // 2, columns)]
+        inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
 
-                    for j in range(columns):
-                        if j in inside:
-                            with e.when(inside[j]):
-                                add_column(j)
-                        else:
+        def channels(c: Value, mask: Value | None) -> None:
+            sums = [e.variable(0.0) for _ in range(tile)]
+            for one in sums:
+                one.value = e.load(a.bias.floats() + c)
+            with e.range(first_tap, last_tap) as kh:
+                line = row.source + (kh * a.w * a.xpixel + c)
+                weights = a.weight.floats() + (kh * size * padded_channels + c)
+                filters = [e.load(weights + padded_channels * k) for k in range(size)]
+
+                def add_column(j: int) -> None:
+                    value = e.load(line + pixels[j], mask)
+                    for t in range(tile):
+                        if 0 <= j - t * stride < size:
+                            weight = filters[j - t * stride]
+                            sums[t].value = e.fma(value, weight, sums[t].value)
+
+                for j in range(columns):
+                    if j in inside:
+                        with e.when(inside[j]):
                             add_column(j)
-                finish(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+                    else:
+                        add_column(j)
+            finish(e, a, [s.value for s in sums], row.out + ow, (c, mask))
 
-            each_vector(e, row.first, row.last, channels)
+        each_vector(e, row.first, row.last, channels)
 
 
 def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -167,17 +182,17 @@ def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
     padded_channels = emit_padded(a.c)
     with e.range(begin, end) as piece, e.range(0, a.wo) as ow:
-        row = _Row(e, a, piece)
+        row = _row(e, a, piece)
         left = ow * a.stride_w - a.left
 
         def channels(c: Value, mask: Value | None) -> None:
             total = e.variable(0.0)
             total.value = e.load(a.bias.floats() + c)
             with e.range(0, a.kh) as kh, e.range(0, a.kw) as kw:
-                i, j = row.top + kh * a.dilation_h, left + kw * a.dilation_w
+                down, j = kh * a.dilation_h, left + kw * a.dilation_w
+                i = row.top + down
                 with e.when((i >= 0) & (i < a.h) & (j >= 0) & (j < a.w)):
-                    at = ((row.image * a.h + i) * a.w + j) * a.xpixel
-                    value = e.load(a.x.floats() + (at + c), mask)
+                    value = e.load(row.source + ((down * a.w + j) * a.xpixel + c), mask)
                     tap = (kh * a.kw + kw) * padded_channels + c
                     total.value = e.fma(value, e.load(a.weight.floats() + tap), total.value)
             finish(e, a, [total.value], row.out + ow, (c, mask))

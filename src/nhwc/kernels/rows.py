@@ -47,7 +47,7 @@ def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: V
         place = (image.value, row.value, column.value)
         e.branch(
             a.flat != 0,
-            lambda: _copy(e, x + (first + i) * a.x_pixel, here, a.c, rows),
+            lambda: copy_row(e, x + (first + i) * a.x_pixel, here, a.c, rows),
             lambda: _windows(e, a, x, (rows, place), here),
         )
         following = place[2] + 1
@@ -64,7 +64,7 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return floats
 
 
-def _copy(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
+def copy_row(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
     """Copy `count` floats to chunks that begin at `to`; the last vector is filled with zeros."""
     whole = count // e.width * e.width
     with e.range(0, whole, e.width) as i:
@@ -143,7 +143,7 @@ def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], row
 
     def by_vectors() -> None:
         _clear(e, to, first, rows)
-        _copy(e, source + first, to + first * rows, last - first, rows)
+        copy_row(e, source + first, to + first * rows, last - first, rows)
         _clear(e, to + last * rows, a.run * a.c - last, rows)
 
     def by_floats() -> None:

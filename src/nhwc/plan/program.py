@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -189,14 +189,23 @@ class _Binder:
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
         from .native import Stretch
+        from .pairs import expansions, joined
 
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
         stretch = Stretch(outputs)
+        pairs = expansions(layers, self.record)
+        within = {layer.node for layer in pairs.values()}
         for layer in layers:
+            if layer.node in within:
+                continue
             option = self.choice[layer.node]
             natives = natives_of(self.graph, self.record, layer)
             native = next(one for one in natives if one.name == option.kernel)
+            if layer.node in pairs:
+                before = pairs[layer.node]
+                native = joined(before, layer, constants_of(self.graph, before), self.record)
+                layer = replace(layer, inputs=(*before.inputs, *layer.inputs[1:]))
             stretch.add(native, layer, self._packed(native, layer), self.record)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in stretch.inputs)

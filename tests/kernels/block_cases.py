@@ -1,0 +1,44 @@
+"""Random steps that stand for two layers, as `step_cases` has them for one."""
+
+import torch
+import torch.nn.functional as F
+
+from nhwc.kernels.activations import Activation
+from nhwc.kernels.expanded import Expansion, Window, expanded_depthwise_step, serves
+
+from .cases import ACTIVATIONS
+from .step_cases import CHANNELS, StepCase, finishing
+
+
+def expanded_depthwise(choose):
+    depth, c = choose.choice((1, 3, 8, 16, 17, 24, 40)), choose.choice(CHANNELS)
+    k, stride = choose.choice([3, 5, 7]), choose.randint(1, 2)
+    x = torch.randn(choose.randint(1, 3), depth, choose.randint(7, 15), choose.randint(13, 20))
+    if choose.random() < 0.3:
+        x.view(-1)[choose.randint(0, 9) :: 97] = choose.choice([float("nan"), float("inf")])
+    padding = (choose.randint(0, k // 2), choose.randint(0, k // 2))
+    window = Window((k, k), (stride, stride), padding)
+    inner = choose.choice(list(Activation))
+    weight, bias = torch.randn(c, depth, 1, 1) / depth, torch.randn(c)
+    expansion = Expansion(weight, bias if choose.random() < 0.7 else None, inner, 0.1)
+    filters, shift = torch.randn(c, 1, k, k), torch.randn(c)
+
+    def convolve(t, b, size):
+        wide = F.conv2d(t, size(weight), None if b is None else size(b))
+        wide = size(ACTIVATIONS[inner](wide)) if size is not torch.abs else wide
+        return F.conv2d(wide, size(filters), size(shift), stride, padding, groups=c)
+
+    total = convolve(x.double(), expansion.bias, torch.Tensor.double)
+    sizes = convolve(x.abs(), expansion.bias, torch.abs)
+    settings, extra, expected, sizes = finishing(choose, total, sizes)
+    assert serves(depth, window, total.shape[3])
+
+    def make(x, *rest):
+        residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
+        step = expanded_depthwise_step
+        return step(x, y, expansion, filters, shift, window=window, **settings, residual=residual)
+
+    return StepCase([x, *extra], make, expected, sizes, units=32.0)
+
+
+MAKERS = (expanded_depthwise,)
