@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +32,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "zoo_sweep.json"
+
+_WAITING = 10
+"""How many times its processor time a model may take on a machine that is busy otherwise."""
 
 Row = dict[str, Any]
 
@@ -66,7 +71,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="also those that have a row")
-    parser.add_argument("--seconds", type=float, default=180, help="limit for one model")
+    parser.add_argument("--seconds", type=float, default=180, help="of processor time")
     parser.add_argument("--gigabytes", type=float, default=8, help="limit for one model")
     parser.add_argument("--stop-after", type=float, default=1e9, help="start no model after this")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -87,7 +92,12 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
     """The row of one model, from a process of its own; None if it is too late to start one."""
     if time.monotonic() > end:
         return None
-    size = int(args.gigabytes * 1e9)
+    size, seconds = int(args.gigabytes * 1e9), math.ceil(args.seconds)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+
     command = [sys.executable, "-m", "benchmarks.zoo_row", name]
     threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
     path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
@@ -98,11 +108,13 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
             env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=args.seconds,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size)),
+            timeout=_WAITING * args.seconds,
+            preexec_fn=limit,
         )
     except subprocess.TimeoutExpired:
-        return {"outcome": "over the limit", "reason": f"more than {args.seconds:.0f} s"}
+        return {"outcome": "over the limit", "reason": f"more than {_WAITING * seconds} s"}
+    if done.returncode == -signal.SIGXCPU:
+        return {"outcome": "over the limit", "reason": f"more than {seconds} s of processor time"}
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines and lines[-1].startswith("{"):
         row: Row = json.loads(lines[-1])

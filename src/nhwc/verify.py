@@ -11,10 +11,12 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from .errors import VerificationError
 from .preserve import preserved, undrawn
@@ -100,7 +102,7 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> Truth:
     exact = None
     try:
         wide = copy.deepcopy(model).double()
-        exact = tuple(_answer(wide, _doubled(one)) for one in inputs)
+        exact = tuple(_answer(wide, tree_map(_doubled, one)) for one in inputs)
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)
@@ -132,7 +134,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def like(value: Any, turn: int) -> Any:
+    def like(turn: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         drawn = torch.empty(value.shape)
@@ -140,8 +142,10 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
         # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
         return torch.empty_like(value, requires_grad=False).copy_(drawn)
 
-    others = [tuple(like(value, turn) for value in example) for turn in range(1, count)]
-    return [tuple(_detached(value) for value in example), *others]
+    return [
+        tuple(tree_map(_detached if turn == 0 else partial(like, turn), tuple(example)))
+        for turn in range(count)
+    ]
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
@@ -161,7 +165,7 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
 
 def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
     # A model may write into its input; the next run must see the same one.
-    own = tuple(value.clone() if isinstance(value, Tensor) else value for value in inputs)
+    own = tree_map(cloned, inputs)
     # So may it count its calls, or collect: every run starts where the first one did.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
@@ -235,11 +239,12 @@ def _shapes(answer: dict[str, Any]) -> list[Any]:
     return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
 
 
-def _doubled(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in inputs
-    )
+def cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _detached(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import InputError, MissingPackage, ModelNotFound
 from .files.container import is_saved
+from .torchvision_ops import declare, supply
 
 
 def load_model(
@@ -196,12 +197,12 @@ def import_torchvision() -> ModuleType:
     """Import torchvision, also where its compiled operators do not match this torch.
 
     A torchvision from the package index beside a CPU-only torch dies at import, because it
-    registers fake implementations for operators its library failed to define. Their schemas are
-    all it needs: the operators themselves stay missing, and say so when called.
+    registers fake implementations for operators its library failed to define. It gets their
+    schemas, and in plain torch the operators that its models call.
     """
     for _ in range(20):
         try:
-            return importlib.import_module("torchvision")
+            torchvision = importlib.import_module("torchvision")
         except ImportError:
             raise MissingPackage("torchvision is not installed: pip install torchvision.") from None
         except RuntimeError as error:
@@ -210,7 +211,10 @@ def import_torchvision() -> ModuleType:
                 raise
             for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
                 del sys.modules[loaded]
-            _declare(missing)
+            declare(missing)
+        else:
+            supply()
+            return torchvision
     raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
 
 
@@ -220,24 +224,8 @@ def import_torchvision_if_present() -> None:
         import_torchvision()
 
 
-_SCHEMAS = {
-    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
-
-
 def _missing_operator(error: RuntimeError) -> str | None:
     text = str(error)
     if "operator torchvision::" not in text or "does not exist" not in text:
         return None
     return text.split("operator torchvision::")[1].split()[0]
-
-
-def _declare(operator: str) -> None:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define(_SCHEMAS.get(operator, f"{operator}(Tensor input) -> Tensor"))
-    _DECLARED.append(library)
-
-
-# A Library undefines its operators when it is collected.
-_DECLARED: list[torch.library.Library] = []
