@@ -48,7 +48,8 @@ def child(work: str, name: str) -> None:
     import torch
 
     import nhwc
-    from nhwc.zoo import import_torchvision, load_model
+    from nhwc.vision import import_torchvision
+    from nhwc.zoo import load_model
 
     import_torchvision()
     verbs = {"audit": nhwc.audit, "optimize": nhwc.optimize, "run": lambda m, x: m(x)}

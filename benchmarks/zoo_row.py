@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 import nhwc
 from nhwc.verify import Truth, observe, random_inputs, verify
-from nhwc.zoo import import_torchvision, load_model, randomize_batchnorm_
+from nhwc.vision import import_torchvision
+from nhwc.zoo import load_model, randomize_batchnorm_
 
 SIDES = (64, 96, 128, 224, 256, 299, 384, 448)
 CLIPS = ((8, 64), (16, 64), (16, 112), (32, 64), (16, 224))

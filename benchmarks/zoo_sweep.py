@@ -79,7 +79,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def names() -> list[str]:
-    from nhwc.zoo import import_torchvision
+    from nhwc.vision import import_torchvision
 
     torchvision = import_torchvision()
     found = [n for n in torchvision.models.list_models() if not n.startswith("quantized_")]

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_map
 
 from .environment import Environment
 from .errors import InputError, ModelFailed
 from .graph.captured import capture
 from .memory import Memory
 from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
+from .parts import verify_or_parts
 from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
 from .plan.cuda import on_device
@@ -110,7 +110,7 @@ class _Work:
     def observe(self) -> None:
         """See what the original answers, and hold the rewritten graph against it."""
         self.truth: Truth = observe(self.model, random_inputs(self.example, _TRIALS))
-        self.verification: Verification = verify(self.truth, self.graph)
+        self.verification: Verification = verify_or_parts(self.truth, self.model, self.graph)
         self.verification.require()
 
     def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
@@ -267,7 +267,7 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
 def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     try:
         with preserved(model):
-            model(*tree_map(cloned, inputs))
+            model(*cloned(inputs))
     except Exception as error:
         said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
@@ -278,7 +278,7 @@ def _try(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     # What writes into its input gets one of its own: the next run must see the same.
-    own = tree_map(cloned, inputs)
+    own = cloned(inputs)
     return lambda: function(*own)
 
 

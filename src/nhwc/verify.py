@@ -98,11 +98,11 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]]) -> Truth:
     A model that cannot run in float64 leaves `exact` empty; then before and after are compared
     with each other alone.
     """
-    answers = tuple(_answer(model, one) for one in inputs)
+    answers = tuple(answer(model, one) for one in inputs)
     exact = None
     try:
         wide = copy.deepcopy(model).double()
-        exact = tuple(_answer(wide, tree_map(_doubled, one)) for one in inputs)
+        exact = tuple(answer(wide, doubled(one)) for one in inputs)
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)
@@ -123,7 +123,7 @@ def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
     for index, one in enumerate(truth.inputs):
         before = truth.answers[index]
         exact = truth.exact[index] if truth.exact else before
-        checks.extend(_compare(index, before, _answer(after, one), exact, truth.exact is not None))
+        checks.extend(compare(index, before, answer(after, one), exact, truth.exact is not None))
     return Verification(tuple(checks), truth.exact is not None)
 
 
@@ -163,9 +163,10 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """Every leaf of what `function` answers to `inputs`, which are left as they are."""
     # A model may write into its input; the next run must see the same one.
-    own = tree_map(cloned, inputs)
+    own = cloned(inputs)
     # So may it count its calls, or collect: every run starts where the first one did.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
@@ -174,9 +175,10 @@ def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, 
         return dict(flatten(function(*own)))
 
 
-def _compare(
+def compare(
     index: int, before: dict[str, Any], after: dict[str, Any], exact: dict[str, Any], wide: bool
 ) -> Iterator[Check]:
+    """Hold both answers against `exact`, which is in float64 if `wide`."""
     if list(before) != list(after):
         reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
         yield Check(index, "output", math.inf, 0.0, 0.0, reason)
@@ -239,12 +241,16 @@ def _shapes(answer: dict[str, Any]) -> list[Any]:
     return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
 
 
-def cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def cloned(tree: Any) -> Any:
+    """`tree` with tensors of its own."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
 
 
-def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def doubled(tree: Any) -> Any:
+    """`tree` with every floating-point tensor in float64."""
+    return tree_map(
+        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, tree
+    )
 
 
 def _detached(value: Any) -> Any:

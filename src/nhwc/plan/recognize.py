@@ -82,7 +82,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
 
 def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
     image = len(common["input"]) == 4
-    if type(op) is nn.Conv2d and image:
+    if _is_convolution(op) and len(common["input"]) == op.weight.ndim:
         geometry = _geometry(op)
         if geometry is None:
             return None
@@ -101,13 +101,21 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
     return None
 
 
-def _geometry(conv: nn.Conv2d) -> dict[str, Any] | None:
+def _is_convolution(op: Any) -> bool:
+    """A subclass counts as the layer it inherits what it computes from."""
+    kind = next((kind for kind in (nn.Conv2d, nn.Conv3d) if isinstance(op, kind)), None)
+    return kind is not None and all(
+        getattr(type(op), name) is getattr(kind, name) for name in ("forward", "_conv_forward")
+    )
+
+
+def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
     """Stride, padding, dilation and groups; None where the padding is not zeros on both sides."""
     padding: Any = conv.padding
     if conv.padding_mode != "zeros":
         return None
     if padding == "valid":
-        padding = (0, 0)
+        padding = tuple(0 for _ in conv.kernel_size)
     elif padding == "same":
         total = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
         if any(t % 2 for t in total):

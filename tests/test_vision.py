@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nhwc.torchvision_ops import nms, roi_align
-from nhwc.zoo import import_torchvision
+from nhwc.vision import import_torchvision, nms, roi_align
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""torchvision's compiled operators that its models call, in plain torch, for where they are absent.
+"""torchvision imported, also beside a torch that its compiled operators do not match.
 
 `nms` and `roi_align` are all that torchvision's detection models need. They answer what the
 compiled ones answer, slower.
@@ -6,11 +6,16 @@ compiled ones answer, slower.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .errors import MissingPackage
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -20,7 +25,45 @@ _SCHEMAS = {
 }
 
 
-def declare(operator: str) -> torch.library.Library:
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not match this torch.
+
+    A torchvision from the package index beside a CPU-only torch dies at import, because it
+    registers fake implementations for operators its library failed to define. It gets their
+    schemas, and in plain torch the operators that its models call.
+    """
+    for _ in range(20):
+        try:
+            torchvision = importlib.import_module("torchvision")
+        except ImportError:
+            raise MissingPackage("torchvision is not installed: pip install torchvision.") from None
+        except RuntimeError as error:
+            missing = _missing_operator(error)
+            if missing is None:
+                raise
+            for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
+                del sys.modules[loaded]
+            _declare(missing)
+        else:
+            _supply()
+            return torchvision
+    raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
+
+
+def import_torchvision_if_present() -> None:
+    """Make a later `import torchvision` by somebody else's code succeed, where it is installed."""
+    with contextlib.suppress(MissingPackage):
+        import_torchvision()
+
+
+def _missing_operator(error: RuntimeError) -> str | None:
+    text = str(error)
+    if "operator torchvision::" not in text or "does not exist" not in text:
+        return None
+    return text.split("operator torchvision::")[1].split()[0]
+
+
+def _declare(operator: str) -> torch.library.Library:
     """Give an operator of torchvision a schema, so that torchvision can be imported."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define(_SCHEMAS.get(operator, f"{operator}(Tensor input) -> Tensor"))
@@ -28,11 +71,11 @@ def declare(operator: str) -> torch.library.Library:
     return library
 
 
-def supply() -> None:
+def _supply() -> None:
     """Let torchvision call the operators below, unless it has its own or has them already."""
     if hasattr(torch.ops.torchvision, "roi_align"):
         return
-    library = declare("roi_align")
+    library = _declare("roi_align")
     library.impl("roi_align", roi_align, "CompositeImplicitAutograd")
     library.impl("nms", nms, "CompositeExplicitAutograd")
     for name in ("boxes", "roi_align"):
