@@ -30,6 +30,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from .zoo_names import names
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "zoo_sweep.json"
 
@@ -76,16 +78,6 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-after", type=float, default=1e9, help="start no model after this")
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args(argv)
-
-
-def names() -> list[str]:
-    from nhwc.vision import import_torchvision
-
-    torchvision = import_torchvision()
-    found = [n for n in torchvision.models.list_models() if not n.startswith("quantized_")]
-    import timm
-
-    return [*found, *(f"timm:{name}" for name in timm.list_models())]
 
 
 def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:

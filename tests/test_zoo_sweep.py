@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks.zoo_sweep import main, names
+from benchmarks.zoo_names import home, names
+from benchmarks.zoo_sweep import main
 
 
 def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
@@ -31,7 +32,14 @@ def test_limits_and_failures_are_rows(tmp_path):
     assert "no_such_model" in rows["no_such_model"]["reason"]
 
 
-def test_what_is_swept():
+def test_every_family_is_swept_early_and_small_models_first():
     found = names()
+    assert len(found) == len({*found}) > 1000
     assert {"resnet50", "r3d_18", "raft_small", "fcn_resnet50", "timm:lcnet_050"} < {*found}
     assert not any(name.startswith("quantized") for name in found)
+    torchvisions = sum(not name.startswith("timm:") for name in found)
+    homes = [home(name) for name in found]
+    early = homes[torchvisions : torchvisions + len({*homes}) - 1]
+    assert len(early) == len({*early}) > 50
+    assert found.index("squeezenet1_1") < found.index("vgg19") < torchvisions
+    assert found.index("timm:resnet18") < found.index("timm:resnet50")

@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from .graph import graphs
 from .preserve import preserved
+from .runtime import Optimized
 from .verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
 
 
@@ -37,6 +38,7 @@ def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verific
 
 def _parts(after: nn.Module) -> dict[str, fx.GraphModule]:
     """The outermost graphs in a model that as a whole is none, by their path."""
+    after = after.portable if isinstance(after, Optimized) else after
     if not isinstance(after, fx.GraphModule):
         return {}
     calls = [n for n in after.graph.nodes if n.op not in ("placeholder", "output")]
