@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nhwc
 from nhwc import Format, audit
+from nhwc.graph.mended import Cat
 from nhwc.testing import assert_keeps_format
 
 from .models import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
@@ -403,3 +405,18 @@ def test_a_lazy_model_is_refused():
         nhwc.InputError, match=r"^0\.weight, 0\.bias of Sequential has no shape yet"
     ):
         audit(nn.Sequential(nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8))
+
+
+def test_our_own_code_is_never_the_users():
+    """What a mended layer does is charged to the line that calls it."""
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cat = Cat()
+
+        def forward(self, x):
+            return self.cat([x, x])
+
+    report = audit(Joined(), torch.rand(1, 4, 8, 8))
+    assert {Path(call.site.file).name for call in report.calls} == {"test_audit.py"}

@@ -17,10 +17,11 @@ from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from .preserve import preserved
 from .ready import tensors_of
 from .timing import Comparison, interleave
+from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
 from .watch.findings import Finding, find, is_note, unconverted
 from .watch.profile import profiled, with_profile
-from .watch.recorder import Call, Recorder
+from .watch.recorder import Recorder
 from .watch.running import Run, as_written, check, guarded
 
 SCHEMA = 1

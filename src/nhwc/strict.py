@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from .errors import FormatLost
+from .watch.calls import Call, TensorSpec
 from .watch.effects import Effect, Tracker
-from .watch.recorder import Call, Recorder, TensorSpec
+from .watch.recorder import Recorder
 from .watch.remedies import remedy
 
 

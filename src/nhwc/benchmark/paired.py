@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .engines import find_engine
-from .process import Worker, WorkerFailed
+from .process import Nursery, Worker, WorkerFailed
 from .results import Case, Measurement, Published, Row
 
 REST_S = 0.02
@@ -135,10 +135,11 @@ def _set_up(
             train=case.train, amp=case.amp, device=case.device
         )
     able = [side for side in sides if not side.failure]
-    with Worker(case.threads) as judge:
+    nursery = stack.enter_context(Nursery(case.threads))
+    with nursery.worker() as judge:
         # All import and build at the same time: nothing is timed yet.
         for side in able:
-            side.worker = stack.enter_context(Worker(case.threads))
+            side.worker = stack.enter_context(nursery.worker())
         judge.send(order, sent)
         for side in able:
             side.send(order, sent)

@@ -1,8 +1,8 @@
 """The process that runs one engine: reads requests as lines of JSON, answers with lines of JSON.
 
-It sleeps on its pipe whenever another engine is at work. `python -m nhwc.benchmark.worker` is
-started by `process.Worker` alone; a model that has no name follows its request as pickled bytes,
-which come from the same parent through the same pipe and never from a file.
+It sleeps on its pipe whenever another engine is at work. `process.Nursery` alone starts it; a model
+that has no name follows its request as pickled bytes, which come from the same parent through the
+same pipe and never from a file.
 """
 
 from __future__ import annotations

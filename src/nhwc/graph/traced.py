@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 TORCH = f"{Path(torch.__file__).parent}/"
+OURS = f"{Path(__file__).parents[1]}/"
 # The machinery itself asks what a traced value is, and takes no harm from a plain answer.
 _MACHINERY = (
-    str(Path(__file__).parent),
+    OURS,
     *(f"{TORCH}{part}" for part in ("fx/", "nn/parameter.py", "nn/modules/module.py")),
     *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
     # What these take for a tensor they hand to C++, which crashes on anything else.

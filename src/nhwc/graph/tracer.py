@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .traced import TORCH, TracedParameter, Value, definer
+from .traced import OURS, TORCH, TracedParameter, Value, definer
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
@@ -140,7 +140,7 @@ def _user_line(error: Exception) -> str:
     frame, found = error.__traceback__, ""
     while frame is not None:
         file = frame.tb_frame.f_code.co_filename
-        if not file.startswith((TORCH, str(Path(__file__).parent), "<")):
+        if not file.startswith((TORCH, OURS, "<")):
             found = f"{Path(file).name}:{frame.tb_lineno}"
         frame = frame.tb_next
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..formats import Format
-from .recorder import Call, TensorSpec
+from .calls import Call, TensorSpec
 
 
 class Effect(Enum):

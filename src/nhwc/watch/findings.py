@@ -10,8 +10,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
 from ..ready import some
+from .calls import Call, Site
 from .effects import MIXING, Effect, Outcome, short_name
-from .recorder import Call, Site
 from .remedies import remedy
 
 KINDS = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .recorder import Call, Copy
+from .calls import Call, Copy
 
 _LABEL = "nhwc::"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..formats import Format
+from .calls import Call, TensorSpec
 from .effects import Effect, short_name
-from .recorder import Call, TensorSpec
 
 _LAST = (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
 

@@ -1,0 +1,150 @@
+"""Write docs/performance.md from benchmarks/results: `python -m benchmarks.performance`.
+
+Measures nothing. The commands that wrote those files stand in the page.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nhwc.benchmark import Benchmark, Row
+from nhwc.benchmark.results import geometric_mean
+from nhwc.cli.bench import read
+from nhwc.render.bench_words import environment, label
+from nhwc.timing import Comparison
+
+from . import aa, curve
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+
+TARGETS = {"vgg": 2.0, "resnet18": 1.5, "resnet34": 1.5, "resnet50": 1.2}
+TARGETS |= dict.fromkeys(("mobilenet", "mnasnet", "shufflenet"), 1.1)
+"""What is aimed at, by how the model's name begins; 1.0 for the others."""
+
+
+def main() -> None:
+    suite = read(RESULTS / "icelake.json")
+    parts = [INTRODUCTION.format(environment=environment(suite))]
+    for batch in sorted({row.case.batch for row in suite.rows}):
+        rows = [row for row in suite.rows if row.case.batch == batch]
+        parts.append(f"## Batch {batch}\n\n{engines(suite, rows)}\n\n{claims(rows, batch)}")
+    parts.append(
+        f"## Batch, image and threads\n\n{CURVE}\n\n{curve.table(read(RESULTS / 'curve.json'))}"
+    )
+    checked = json.loads((RESULTS / "aa.json").read_text())
+    parts.append(f"## Is the ruler straight?\n\n{RULER}\n\n```\n{aa.summary(checked)}\n```")
+    where = (RESULTS / "where.md").read_text().strip()
+    parts.append(f"## Where the time goes\n\n{WHERE}\n\n{where}")
+    PAGE.write_text("\n\n".join(parts) + "\n")
+    print(f"wrote {PAGE}")
+
+
+INTRODUCTION = """\
+# Performance
+
+Written by `python -m benchmarks.performance` from the raw samples in
+[benchmarks/results](../benchmarks/results). {environment}.
+
+Every engine has a process of its own, two threads and float32; they take turns, one at work while
+the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time of the best engine
+that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
+become. Errors are the largest difference from a float64 run over that run's largest value.
+
+![The icelake suite](icelake.png)
+
+```
+nhwc bench --suite icelake --batch 1,4 --seconds 4 --resume -o benchmarks/results/icelake.json \\
+    --variants eager,channels_last,fused,optimized,compile_frozen,onnxruntime,openvino
+nhwc bench benchmarks/results/icelake.json --plot docs/icelake.png
+```"""
+
+CURVE = """\
+The last column stays level where the time grows in proportion to the pixels.
+
+```
+python benchmarks/curve.py -o benchmarks/results/curve.json
+```"""
+
+RULER = """\
+The same variant twice, and one that a wrapper makes a tenth slower, each in two processes as
+`nhwc bench` runs them.
+
+```
+python benchmarks/aa.py --seconds 8 -o benchmarks/results/aa.json
+```"""
+
+WHERE = """\
+Layers as they were measured when the plan was made, alone and with warm caches.
+
+```
+python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmarks/results/where.md
+```"""
+
+
+def engines(suite: Benchmark, rows: list[Row]) -> str:
+    variants = [v for v in suite.variants if v != "eager"]
+    head = ["model", "eager ms", *map(label, variants), "ahead", "aim", "error"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        eager, own, found = row.measurement("eager"), row.measurement("optimized"), ahead(row)
+        cells = [_times(row.comparison(variant, "eager")) for variant in variants]
+        fastest = max(cells, key=lambda cell: float(cell) if cell != "-" else 0.0)
+        cells = [f"**{cell}**" if cell == fastest else cell for cell in cells]
+        lead = (
+            f"{found.ratio:.2f} ({found.interval[0]:.2f}-{found.interval[1]:.2f})" if found else "-"
+        )
+        lines.append(
+            f"| {row.case.model} | {eager.median_s * 1e3:.1f} | {' | '.join(cells)} | {lead} "
+            f"| {aim(row.case.model):.1f} | {own.error:.0e} |"
+            if eager and own
+            else f"| {row.case.model} | {row.failure or 'not measured'} |"
+        )
+    means = [
+        geometric_mean(c.ratio for r in rows if (c := r.comparison(v, "eager"))) for v in variants
+    ]
+    leads = [c.ratio for row in rows if (c := ahead(row))]
+    reached = sum(c.ratio >= aim(row.case.model) for row in rows if (c := ahead(row)))
+    mean = " | ".join(f"{m:.2f}" for m in means)
+    lines.append(f"| geometric mean | | {mean} | {geometric_mean(leads):.2f} | 1.3 | |")
+    won = sum(lead >= 1 for lead in leads)
+    lines += [
+        "",
+        f"Ahead of every other engine on {won} of {len(leads)} models; {reached} reach their aim; "
+        f"at worst {min(leads):.2f}.",
+    ]
+    return "\n".join(lines)
+
+
+def claims(rows: list[Row], batch: int) -> str:
+    """What was published about plain channels last, beside what it does here."""
+    counted: dict[str, list[str]] = {}
+    for row in rows:
+        counted.setdefault(row.judgement, []).append(row.case.model)
+    published = next(row.published for row in rows if row.published)
+    lines = [
+        f"Published for eager channels last: {published} ({published.where}). Here, batch {batch}:",
+        "",
+    ]
+    lines += [f"- {what}: {', '.join(models)}" for what, models in sorted(counted.items()) if what]
+    lost = [f"{row.case.model} ({row.propagation})" for row in rows if row.propagation != "clean"]
+    lines.append(f"- format kept throughout, but for: {', '.join(lost) or 'none'}")
+    return "\n".join(lines)
+
+
+def ahead(row: Row) -> Comparison | None:
+    peer = row.best(ours=False)
+    return row.comparison("optimized", peer.variant) if peer else None
+
+
+def aim(model: str) -> float:
+    return next((ratio for start, ratio in TARGETS.items() if model.startswith(start)), 1.0)
+
+
+def _times(comparison: Comparison | None) -> str:
+    return f"{comparison.ratio:.2f}" if comparison else "-"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""One operator call: what went in, what came out, where in the user's code, and what it copied."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from ..formats import Format
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that went into or came out of an operator."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    format: Format
+    bytes: int
+    source: int | None
+    """The call that filled its memory; -1 where it was there before; None for the model's own
+    parameters and buffers."""
+
+    @property
+    def densest(self) -> int | None:
+        """The dimension that is densest in memory; None where the strides leave it open."""
+        dims = [d for d, step in enumerate(self.strides) if step > 0 and self.shape[d] > 1]
+        if self.format is Format.AMBIGUOUS or len(dims) < 2:
+            return None
+        return min(dims, key=lambda d: (self.strides[d], -d))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the user's code an operator was called, and in which module."""
+
+    module: str
+    module_type: str
+    file: str
+    line: int
+    source: str
+
+    @property
+    def place(self) -> str:
+        """File and line, short: from the package on, or from the working directory on."""
+        if not self.file:
+            return "(no source line)"
+        packaged = re.split(r"(?:site|dist)-packages[/\\]", self.file)
+        short = packaged[-1] if len(packaged) > 1 else os.path.relpath(self.file)
+        return f"{self.file if short.startswith('..') else short}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy inside an operator's kernel that changed the layout of what it copied."""
+
+    shape: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call as the user's code made it, or one operator of the backward pass."""
+
+    index: int
+    operator: str
+    backward: bool
+    site: Site
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    moves_data: bool
+    """False for a view: its output is memory of an input."""
+    seconds: float = 0.0
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(copy.bytes for copy in self.copies)
+
+    @property
+    def copy_seconds(self) -> float:
+        return sum(copy.seconds for copy in self.copies)
