@@ -87,7 +87,10 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def wake_(model: nn.Module) -> None:
-    """A head or a scale of zeros would hide everything before it."""
+    """A head or a scale of zeros would hide everything before it, and so would a threshold."""
+    for module in model.modules():
+        if hasattr(module, "score_thresh"):
+            module.score_thresh = 0.0  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -56,6 +56,18 @@ def test_a_model_that_sorts_is_optimized_on_a_list_of_images(model, images):
     assert not any(m._forward_hooks for m in (*model.modules(), *fused.modules()))
 
 
+def test_a_model_that_finds_nothing_is_held_by_its_parts(model, images):
+    model.forward = lambda images: [
+        found["largest"][:0] for found in Sorting.forward(model, images)
+    ]
+    truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
+    assert verify(truth, fused).passed
+    assert {check.output for check in verify_or_parts(truth, model, fused).checks} > {"trunk"}
+    with torch.no_grad():
+        next(iter(fused.get_submodule("model.head").parameters())).mul_(1.0001)
+    assert not verify_or_parts(truth, model, fused).passed
+
+
 def test_a_part_that_is_wrong_is_found(model, images):
     truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
     with torch.no_grad():
