@@ -125,6 +125,15 @@ def test_attention_within_one_window_misreads_nothing():
     assert not audit(Window(), torch.rand(1, 3, 8, 8)).lost
 
 
+def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
+    net = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.ReLU())
+    clip = torch.rand(1, 4, 4, 8, 8)
+    (finding,) = audit(net, clip).lost
+    assert finding.operator == "torch.nn.functional.conv3d"
+    assert "20480" in finding.remedy
+    assert not audit(net, clip.repeat(2, 1, 1, 1, 1)).lost
+
+
 def test_what_was_never_converted_is_said():
     net = nhwc.convert_(Between(nn.ReLU()))
     report = audit(net, torch.rand(2, 3, 8, 8))
