@@ -53,10 +53,12 @@ def test_same_padding_is_a_call_around_which_a_batch_norm_is_folded(tmp_path):
     fused = nhwc.fuse(model)
     assert (len(fused.report.applied), fused.report.opaque) == (1, ())
     nhwc.save(fused, tmp_path / "same.nhwc")
+    scripted = torch.jit.script(fused)
     for side in (7, 8):
         x = torch.randn(1, 3, side, side)
         torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
         assert torch.equal(nhwc.load(tmp_path / "same.nhwc")(x), fused(x))
+        assert torch.equal(scripted(x), fused(x))
 
 
 @torch.no_grad()
