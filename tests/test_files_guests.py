@@ -47,6 +47,7 @@ class Same(nn.Module):
         return y if mask is None else y * mask
 
 
+@pytest.mark.filterwarnings("ignore:The TorchScript type system")
 @torch.no_grad()
 def test_same_padding_is_a_call_around_which_a_batch_norm_is_folded(tmp_path):
     model = randomize_batchnorm_(Same()).eval()
