@@ -65,7 +65,8 @@ def child(work: str, name: str) -> None:
 
     import nhwc
     from nhwc.benchmark.peak import peak_bytes, reset_peak
-    from nhwc.zoo import import_torchvision, load_model
+    from nhwc.vision import import_torchvision
+    from nhwc.zoo import load_model
 
     import_torchvision()
     x = torch.rand(SHAPE)

@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import nhwc
-from nhwc.verify import Truth, observe, random_inputs, verify
-from nhwc.zoo import import_torchvision, load_model, randomize_batchnorm_
+from nhwc.parts import verify_or_parts
+from nhwc.verify import Truth, observe, random_inputs
+from nhwc.vision import import_torchvision
+from nhwc.zoo import load_model, randomize_batchnorm_
 
 SIDES = (64, 96, 128, 224, 256, 299, 384, 448)
 CLIPS = ((8, 64), (16, 64), (16, 112), (32, 64), (16, 224))
@@ -61,19 +63,19 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
     row["left"] = sorted({site.reason for site in report.skipped})[:3]
     row["left_count"] = len(report.skipped)
     row["opaque"] = [f"{part.path or 'the model'}: {part.reason}" for part in report.opaque][:5]
-    row["fused"] = judged(truth, fused)
+    row["fused"] = judged(truth, model, fused)
     del fused
     yield "fuse"
     fast = nhwc.optimize(model, *inputs)
     said = fast.report
     row |= {"chosen": said.chosen, "why": said.reason, "optimize_s": round(said.setup_s, 1)}
     row |= {"ratio": round(said.comparison.ratio, 3), "verdict": said.comparison.verdict}
-    row["optimized"] = judged(truth, fast)
+    row["optimized"] = judged(truth, model, fast)
     yield "optimize"
     row["lost_after"] = lost(fast.portable, inputs)
     row["other_batch"] = other_batch(model, fast, inputs)
     yield "other batch size"
-    row["loaded"] = saved_and_loaded(truth, fast)
+    row["loaded"] = saved_and_loaded(truth, model, fast)
     yield "save and load"
     row["untouched"] = digest(model) == before
     kinds = ("fused", "optimized", "other_batch", "loaded")
@@ -85,7 +87,10 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def wake_(model: nn.Module) -> None:
-    """A head or a scale of zeros would hide everything before it."""
+    """A head or a scale of zeros would hide everything before it, and so would a threshold."""
+    for module in model.modules():
+        if hasattr(module, "score_thresh"):
+            module.score_thresh = 0.0  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -146,8 +151,8 @@ def lost(model: nn.Module, inputs: tuple[Any, ...]) -> int | str:
         return str(error)[:160]
 
 
-def judged(truth: Truth, function: Callable[..., Any]) -> str:
-    found = verify(truth, function)
+def judged(truth: Truth, model: nn.Module, after: nn.Module) -> str:
+    found = verify_or_parts(truth, model, after)
     worst = found.worst
     if worst is None:
         return "nothing to compare"
@@ -161,17 +166,17 @@ def other_batch(model: nn.Module, fast: nn.Module, inputs: tuple[Any, ...]) -> s
         truth = observe(model, [more])
     except Exception:  # a model for batches of one
         return "the model takes none"
-    return judged(truth, fast)
+    return judged(truth, model, fast)
 
 
-def saved_and_loaded(truth: Truth, fast: nn.Module) -> str:
+def saved_and_loaded(truth: Truth, model: nn.Module, fast: nn.Module) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.nhwc"
         try:
             nhwc.save(fast, path)
         except nhwc.InputError as error:
             return f"not saved: {error}"[:200]
-        return judged(truth, nhwc.load(path))
+        return judged(truth, model, nhwc.load(path))
 
 
 def digest(model: nn.Module) -> str:

@@ -6,32 +6,37 @@
 
 Weights are random and batch norms have random statistics: with the defaults folding is trivially
 right. Each model gets the smallest input that it accepts, in a process of its own with a limit of
-time and memory. Rows are kept in benchmarks/results/zoo_sweep.json, and the table is written beside
-it as Markdown; a second run goes on where the first one stopped. Speed ratios are those of tiny
-inputs, and of a busy machine where several jobs run: `nhwc bench` is for times.
+processor time and memory. Rows are kept in benchmarks/results/zoo_sweep.json, with a table in
+Markdown and a page to filter beside it; a second run goes on where the first one stopped. Speed
+ratios are those of tiny inputs, and of a busy machine where several jobs run: `nhwc bench` is for
+times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+
+from .zoo_names import names
+from .zoo_tables import Row, html, markdown, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "zoo_sweep.json"
 
-Row = dict[str, Any]
+_WAITING = 10
+"""How many times its processor time a model may take on a machine that is busy otherwise."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             rows[name] = row
             print(f"{name}: {row['outcome']} {row.get('reason', '')}"[:160], flush=True)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
-            args.output.with_suffix(".md").write_text(table(rows))
+            keep(rows, args.output)
     print(summary({name: rows[name] for name in chosen if name in rows}))
     return int(any(rows[n]["outcome"] in ("WRONG", "failed") for n in chosen if n in rows))
 
@@ -66,28 +69,23 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="also those that have a row")
-    parser.add_argument("--seconds", type=float, default=180, help="limit for one model")
+    parser.add_argument("--seconds", type=float, default=180, help="of processor time")
     parser.add_argument("--gigabytes", type=float, default=8, help="limit for one model")
     parser.add_argument("--stop-after", type=float, default=1e9, help="start no model after this")
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args(argv)
 
 
-def names() -> list[str]:
-    from nhwc.zoo import import_torchvision
-
-    torchvision = import_torchvision()
-    found = [n for n in torchvision.models.list_models() if not n.startswith("quantized_")]
-    import timm
-
-    return [*found, *(f"timm:{name}" for name in timm.list_models())]
-
-
 def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
     """The row of one model, from a process of its own; None if it is too late to start one."""
     if time.monotonic() > end:
         return None
-    size = int(args.gigabytes * 1e9)
+    size, seconds = int(args.gigabytes * 1e9), math.ceil(args.seconds)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+
     command = [sys.executable, "-m", "benchmarks.zoo_row", name]
     threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
     path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
@@ -98,11 +96,13 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
             env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=args.seconds,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size)),
+            timeout=_WAITING * args.seconds,
+            preexec_fn=limit,
         )
     except subprocess.TimeoutExpired:
-        return {"outcome": "over the limit", "reason": f"more than {args.seconds:.0f} s"}
+        return {"outcome": "over the limit", "reason": f"more than {_WAITING * seconds} s"}
+    if done.returncode == -signal.SIGXCPU:
+        return {"outcome": "over the limit", "reason": f"more than {seconds} s of processor time"}
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines and lines[-1].startswith("{"):
         row: Row = json.loads(lines[-1])
@@ -114,35 +114,12 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
     return {"outcome": "failed", "reason": f"ended with {done.returncode}: {last[0][:200]}"}
 
 
-def summary(rows: Mapping[str, Row]) -> str:
-    counts = Counter(row["outcome"] for row in rows.values())
-    return f"{len(rows)} models: " + ", ".join(f"{n} {what}" for what, n in counts.most_common())
-
-
-def table(rows: Mapping[str, Row]) -> str:
-    head = ("model", "input", "outcome", "folded", "left", "not traced", "lost before",
-            "lost after", "chosen", "ratio", "error (eager's)", "reason")  # fmt: skip
-    lines = [
-        "Written by `python -m benchmarks.zoo_sweep`. Errors are the largest difference from a",
-        "float64 run, relative to its largest output. Ratios are those of a tiny input on a busy",
-        "machine: above 1 is faster than the model as it was given.",
-        "",
-        summary(rows),
-        "",
-        f"| {' | '.join(head)} |",
-        "|---" * len(head) + "|",
-    ]
-    for name, row in sorted(rows.items()):
-        inputs = ", ".join("x".join(map(str, shape)) for shape in row.get("input", ()))
-        left = "; ".join(row.get("left", ()))
-        cells = (name, inputs, row["outcome"], row.get("folded", ""),
-                 f"{row['left_count']}: {left}" if row.get("left_count") else "",
-                 "; ".join(row.get("opaque", ())), row.get("lost_before", ""),
-                 row.get("lost_after", ""), row.get("chosen", ""), row.get("ratio", ""),
-                 row.get("optimized", ""), row.get("reason", "") or row.get("why", ""))  # fmt: skip
-        cells = tuple(str(cell).replace("|", "\\|")[:160] for cell in cells)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def keep(rows: Mapping[str, Row], path: Path) -> None:
+    """Write the rows, and beside them what people read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(rows))
+    path.with_suffix(".html").write_text(html(rows))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,31 @@ def test_an_ambiguous_tensor_that_is_misread():
     assert "to_format" in finding.remedy
 
 
+def test_attention_within_one_window_misreads_nothing():
+    class Window(nn.Module):
+        """Vectors of a window as batch, windows, pixels, channels: one window is no channel."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv, self.keys = nn.Conv2d(3, 8, 3), nn.Linear(8, 16)
+
+        def forward(self, x):
+            pixels = self.conv(x).permute(0, 2, 3, 1).flatten(1, 2).unsqueeze(1)
+            heads = self.keys(pixels).unflatten(-1, (4, 4)).permute(0, 1, 3, 2, 4)
+            return heads * 0.5
+
+    assert not audit(Window(), torch.rand(1, 3, 8, 8)).lost
+
+
+def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
+    net = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.ReLU())
+    clip = torch.rand(1, 4, 4, 8, 8)
+    (finding,) = audit(net, clip).lost
+    assert finding.operator == "torch.nn.functional.conv3d"
+    assert "20480" in finding.remedy
+    assert not audit(net, clip.repeat(2, 1, 1, 1, 1)).lost
+
+
 def test_what_was_never_converted_is_said():
     net = nhwc.convert_(Between(nn.ReLU()))
     report = audit(net, torch.rand(2, 3, 8, 8))

@@ -115,7 +115,7 @@ def test_compare_needs_something_in_common():
 
 
 def test_suites_name_models_that_exist():
-    from nhwc.zoo import import_torchvision
+    from nhwc.vision import import_torchvision
 
     known = set(import_torchvision().models.list_models())
     for offered in SUITES:

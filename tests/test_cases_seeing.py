@@ -7,7 +7,7 @@ from torch import nn
 
 import nhwc
 from nhwc import Format, audit, convert_, format_of, to_format
-from nhwc.zoo import import_torchvision
+from nhwc.vision import import_torchvision
 
 from .models import Between, last
 

@@ -131,7 +131,6 @@ class Own(nn.Module):
     [
         (Branching().eval(), "calls a Branching, which is code of your own"),
         (Own(), "it calls fft_fft2"),
-        (load_model("swin_t"), "it calls _get_relative_position_bias"),
     ],
 )
 def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_path):

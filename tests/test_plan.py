@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+import nhwc
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.memory import Memory
+from nhwc.passes import PASSES, run_passes
 from nhwc.plan import Unplannable, make_plan, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.candidates import candidates_for, candidates_of
@@ -146,6 +148,49 @@ def test_every_candidate_computes_the_layer(conv, activation, residual):
         )
         if residual:
             assert torch.equal(given[1], kept)
+
+
+class Volumes(nn.Module):
+    """What video models are made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv3d(3, 8, (1, 3, 3), (1, 2, 2), (0, 1, 1))
+        self.second = nn.Conv3d(8, 8, 3, padding="same", groups=2)
+        self.pool = nn.MaxPool3d(2)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        y = self.pool(torch.relu(self.second(y) + y))
+        return y.flatten(1)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@torch.no_grad()
+def test_volumes_are_convolved_by_any_kernel_unless_their_memory_is_looked_at(looks, memory):
+    model = Volumes().eval()
+    graph = nhwc.graph.capture(model).module
+    run_passes(graph, PASSES)
+    if looks:
+        flat = graph.graph.find_nodes(op="call_method", target="flatten")[0]
+        flat.target, flat.args = "view", (flat.args[0], 2, -1)
+        graph.recompile()
+    x = torch.randn(2, 3, 6, 12, 10)
+    found = record(graph, (x,))
+    layers = [layer for layer in layers_of(graph, found) if isinstance(layer.spec, Convolution)]
+    assert [layer.spec.key.split()[0] for layer in layers] == ["conv3d", "conv3d"]
+    assert [layer.spec.residual for layer in layers] == [False, True]
+    for layer in layers:
+        inputs = [torch.randn(found.values[node].shape) for node in layer.inputs]
+        results = [
+            candidate.prepare(*constants_of(graph, layer))(*inputs)
+            for candidate in candidates_of(graph, found, layer)
+        ]
+        assert len(results) == (1 if looks else 2)
+        for result in results:
+            torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-5)
+    plan = make_plan(graph, (x,), memory)
+    torch.testing.assert_close(plan.program(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

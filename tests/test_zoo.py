@@ -30,7 +30,7 @@ def test_detection_models_build_without_a_download():
 
 def test_torchvision_is_usable_after_us_for_everybody():
     code = (
-        "from nhwc.zoo import import_torchvision; tv = import_torchvision(); "
+        "from nhwc.vision import import_torchvision; tv = import_torchvision(); "
         "import torchvision.models; print(tv is torchvision)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,7 +2,9 @@
 
 import json
 
-from benchmarks.zoo_sweep import main, names
+from benchmarks.zoo_names import home, names
+from benchmarks.zoo_sweep import main
+from benchmarks.zoo_tables import told
 
 
 def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
@@ -17,6 +19,9 @@ def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
     assert shuffle["folded"] == 56
     assert rows["squeezenet1_1"]["input"] == [[1, 3, 64, 64]]
     assert output.with_suffix(".md").read_text().count("| right |") == 3
+    page = output.with_suffix(".html").read_text()
+    assert all(f'"model":"{name}"' in page for name in models)
+    assert "http" not in page
     assert capsys.readouterr().out.endswith("3 models: 3 right\n")
     assert main([*arguments, "--seconds", "0.001"]) == 0, "what has a row is not run again"
 
@@ -31,7 +36,28 @@ def test_limits_and_failures_are_rows(tmp_path):
     assert "no_such_model" in rows["no_such_model"]["reason"]
 
 
-def test_what_is_swept():
+def test_a_row_says_what_is_not_as_one_would_wish():
+    row = {
+        "outcome": "right", "reason": "", "input": [[1, 3, 64, 64]], "ratio": 1.0, "why": "no gain",
+        "lost_before": 3, "lost_after": "it takes no image", "left": ["not a convolution"],
+        "left_count": 2, "opaque": ["head: it loops"], "loaded": "not saved: code. A saved file",
+    }  # fmt: skip
+    shown = told("some", row)
+    assert shown["notes"] == (
+        "no gain; it takes no image; 2 not folded: not a convolution; not traced: head: it loops; "
+        "not saved: code"
+    )
+    assert (shown["input"], shown["lost"], shown["faster"]) == ("1x3x64x64", "3", "1.00")
+
+
+def test_every_family_is_swept_early_and_small_models_first():
     found = names()
+    assert len(found) == len({*found}) > 1000
     assert {"resnet50", "r3d_18", "raft_small", "fcn_resnet50", "timm:lcnet_050"} < {*found}
     assert not any(name.startswith("quantized") for name in found)
+    torchvisions = sum(not name.startswith("timm:") for name in found)
+    homes = [home(name) for name in found]
+    early = homes[torchvisions : torchvisions + len({*homes}) - 1]
+    assert len(early) == len({*early}) > 50
+    assert found.index("squeezenet1_1") < found.index("vgg19") < torchvisions
+    assert found.index("timm:resnet18") < found.index("timm:resnet50")

@@ -15,13 +15,14 @@ from torch import nn
 from .environment import Environment
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from .preserve import preserved
+from .ready import tensors_of
 from .timing import Comparison, interleave
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
 from .watch.findings import Finding, find, is_note, unconverted
 from .watch.profile import profiled, with_profile
 from .watch.recorder import Recorder
-from .watch.running import Run, as_written, check, guarded, tensors_in
+from .watch.running import Run, as_written, check, guarded
 
 SCHEMA = 1
 
@@ -141,7 +142,7 @@ def audit(
         findings += unconverted(model, inputs, calls, outcomes, run_s)
     return Audit(
         model=name or type(model).__name__,
-        inputs=tuple(tuple(t.shape) for t in tensors_in((inputs, kwargs))),
+        inputs=tuple(tuple(t.shape) for t in tensors_of((inputs, kwargs))),
         calls=tuple(calls),
         outcomes=tuple(outcomes),
         findings=tuple(sorted(findings, key=lambda f: (is_note(f), -f.cost_s, f.calls))),
@@ -156,11 +157,11 @@ def audit(
 def _begun(model: nn.Module, inputs: object) -> bool:
     """Whether any weight or input is channels last already."""
     last = CHANNELS_LAST_OF.values()
-    return any(format_of(t) in last for t in (*model.parameters(), *tensors_in(inputs)))
+    return any(format_of(t) in last for t in (*model.parameters(), *tensors_of(inputs)))
 
 
 def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
-    return [*model.parameters(), *tensors_in((inputs, kwargs))][0].device
+    return [*model.parameters(), *tensors_of((inputs, kwargs))][0].device
 
 
 def _seconds(go: Any, device: torch.device) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from .environment import Environment
 from .errors import InputError
@@ -21,11 +21,11 @@ from .passes import PASSES, Pass, run_passes
 from .plan import Option, Plan, Unplannable, make_plan
 from .plan.cuda import on_device
 from .preserve import preserved
-from .ready import check_devices, check_initialized
+from .ready import check_devices, check_initialized, tensors_of
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verdict import Judge
-from .verify import Verification
+from .verify import Verification, cloned
 
 Progress = Callable[[str], None]
 
@@ -94,7 +94,7 @@ class _Work:
     planned_for: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        device = next((x.device for x in self.example if isinstance(x, Tensor)), "cpu")
+        device = next((x.device for x in tensors_of(self.example)), "cpu")
         self.environment = Environment.here(device)
         self.memory = Memory.of(self.environment)
         if self.remeasure:
@@ -247,13 +247,14 @@ def _kernel_time(option: Option) -> KernelTime:
 def _check(model: Any, inputs: tuple[Any, ...]) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
-    if not any(isinstance(x, Tensor) for x in inputs):
+    tensors = tensors_of(inputs)
+    if not tensors:
         raise InputError(
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
     check_initialized(model)
-    check_devices(model, [x for x in inputs if isinstance(x, Tensor)])
+    check_devices(model, tensors)
     training = [name for name, module in model.named_modules() if module.training]
     if training:
         raise InputError(
@@ -268,12 +269,8 @@ def _digest(lines: Sequence[str]) -> str:
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     # What writes into its input gets one of its own: the next run must see the same.
-    own = _own(inputs)
+    own = cloned(inputs)
     return lambda: function(*own)
-
-
-def _own(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from .errors import InputError
 
@@ -34,6 +35,11 @@ def check_devices(model: nn.Module, tensors: Sequence[Tensor]) -> None:
         raise InputError(
             f"the model is on {where}, the input on {other}. Move one: input.to({str(where)!r})."
         )
+
+
+def tensors_of(tree: object) -> list[Tensor]:
+    """Every tensor in nested lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def some(names: list[str]) -> str:

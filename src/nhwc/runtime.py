@@ -155,10 +155,14 @@ def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
     >>> describe((torch.zeros(2, 3), 7))
     ('2x3 float32', '7')
     """
-    return tuple(_described(x) if isinstance(x, Tensor) else repr(x) for x in inputs)
+    return tuple(_described(x) for x in inputs)
 
 
-def _described(x: Tensor) -> str:
+def _described(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(describe(x))}]"
+    if not isinstance(x, Tensor):
+        return repr(x)
     last = format_of(x) in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     return " ".join([*words, "channels_last"] if last else words)

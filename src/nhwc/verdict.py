@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from .errors import ModelFailed
 from .memory import Memory
+from .parts import verify_or_parts
 from .runtime import Optimized, describe
 from .verify import Check, Truth, Verification, observe, random_inputs, verify
 
@@ -45,7 +47,7 @@ class Judge:
             # Float32 alone may judge too hard.
             self._run(wide=True)
         if self.in_full:
-            verify(self._truth, graph).require()
+            verify_or_parts(self._truth, self.model, graph).require()
 
     def judge(
         self, result: Optimized, more: Sequence[tuple[Any, ...]], kernels: str
@@ -63,7 +65,10 @@ class Judge:
         return found
 
     def _verified(self, result: Optimized, more: Sequence[tuple[Any, ...]]) -> Verification:
-        checks = list(verify(self._truth, result).checks)
+        if self.in_full:
+            checks = list(verify_or_parts(self._truth, self.model, result).checks)
+        else:
+            checks = list(verify(self._truth, result).checks)
         for inputs in more:
             truth = observe(self.model, [inputs], wide=self.in_full)
             checks += verify(truth, result).checks
@@ -94,7 +99,9 @@ def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
     found = hashlib.sha256(f"{type(model)} {model} {rest}".encode())
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         _add(found, name, value)
-    for number, value in enumerate(inputs):
+    leaves, structure = tree_flatten(list(inputs))
+    found.update(str(structure).encode())
+    for number, value in enumerate(leaves):
         _add(found, str(number), value)
     return found.hexdigest()[:32]
 

@@ -11,10 +11,12 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from .errors import VerificationError
 from .preserve import preserved, undrawn
@@ -101,13 +103,13 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
     A model that cannot run in float64 leaves `exact` empty; then before and after are compared
     with each other alone, as they are if `wide` is False.
     """
-    answers = tuple(_answer(model, one) for one in inputs)
+    answers = tuple(answer(model, one) for one in inputs)
     if not wide:
         return Truth(tuple(inputs), answers, None)
     exact = None
     try:
         copied = widened(model)
-        exact = tuple(_answer(copied, _doubled(one)) for one in inputs)
+        exact = tuple(answer(copied, doubled(one)) for one in inputs)
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)
@@ -146,7 +148,7 @@ def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
     for index, one in enumerate(truth.inputs):
         before = truth.answers[index]
         exact = truth.exact[index] if truth.exact else before
-        checks.extend(_compare(index, before, _answer(after, one), exact, truth.exact is not None))
+        checks.extend(compare(index, before, answer(after, one), exact, truth.exact is not None))
     return Verification(tuple(checks), truth.exact is not None)
 
 
@@ -157,7 +159,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def like(value: Any, turn: int) -> Any:
+    def like(turn: int, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         drawn = torch.empty(value.shape)
@@ -165,8 +167,10 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
         # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
         return torch.empty_like(value, requires_grad=False).copy_(drawn)
 
-    others = [tuple(like(value, turn) for value in example) for turn in range(1, count)]
-    return [tuple(_detached(value) for value in example), *others]
+    return [
+        tuple(tree_map(_detached if turn == 0 else partial(like, turn), tuple(example)))
+        for turn in range(count)
+    ]
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
@@ -184,9 +188,10 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """Every leaf of what `function` answers to `inputs`, which are left as they are."""
     # A model may write into its input; the next run must see the same one.
-    own = tuple(value.clone() if isinstance(value, Tensor) else value for value in inputs)
+    own = cloned(inputs)
     # So may it count its calls, or collect: every run starts where the first one did.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
@@ -195,9 +200,10 @@ def _answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, 
         return dict(flatten(function(*own)))
 
 
-def _compare(
+def compare(
     index: int, before: dict[str, Any], after: dict[str, Any], exact: dict[str, Any], wide: bool
 ) -> Iterator[Check]:
+    """Hold both answers against `exact`, which is in float64 if `wide`."""
     if list(before) != list(after):
         reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
         yield Check(index, "output", math.inf, 0.0, 0.0, reason)
@@ -260,10 +266,15 @@ def _shapes(answer: dict[str, Any]) -> list[Any]:
     return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
 
 
-def _doubled(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for value in inputs
+def cloned(tree: Any) -> Any:
+    """`tree` with tensors of its own."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
+
+
+def doubled(tree: Any) -> Any:
+    """`tree` with every floating-point tensor in float64."""
+    return tree_map(
+        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, tree
     )
 
 

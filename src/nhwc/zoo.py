@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import InputError, MissingPackage, ModelNotFound
 from .files.container import is_saved
+from .vision import import_torchvision, import_torchvision_if_present
 
 
 def load_model(
@@ -190,54 +190,3 @@ def _from_package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (ImportError, ValueError) as error:
         raise ModelNotFound(f"cannot import {name!r}: {error}") from error
-
-
-def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled operators do not match this torch.
-
-    A torchvision from the package index beside a CPU-only torch dies at import, because it
-    registers fake implementations for operators its library failed to define. Their schemas are
-    all it needs: the operators themselves stay missing, and say so when called.
-    """
-    for _ in range(20):
-        try:
-            return importlib.import_module("torchvision")
-        except ImportError:
-            raise MissingPackage("torchvision is not installed: pip install torchvision.") from None
-        except RuntimeError as error:
-            missing = _missing_operator(error)
-            if missing is None:
-                raise
-            for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
-                del sys.modules[loaded]
-            _declare(missing)
-    raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
-
-
-def import_torchvision_if_present() -> None:
-    """Make a later `import torchvision` by somebody else's code succeed, where it is installed."""
-    with contextlib.suppress(MissingPackage):
-        import_torchvision()
-
-
-_SCHEMAS = {
-    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
-
-
-def _missing_operator(error: RuntimeError) -> str | None:
-    text = str(error)
-    if "operator torchvision::" not in text or "does not exist" not in text:
-        return None
-    return text.split("operator torchvision::")[1].split()[0]
-
-
-def _declare(operator: str) -> None:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define(_SCHEMAS.get(operator, f"{operator}(Tensor input) -> Tensor"))
-    _DECLARED.append(library)
-
-
-# A Library undefines its operators when it is collected.
-_DECLARED: list[torch.library.Library] = []

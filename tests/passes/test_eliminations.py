@@ -10,7 +10,7 @@ from nhwc.passes.eliminate_dropout import eliminate_dropout
 from nhwc.passes.eliminate_identity import eliminate_identity
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.lift_functional import lift_functional
-from nhwc.zoo import import_torchvision
+from nhwc.vision import import_torchvision
 
 from ..fusing import Block, assert_same, outputs, rewrite
 

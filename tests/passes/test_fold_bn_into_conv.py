@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 from nhwc import fuse
 from nhwc.passes._arithmetic import fold_after, fold_before, scale_and_shift
-from nhwc.zoo import import_torchvision
+from nhwc.vision import import_torchvision
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_
 

@@ -20,7 +20,7 @@ def main() -> None:
     # Ctrl-C reaches the whole group; the parent decides what becomes of us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
-    from ..zoo import import_torchvision_if_present
+    from ..vision import import_torchvision_if_present
     from .worker import main as work
 
     import_torchvision_if_present()

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ..timing import timer_for
-from ..zoo import import_torchvision_if_present, load_model, randomize_batchnorm_
+from ..vision import import_torchvision_if_present
+from ..zoo import load_model, randomize_batchnorm_
 from .engines import find_engine
 from .peak import peak_bytes, reset_peak, resident_bytes
 from .propagation import propagation

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
+from .guests import guest, guest_name
 from .vocabulary import (
     ATTRIBUTES,
     METHODS,
@@ -63,7 +64,7 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
 def _dump_node(node: fx.Node) -> dict[str, Any]:
     target = node.target
     if node.op == "call_function":
-        name = function_names().get(target)
+        name = function_names().get(target) or guest_name(target)
         if name is None:
             raise _refusal(node.name, f"it calls {getattr(target, '__name__', target)}")
         if target is getattr and node.args[1] not in ATTRIBUTES:
@@ -91,7 +92,10 @@ def _restore_node(
         raise Foreign("arguments that are none")
     target: str | Callable[..., Any] = name
     if op == "call_function":
-        target = functions()[name]
+        found = functions().get(name) or guest(name)
+        if found is None:
+            raise Foreign(f"the function {name!r}")
+        target = found
         if target is getattr and args[1] not in ATTRIBUTES:
             raise Foreign(f"getattr of {args[1]!r}")
     elif op == "call_method":

@@ -29,7 +29,7 @@ _TORCH = """
     minimum movedim mul multiply narrow ne neg nan_to_num norm numel ones ones_like permute
     pixel_shuffle pow prelu prod reciprocal relu relu_ repeat_interleave reshape roll rsqrt
     rsub scatter select selu sigmoid sigmoid_ sign silu sin softmax split sqrt square squeeze
-    stack std sub sum t tan tanh tanh_ tensor tensor_split tile topk transpose tril triu
+    stack std sub sum swapaxes t tan tanh tanh_ tensor tensor_split tile topk transpose tril triu
     true_divide unbind unflatten unfold_copy unsqueeze var var_mean vstack where zeros
     zeros_like _assert
 """
@@ -52,9 +52,9 @@ _METHODS = """
     float floor floor_divide gather ge gt half index_select int is_contiguous
     is_floating_point item le log long logical_and logical_not lt masked_fill masked_fill_
     matmul max mean min movedim mul mul_ narrow ne neg new_full new_ones new_zeros norm numel
-    permute pow prod reciprocal relu relu_ repeat repeat_interleave reshape roll round rsqrt
-    select sigmoid sigmoid_ sign sin size softmax split sqrt square squeeze std stride sub
-    sub_ sum swapaxes t tanh tanh_ tile to topk transpose type_as unbind unflatten unfold
+    permute pow prod reciprocal relu relu_ repeat repeat_interleave reshape reshape_as roll
+    round rsqrt select sigmoid sigmoid_ sign sin size softmax split sqrt square squeeze std
+    stride sub sub_ sum swapaxes t tanh tanh_ tile to topk transpose type_as unbind unflatten unfold
     unsqueeze values var view view_as where
 """
 
@@ -97,6 +97,8 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
+        # How a graph says that an optional argument is fixed to None.
+        ("torch.fx", torch.fx._symbolic_trace, "_assert_is_none"),
     )
     return {
         f"{room}.{name}": getattr(module, name)

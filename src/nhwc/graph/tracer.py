@@ -206,6 +206,8 @@ def _versions(module: nn.Module) -> Iterator[int]:
 
 
 def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
-    """Functions that timm, where it is loaded, declares to be leaves of a trace."""
-    declared = sys.modules.get("timm.layers._fx")
-    return tuple(declared.get_notrace_functions()) if declared else ()
+    """Functions that timm, where loaded, declares to be leaves of a trace, and its padding."""
+    declared, padding = map(sys.modules.get, ("timm.layers._fx", "timm.layers.padding"))
+    found = tuple(declared.get_notrace_functions()) if declared else ()
+    # It computes with sizes in plain Python; around it stands the first convolution of a stage.
+    return (*found, padding.pad_same) if padding else found

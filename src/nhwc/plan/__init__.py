@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..memory import Memory
+from ..ready import tensors_of
 from .assigning import Choice, assign
 from .calls import is_opaque
 from .measuring import (
@@ -138,6 +139,8 @@ def _layers(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Record, list[
     reason = why_impure(graph)
     if reason is not None:
         raise Unplannable(reason)
+    if any(tensors_of(x) for x in inputs if not isinstance(x, Tensor)):
+        raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
     drawn = torch.get_rng_state()
     found = record(graph, inputs)
     if not torch.equal(drawn, torch.get_rng_state()):

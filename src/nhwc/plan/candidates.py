@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from .. import kernels
-from ..formats import Format
+from ..formats import CHANNELS_LAST_OF, Format, to_format
 from .cuda import fused_convolutions
 from .recording import Record
-from .specs import Activation, Affine, Convolution, Layer, Linear, Operator, Weighted
+from .specs import Activation, Affine, Convolution, Layer, Linear, Operator, Spec, Weighted
 
 if TYPE_CHECKING:
     from .native import Native
@@ -43,6 +43,8 @@ class Candidate:
 def candidates_of(graph: fx.GraphModule, record: Record, layer: Layer) -> list[Candidate]:
     """All that can compute a layer, torch's kernels first; of an operator ours alone."""
     found = [] if isinstance(layer.spec, Operator) else list(candidates_for(layer.spec))
+    if len(found) > 1 and _is_volume(layer.spec) and _views_volumes(graph, record):
+        found = found[:1]
     for native in natives_of(graph, record, layer):
         found += _native_candidates(record, layer, native)
     return found
@@ -78,6 +80,8 @@ def candidates_for(spec: Weighted) -> tuple[Candidate, ...]:
         return linear_candidates(spec)
     if isinstance(spec, Affine):
         return affine_candidates(spec)
+    if _is_volume(spec):
+        return volume_candidates(spec)
     if spec.device.startswith("cuda"):
         fused = fused_convolutions(spec)
         return (
@@ -106,6 +110,41 @@ def convolution_candidates(spec: Convolution) -> tuple[Candidate, ...]:
         # Images come contiguous: the first convolution may convert them on the way.
         found.append(Candidate("onednn", plain, last, True, packed))
     return tuple(found)
+
+
+def volume_candidates(spec: Convolution) -> tuple[Candidate, ...]:
+    """Eager torch, and oneDNN's prepacked kernel in channels_last_3d.
+
+    Layouts of volumes are not planned: oneDNN's kernel converts what comes otherwise, and what it
+    writes stays in its layout through the operators between convolutions.
+    """
+    eager: Prepare = lambda weight, bias: _eager_convolution(spec, weight.contiguous(), bias)
+    found = [Candidate("torch", None, None, True, eager)]
+    attribute = onednn_activation(spec.activation)
+    if _onednn_serves(spec.dtype, spec.device) and attribute is not None:
+        last = torch.channels_last_3d
+
+        def packed(weight: Tensor, bias: Tensor | None) -> Run:
+            run = _onednn_convolution(spec, weight, bias, attribute)
+            return lambda *inputs: run(*(x.contiguous(memory_format=last) for x in inputs))
+
+        found.append(Candidate("onednn", None, None, True, packed))
+    return tuple(found)
+
+
+def _is_volume(spec: Spec) -> bool:
+    return isinstance(spec, Convolution) and len(spec.input) == 5
+
+
+def _views_volumes(graph: fx.GraphModule, record: Record) -> bool:
+    """Whether the graph looks at the memory of a volume, which must then lie as it always did."""
+    for node in graph.graph.nodes:
+        name = getattr(node.target, "__name__", node.target)
+        if name in ("view", "view_as", "as_strided", "stride") and node.all_input_nodes:
+            seen = record.tensor(node.all_input_nodes[0])
+            if seen and len(seen.shape) == 5:
+                return True
+    return False
 
 
 def linear_candidates(spec: Linear) -> tuple[Candidate, ...]:
@@ -169,10 +208,11 @@ def _onednn_serves(dtype: torch.dtype, device: str) -> bool:
 
 def _eager_convolution(spec: Convolution, weight: Tensor, bias: Tensor | None) -> Run:
     tail = (bias, spec.stride, spec.padding, spec.dilation, spec.groups)
+    convolve: Run = torch.conv3d if weight.ndim == 5 else torch.conv2d  # type: ignore[assignment]
     activate = activate_(spec.activation)
     if spec.residual:
-        return lambda x, residual: activate(torch.conv2d(x, weight, *tail).add_(residual))
-    return lambda x: activate(torch.conv2d(x, weight, *tail))
+        return lambda x, residual: activate(convolve(x, weight, *tail).add_(residual))
+    return lambda x: activate(convolve(x, weight, *tail))
 
 
 def _onednn_convolution(
@@ -181,7 +221,7 @@ def _onednn_convolution(
     name, numbers, algorithm = attribute
     stride, padding, dilation = list(spec.stride), list(spec.padding), list(spec.dilation)
     packed = torch.ops.mkldnn._reorder_convolution_weight(
-        weight.contiguous(memory_format=torch.channels_last),
+        to_format(weight, CHANNELS_LAST_OF[weight.ndim]),
         padding,
         stride,
         dilation,

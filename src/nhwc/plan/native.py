@@ -64,7 +64,7 @@ def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Nat
     if code is None:
         return ()
     if isinstance(layer.spec, Convolution):
-        return _convolutions(layer.spec, *code)
+        return _convolutions(layer.spec, *code) if len(layer.spec.input) == 4 else ()
     shape = _four(record.values[layer.node].shape)
     if isinstance(layer.spec, Affine):
         return (Native("nhwc", True, _affine(shape, *code)),)

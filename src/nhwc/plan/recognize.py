@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph.folded import FoldedConv2d, FoldedLinear, FrozenConv2d
+from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import BatchNorm, Fused
 from .recording import Record
 from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
@@ -83,7 +83,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
 
 def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
     image = len(common["input"]) == 4
-    if type(op) in (nn.Conv2d, FoldedConv2d, FrozenConv2d) and image:
+    if _is_convolution(op) and len(common["input"]) == op.weight.ndim:
         geometry = _geometry(op)
         if geometry is None:
             return None
@@ -102,13 +102,23 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
     return None
 
 
-def _geometry(conv: nn.Conv2d) -> dict[str, Any] | None:
+def _is_convolution(op: Any) -> bool:
+    """Ours, given a batch; a subclass counts as the layer it inherits what it computes from."""
+    if type(op) in (FoldedConv2d, FoldedConv3d, FrozenConv2d):
+        return True
+    kind = next((kind for kind in (nn.Conv2d, nn.Conv3d) if isinstance(op, kind)), None)
+    return kind is not None and all(
+        getattr(type(op), name) is getattr(kind, name) for name in ("forward", "_conv_forward")
+    )
+
+
+def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
     """Stride, padding, dilation and groups; None where the padding is not zeros on both sides."""
     padding: Any = conv.padding
     if conv.padding_mode != "zeros":
         return None
     if padding == "valid":
-        padding = (0, 0)
+        padding = tuple(0 for _ in conv.kernel_size)
     elif padding == "same":
         total = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
         if any(t % 2 for t in total):

@@ -27,7 +27,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 2-D convolution on these shapes, and what is done to its result before it is stored."""
+    """A 2-D or 3-D convolution on these shapes, and what is done to its result before storing."""
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
@@ -44,7 +44,8 @@ class Convolution:
     @property
     def key(self) -> str:
         geometry = f"s{_x(self.stride)} p{_x(self.padding)} d{_x(self.dilation)} g{self.groups}"
-        return f"conv2d {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
+        kind = f"conv{len(self.input) - 2}d"
+        return f"{kind} {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import html
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
-def page(name: str, title: str, data: Any) -> str:
-    """Put `templates/NAME.html` into the house's page, with its style, script and data."""
-    folder = files(__package__) / "templates"
+def page(name: str, title: str, data: Any, folder: Path | None = None) -> str:
+    """Put NAME.html, from `folder` or the house's, into its page, with style, script and data."""
+    house = files(__package__) / "templates"
 
     def read(file: str) -> str:
-        return (folder / file).read_text(encoding="utf-8")
+        room = house if folder is None or file.startswith("base.") else folder
+        return (room / file).read_text(encoding="utf-8")
 
     # "</script>" inside a string would end the block that holds the data.
     payload = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")

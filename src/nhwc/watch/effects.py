@@ -160,9 +160,11 @@ class Tracker:
     def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
         # What was ambiguous when it was made is not known to be channels last, whatever its views.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
+        name = short_name(call.operator)
+        if name in MIXING and out.densest is None:
+            return Outcome(Effect.NEUTRAL)
         if out.densest is None or out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
             return Outcome(Effect.KEEPS)
-        name = short_name(call.operator)
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)

@@ -131,8 +131,9 @@ _SPECIAL = {
         "x.permute(0, 2, 3, 1) and permute back: nothing is copied and the format stays."
     ),
     "conv3d": (
-        "`conv3d` chose a kernel without a channels-last path for this shape. If most do, keep the "
-        "model contiguous: nhwc.convert_(model, Format.CONTIGUOUS) (pytorch#59168)."
+        "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480); "
+        "audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has one "
+        "(pytorch#59168)."
     ),
 }
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..errors import InputError, ModelFailed, NhwcError
 from ..formats import CHANNELS_LAST_OF, to_format
-from ..ready import check_devices, check_initialized, some
+from ..ready import check_devices, check_initialized, some, tensors_of
 from .recorder import is_users
 
 
@@ -48,17 +48,13 @@ class Run:
 
 
 def _backward(result: object) -> None:
-    leaves = [t for t in tensors_in(_fields(result)) if t.requires_grad]
+    leaves = [t for t in tensors_of(_fields(result)) if t.requires_grad]
     if not leaves:
         raise InputError(
             "no output of the model requires a gradient, so backward=True has nothing to run. "
             "Unfreeze a parameter, or audit without backward."
         )
     torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
-
-
-def tensors_in(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _fields(result: object) -> object:
@@ -75,10 +71,10 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             "Call audit(model, input)."
         )
     check_initialized(model)
-    tensors = tensors_in((inputs, kwargs))
+    tensors = tensors_of((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
-    if not any(t.ndim in CHANNELS_LAST_OF for t in tensors):
+    if not any(t.ndim in CHANNELS_LAST_OF for t in tensors) and not any(map(_images, inputs)):
         shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors)
         raise InputError(
             f"input {shapes} has {tensors[0].ndim} dimensions; a vision model needs 4 "
@@ -90,6 +86,11 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
     check_devices(model, tensors)
+
+
+def _images(value: object) -> bool:
+    """Whether this is a list of images, which the model puts into a batch itself."""
+    return isinstance(value, (list, tuple)) and any(t.ndim == 3 for t in tensors_of(value))
 
 
 @contextlib.contextmanager

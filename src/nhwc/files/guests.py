@@ -1,0 +1,60 @@
+"""Functions of torchvision and timm that a saved graph may call: what fx is told not to look into.
+
+Each computes tensors from tensors and numbers. A file names them by module and name, from this
+table alone; loading such a file needs the package, and no class of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import FileError, MissingPackage
+from ..vision import import_torchvision
+
+_WINDOWS = "window_reverse"
+
+GUESTS = {
+    "torchvision.ops.stochastic_depth": "stochastic_depth",
+    "torchvision.models.swin_transformer": "_patch_merging_pad _get_relative_position_bias "
+    "shifted_window_attention",
+    "torchvision.models.video.swin_transformer": "_get_window_and_shift_size "
+    "_get_relative_position_bias _compute_pad_size_3d _compute_attention_mask_3d "
+    "shifted_window_attention_3d",
+    "torchvision.models.video.mvit": "_unsqueeze _squeeze _add_rel_pos _add_shortcut",
+    "timm.layers.padding": "pad_same",
+    "timm.layers.pos_embed_sincos": "_build_grid",
+    "timm.layers.pos_embed": "resample_abs_pos_embed resample_abs_pos_embed_nhwc",
+    "timm.models.crossvit": "scale_image",
+    "timm.models.davit": _WINDOWS,
+    "timm.models.gcvit": _WINDOWS,
+    "timm.models.maxxvit": f"{_WINDOWS} grid_reverse window_reverse_nchw grid_reverse_nchw",
+    "timm.models.mvitv2": "reshape_pre_pool reshape_post_pool cal_rel_pos_type",
+    "timm.models.nest": "deblockify",
+    "timm.models.swin_transformer": _WINDOWS,
+    "timm.models.swin_transformer_v2": _WINDOWS,
+    "timm.models.swin_transformer_v2_cr": _WINDOWS,
+    "timm.models.vision_transformer_sam": "get_rel_pos",
+}
+
+
+def guest_name(function: Any) -> str | None:
+    """What a file calls this function; None if it is not in the table."""
+    home, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
+    return f"{home}.{name}" if name in GUESTS.get(home, "").split() else None
+
+
+def guest(name: str) -> Callable[..., Any] | None:
+    """The function that a file calls `name`; None if the table has none."""
+    home, _, leaf = name.rpartition(".")
+    if leaf not in GUESTS.get(home, "").split():
+        return None
+    package = home.partition(".")[0]
+    try:
+        import_torchvision()
+        module = importlib.import_module(home)
+    except (ImportError, MissingPackage):
+        raise FileError(f"the model calls {name}. Install {package} to load it.") from None
+    found: Callable[..., Any] | None = getattr(module, leaf, None)
+    return found
