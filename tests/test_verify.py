@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nhwc.errors import VerificationError
-from nhwc.verify import flatten, observe, random_inputs, verify
+from nhwc.verify import flatten, observe, random_inputs, verify, widened
 
 
 @dataclasses.dataclass
@@ -147,3 +147,10 @@ def test_a_half_precision_model_may_err_as_it_always_did():
     verification = verify(truth, lambda x: model(x.to(memory_format=torch.channels_last)))
     assert verification.passed
     assert verification.worst.eager_error > 1e-4
+
+
+def test_a_model_in_float64_is_copied_too():
+    net = nn.BatchNorm2d(3).double()
+    wide = widened(net)
+    for own, other in zip(net.state_dict().values(), wide.state_dict().values(), strict=True):
+        assert own.data_ptr() != other.data_ptr()

@@ -121,7 +121,8 @@ class _Work:
             self.say(f"measuring layer {number + 1} of {total}: {key}")
 
         try:
-            plan = make_plan(self.graph, inputs, self.memory, exact=exact, progress=progress)
+            with preserved(self.graph):
+                plan = make_plan(self.graph, inputs, self.memory, exact=exact, progress=progress)
         except Unplannable as error:
             self.plans.append(PlanReport(shapes, (), 0, 0, str(error)))
             return

@@ -127,11 +127,11 @@ def widened(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            wide = nn.Parameter(parameter.detach().double(), parameter.requires_grad)
-            memo[id(parameter)] = wide
+            wide = parameter.detach().to(torch.float64, copy=True)
+            memo[id(parameter)] = nn.Parameter(wide, parameter.requires_grad)
     for buffer in model.buffers():
         if buffer.is_floating_point():
-            memo[id(buffer)] = buffer.detach().double()
+            memo[id(buffer)] = buffer.detach().to(torch.float64, copy=True)
     # What no slot of a module holds, `double` finds.
     return copy.deepcopy(model, memo).double()
 
