@@ -15,6 +15,8 @@ from nhwc.files.serial import restore
 from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
 
+from .fusing import script
+
 import_torchvision()
 timm_layers = pytest.importorskip("timm.layers")
 
@@ -47,14 +49,13 @@ class Same(nn.Module):
         return y if mask is None else y * mask
 
 
-@pytest.mark.filterwarnings("ignore:The TorchScript type system")
 @torch.no_grad()
 def test_same_padding_is_a_call_around_which_a_batch_norm_is_folded(tmp_path):
     model = randomize_batchnorm_(Same()).eval()
     fused = nhwc.fuse(model)
     assert (len(fused.report.applied), fused.report.opaque) == (1, ())
     nhwc.save(fused, tmp_path / "same.nhwc")
-    scripted = torch.jit.script(fused)
+    scripted = script(fused)
     for side in (7, 8):
         x = torch.randn(1, 3, side, side)
         torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..graph import layers
 from ..graph.layers import LAYERS
 
 _TORCH = """
@@ -97,8 +98,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
-        # How a graph says that an optional argument is fixed to None.
-        ("torch.fx", torch.fx._symbolic_trace, "_assert_is_none"),
+        ("nhwc", layers, "assert_none"),
     )
     return {
         f"{room}.{name}": getattr(module, name)

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError
 from ..preserve import undrawn
 from ..ready import check_initialized
-from .layers import Spread
+from .layers import Spread, assert_none
 from .report import Opaque
 from .shells import open_shell
 from .traced import check_writes
@@ -143,11 +143,20 @@ def _name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         types = typing.get_type_hints(type(module).forward)
     except Exception:
         types = {}
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    for node, name in zip(graph.find_nodes(op="placeholder"), names, strict=False):
+    declared = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
+        name = parameter.name
         if not node.target.startswith("*"):
             node.target = name
-        node.type = types.get(name)
+        # TorchScript takes what has no type for a tensor, which is never None.
+        unsaid = typing.Optional[Tensor] if parameter.default is None else None  # noqa: UP045
+        node.type = types.get(name, unsaid)
+    for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
+        node.target = assert_none
+
+
+# TorchScript does not know the type that torch.fx gives its own, in versions that have one.
+_FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
 
 
 def _as_one_call(module: nn.Module) -> fx.GraphModule:

@@ -13,6 +13,12 @@ from .folded import FOLDED
 from .mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
 
 
+def assert_none(value: Tensor | None, message: str) -> None:
+    """Stop where an argument is passed that the graph has fixed to None."""
+    if value is not None:
+        raise AssertionError(message)
+
+
 class Spread(nn.Module):
     """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
 
