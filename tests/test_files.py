@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 import nhwc
 from nhwc import FileError, InputError
@@ -16,6 +17,7 @@ from nhwc.files.container import MAGIC, is_saved, read, write
 from nhwc.files.serial import Foreign, dump, restore
 from nhwc.files.vocabulary import functions, modules
 from nhwc.graph import capture
+from nhwc.passes import PASSES, run_passes
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from .test_optimize import Branching, Nested, force, residual, runs_program
@@ -119,6 +121,34 @@ def test_every_precision_is_kept(dtype, tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)
     )
+
+
+class Functional(nn.Module):
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.norm, self.weight, self.bias = nn.BatchNorm2d(3), weight, bias
+
+    def forward(self, x):
+        mean, variance = self.norm.running_mean, self.norm.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(Functional(w, b) for w in (None, nn.Parameter(torch.rand(3)))
+          for b in (None, nn.Parameter(torch.rand(3)))),
+        nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_batch_norms_that_a_pass_made_come_back(model, image, tmp_path):
+    graph = capture(model.eval()).module
+    run_passes(graph, PASSES)
+    nhwc.save(graph, tmp_path / "m.nhwc")
+    torch.testing.assert_close(graph(image), model(image))
+    assert torch.equal(nhwc.load(tmp_path / "m.nhwc").portable(image), graph(image))
 
 
 class Own(nn.Module):

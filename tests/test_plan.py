@@ -5,6 +5,7 @@ import torch
 from torch import fx, nn
 
 import nhwc
+from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.memory import Memory
@@ -148,6 +149,21 @@ def test_every_candidate_computes_the_layer(conv, activation, residual):
         )
         if residual:
             assert torch.equal(given[1], kept)
+
+
+@torch.no_grad()
+def test_a_convolution_may_add_what_it_reads(memory, image):
+    root = nn.Module()
+    root.part = Fused(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.ReLU()).eval()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("part", (x, x)))
+    module = fx.GraphModule(root, graph).eval()
+    plan = make_plan(module, (image,), memory)
+    torch.testing.assert_close(plan.program(image), module(image), rtol=1e-4, atol=1e-5)
+    ((key, options),) = plan.options.items()
+    assert {option.kernel for option in options} > {"torch"}, key
+    assert any(option.native for option in options) == kernels.available()
 
 
 class Volumes(nn.Module):

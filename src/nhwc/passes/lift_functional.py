@@ -115,7 +115,11 @@ def _module(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str
     build: Callable[..., Any] = kind
     weight = tensors.get("weight")
     if kind is BatchNorm:
-        module = build(len(tensors["running_mean"]), affine=False, device="meta", **options)
+        mean = tensors["running_mean"]
+        affine = "weight" in tensors or "bias" in tensors
+        if affine:
+            tensors = {"weight": torch.ones_like(mean), "bias": torch.zeros_like(mean)} | tensors
+        module = build(len(mean), affine=affine, device="meta", **options)
     else:
         assert weight is not None
         sizes = _sizes(kind, weight, options)
@@ -128,7 +132,9 @@ def _module(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str
         if name in tensors:
             setattr(module, name, tensors[name].detach())
     if kind is BatchNorm:
-        module.num_batches_tracked = None
+        module.num_batches_tracked = torch.zeros(
+            (), dtype=torch.long, device=tensors["running_mean"].device
+        )
     return module.eval()
 
 

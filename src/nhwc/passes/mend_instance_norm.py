@@ -43,8 +43,9 @@ def _wrapped(norm: _InstanceNorm) -> InstanceNorm:
 
 
 def _as_batch_norm(norm: Any) -> BatchNorm:
-    module: Any = BatchNorm(norm.num_features, norm.eps, norm.momentum, False, device="meta")
+    affine = norm.weight is not None
+    module: Any = BatchNorm(norm.num_features, norm.eps, norm.momentum, affine, device="meta")
     module.weight, module.bias = norm.weight, norm.bias
     module.running_mean, module.running_var = norm.running_mean, norm.running_var
-    module.num_batches_tracked = None
+    module.num_batches_tracked = norm.num_batches_tracked
     return module.eval()  # type: ignore[no-any-return]

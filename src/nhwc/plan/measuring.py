@@ -158,7 +158,8 @@ def _time(
     candidates: Sequence[Candidate],
     switch: float,
 ) -> tuple[Option, ...]:
-    values = [sample(record.values[node], None) for node in layer.inputs]
+    samples = {node: sample(record.values[node], None) for node in layer.inputs}
+    values = [samples[node] for node in layer.inputs]
     weighted = not isinstance(layer.spec, Operator)
     constants = constants_of(graph, layer) if weighted else (None, None)
     trials = [] if weighted else _trials_as_is(caller(graph, record, layer), values)
