@@ -3,6 +3,7 @@
 Writes what each process saw: warnings, strides of weights and gradients, the gradients.
 """
 
+import os
 import sys
 import warnings
 
@@ -42,6 +43,8 @@ def main(output: str, format: str, dimensions: str, bucket_view: str, autocast: 
     # Who leaves early closes connections that the other may still be reading from.
     dist.barrier()
     dist.destroy_process_group()
+    # A thread of torch's that asks for the interpreter while that shuts down aborts the process.
+    os._exit(0)
 
 
 if __name__ == "__main__":

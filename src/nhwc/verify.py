@@ -103,13 +103,14 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
     A model that cannot run in float64 leaves `exact` empty; then before and after are compared
     with each other alone, as they are if `wide` is False.
     """
-    answers = tuple(answer(model, one) for one in inputs)
+    # Lists: a generator would turn a StopIteration that the model raises into another error.
+    answers = tuple([answer(model, one) for one in inputs])
     if not wide:
         return Truth(tuple(inputs), answers, None)
     exact = None
     try:
         copied = widened(model)
-        exact = tuple(answer(copied, doubled(one)) for one in inputs)
+        exact = tuple([answer(copied, doubled(one)) for one in inputs])
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)

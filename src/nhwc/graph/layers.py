@@ -49,6 +49,7 @@ class Fused(nn.Module):
     `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
     step is left out. The inputs are never written to.
 
+    >>> import torch
     >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
     >>> x = torch.randn(1, 4, 2, 2)
     >>> torch.equal(layer(x, x), torch.relu(layer.op(x) + x))
