@@ -15,7 +15,7 @@ from nhwc.memory import Memory
 from nhwc.plan import make_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.measuring import Option
-from nhwc.plan.pairs import expansions
+from nhwc.plan.native.pairs import expansions
 from nhwc.plan.program import bind, stretches
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record

@@ -22,7 +22,7 @@ from .recording import Record
 from .specs import Activation, Affine, Convolution, Layer, Linear, Operator, Spec, Weighted
 
 if TYPE_CHECKING:
-    from .native import Native
+    from .native.kernel import Native
 
 Run = Callable[..., Any]
 Prepare = Callable[..., Run]
@@ -61,7 +61,7 @@ def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Nat
 
 def _native_candidates(record: Record, layer: Layer, native: Native) -> list[Candidate]:
     def prepare(weight: Tensor | None, bias: Tensor | None) -> Run:
-        from .native import single
+        from .native.stretch import single
 
         constants = None if weight is None else (weight, bias)
         return single(native, layer, constants, record)

@@ -114,7 +114,7 @@ def switch_seconds(memory: Memory) -> float:
         return 0.0
     known = memory.get("call of a program")
     if not isinstance(known, float):
-        from .native import call_seconds
+        from .native.stretch import call_seconds
 
         known = call_seconds()
         memory.put("call of a program", known)

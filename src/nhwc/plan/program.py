@@ -19,7 +19,7 @@ from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
 if TYPE_CHECKING:
-    from .native import Native
+    from .native.kernel import Native
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ class _Binder:
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        from .native import Stretch
-        from .pairs import expansions, joined
+        from .native.pairs import expansions, joined
+        from .native.stretch import Stretch
 
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if set(layer.node.users) - inside]

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import fx
 
-from ..kernels.builder import Buffer, Builder
-from ..kernels.expanded import Expansion, Window, expanded_depthwise_step, serves
-from .native import Constants, Native, code_of
-from .recording import Record
-from .specs import Convolution, Layer
+from ...kernels.expanded import Expansion, Window, expanded_depthwise_step, serves
+from ..recording import Record
+from ..specs import Convolution, Layer
+from .kernel import Constants, Native, code_of, one_step
 
 
 def expansions(layers: Sequence[Layer], record: Record) -> dict[fx.Node, Layer]:
@@ -30,28 +29,17 @@ def joined(first: Layer, second: Layer, constants: Constants, record: Record) ->
 
     Only for what `expansions` found.
     """
-    n, c, h, w = record.values[second.node].shape
     spec: Any = second.spec
     inner, outer = code_of(first.spec.activation), code_of(spec.activation)  # type: ignore[union-attr]
     if inner is None or outer is None:
         raise AssertionError("layers of our kernels have activations that these know")
-    expansion, window = Expansion(*constants, *inner), _window(spec)
+    expansion = Expansion(*constants, *inner)
 
-    def emit(builder: Builder, own: Constants, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer((n, c, h, w))
+    def step(x: Any, y: Any, *own: Any, **settings: Any) -> Any:
+        return expanded_depthwise_step(x, y, expansion, *own, **settings)
 
-        def make(x: Any, y: Any, *more: Any) -> Any:
-            return expanded_depthwise_step(
-                *(x, y, expansion, *own),
-                window=window,
-                activation=outer[0],
-                slope=outer[1],
-                residual=more[0] if more else None,
-            )
-
-        builder.add(make, x, y, *residual)
-        return y
-
+    settings = {"window": _window(spec), "activation": outer[0], "slope": outer[1]}
+    emit = one_step(record.values[second.node].shape, step, **settings)
     return Native("nhwc expanded depthwise", True, emit)
 
 

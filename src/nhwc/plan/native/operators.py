@@ -1,223 +1,30 @@
-"""Layers in terms of our own kernels: what to add to a program's builder for each.
-
-Importing this loads the kernels' compiler; `natives` in `candidates` does so when it is needed.
-"""
+"""Our kernels for operators without weights, by what a node calls."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from ..formats import Format
-from ..graph.mended import Cat, ChannelShuffle, Interleave
-from ..kernels.activations import Activation as Code
-from ..kernels.builder import Buffer, Builder
-from ..kernels.conv import ConvKernel, conv2d_candidates
-from ..kernels.copies import interleave_steps, nchw_step, shuffle_steps
-from ..kernels.depthwise import depthwise_step
-from ..kernels.elementwise import activation_step, add_step, affine_step, multiply_step
-from ..kernels.linear import linear_step, pack_linear
-from ..kernels.pooling import adaptive_avgpool_step, avgpool_step, global_mean_step, maxpool_step
-from ..kernels.spec import ConvSpec
-from ..timing import interleave
-from .recognize import activation_of
-from .recording import Record, Seen
-from .specs import Activation, Affine, Convolution, Layer, Weighted
-
-Constants = tuple[Tensor, "Tensor | None"]
-Emit = Callable[..., Any]
-"""Called with a builder, the layer's constants, packed, and its inputs' buffers."""
+from ...graph.mended import Cat, ChannelShuffle, Interleave
+from ...kernels.builder import Buffer, Builder
+from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
+from ...kernels.elementwise import activation_step, add_step, multiply_step
+from ...kernels.pooling import (
+    adaptive_avgpool_step,
+    avgpool_step,
+    global_mean_step,
+    maxpool_step,
+)
+from ..recognize import activation_of
+from ..recording import Record, Seen
+from ..specs import Activation, Layer
+from .kernel import Emit, code_of, four
 
 
-def _as_they_are(constants: Constants | None) -> Any:
-    return constants
-
-
-@dataclass(frozen=True)
-class Native:
-    """One of our kernels for a layer; `free` if within a program it only says where data lies.
-
-    `emit` is given what `pack` makes of the layer's constants, which programs may share.
-    """
-
-    name: str
-    exact: bool
-    emit: Emit
-    free: bool = False
-    pack: Callable[[Constants | None], Any] = _as_they_are
-
-
-def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
-    """Our kernels that can compute `layer`; none where they do not know it."""
-    if not _fits(record, layer):
-        return ()
-    if not isinstance(layer.spec, Weighted):
-        operators = _Operators(graph, record, layer)
-        emit = operators.emit()
-        return (Native("nhwc", True, emit, operators.free),) if emit else ()
-    code = code_of(layer.spec.activation)
-    if code is None:
-        return ()
-    if isinstance(layer.spec, Convolution):
-        return _convolutions(layer.spec, *code) if len(layer.spec.input) == 4 else ()
-    shape = _four(record.values[layer.node].shape)
-    if isinstance(layer.spec, Affine):
-        return (Native("nhwc", True, _affine(shape, *code)),)
-    if len(layer.spec.input) != 2:
-        return ()
-    return (Native("nhwc", True, _linear(shape, *code), pack=_pack_linear),)
-
-
-def code_of(activation: Activation | None) -> tuple[Code, float] | None:
-    """Our kernels' number for an activation, and its slope; None for one they lack.
-
-    >>> code_of(Activation("hardtanh", (0.0, 6.0)))
-    (<Activation.RELU6: 2>, 0.0)
-    """
-    if activation is None:
-        return Code.NONE, 0.0
-    if activation == Activation("hardtanh", (0.0, 6.0)):
-        return Code.RELU6, 0.0
-    names = ("relu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu")
-    if activation.name not in names:
-        return None
-    return Code[activation.name.upper()], (*activation.numbers, 0.0)[0]
-
-
-def single(
-    native: Native, layer: Layer, constants: Constants | None, record: Record
-) -> Callable[..., Any]:
-    """A program of this one layer, as a function of its inputs."""
-    stretch = Stretch([layer.node])
-    stretch.add(native, layer, native.pack(constants), record)
-    program = stretch.build(record)
-    # `conv(x) + x` reads one value twice; a program takes it once.
-    places = [layer.inputs.index(node) for node in dict.fromkeys(layer.inputs)]
-    if len(places) == len(layer.inputs):
-        return program
-    return lambda *inputs: program(*(inputs[place] for place in places))
-
-
-def call_seconds() -> float:
-    """What calling a program costs, whatever is in it."""
-    builder = Builder()
-    x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
-    builder.add(activation_step, x, y)
-    builder.output(y)
-    program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
-    times = interleave({"": lambda: program(tensor)}, rounds=50, warmup=5)
-    return min(times[""].seconds)
-
-
-def _fits(record: Record, layer: Layer) -> bool:
-    """Whether all that goes in and out is float32 on the CPU, as images or as rows of numbers."""
-    values = [record.values.get(node) for node in (*layer.inputs, layer.node)]
-    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return all(
-        isinstance(seen, Seen)
-        and seen.dtype is torch.float32
-        and seen.device == "cpu"
-        and len(seen.shape) in (2, 4)
-        and 0 not in seen.shape
-        for seen in flat
-    )
-
-
-def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
-    n, c, h, w = spec.input
-    k, depth, r, s = spec.weight
-    # Torch allows every spec that it ran; ours are written for these pairs.
-    ours = ConvSpec(
-        *(n, c, h, w, k, r, s),
-        stride=(spec.stride[0], spec.stride[1]),
-        padding=(spec.padding[0], spec.padding[1]),
-        dilation=(spec.dilation[0], spec.dilation[1]),
-        groups=spec.groups,
-        activation=code,
-        alpha=slope,
-        has_residual=spec.residual,
-        has_bias=spec.bias,
-    )
-    shape = (n, k, ours.out_h, ours.out_w)
-    if spec.groups == c == k and depth == 1 and c > 1:
-        return (Native("nhwc depthwise", True, _depthwise(spec, shape, code, slope)),)
-    return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
-
-
-def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Native:
-    def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer(shape)
-        builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
-        return y
-
-    def pack(constants: Any) -> Tensor:
-        return kernel.pack(*constants)
-
-    return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
-
-
-def _depthwise(
-    spec: Convolution, shape: tuple[int, int, int, int], code: Code, slope: float
-) -> Emit:
-    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer(shape)
-
-        def make(x: Any, y: Any, *more: Any) -> Any:
-            return depthwise_step(
-                *(x, y, *constants),
-                stride=(spec.stride[0], spec.stride[1]),
-                padding=(spec.padding[0], spec.padding[1]),
-                dilation=(spec.dilation[0], spec.dilation[1]),
-                activation=code,
-                slope=slope,
-                residual=more[0] if more else None,
-            )
-
-        builder.add(make, x, y, *residual)
-        return y
-
-    return emit
-
-
-def _affine(shape: Any, code: Code, slope: float) -> Emit:
-    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer(shape)
-
-        def make(x: Any, y: Any, *more: Any) -> Any:
-            rest = more[0] if more else None
-            return affine_step(x, y, *constants, activation=code, slope=slope, residual=rest)
-
-        builder.add(make, x, y, *residual)
-        return y
-
-    return emit
-
-
-def _linear(shape: Any, code: Code, slope: float) -> Emit:
-    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer(shape)
-
-        def make(x: Any, y: Any, *more: Any) -> Any:
-            rest = more[0] if more else None
-            return linear_step(x, y, *constants, activation=code, slope=slope, residual=rest)
-
-        builder.add(make, builder.dense(x), y, *residual)
-        return y
-
-    return emit
-
-
-def _pack_linear(constants: Any) -> Constants:
-    weight, bias = constants
-    return pack_linear(weight, (weight.shape[1], 1, 1)), bias
-
-
-class _Operators:
+class Operators:
     """The operators without weights that our kernels know, by what a node calls."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
@@ -373,7 +180,7 @@ class _Operators:
     def _steps(self, make: Callable[..., Any]) -> Emit:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
         self.free = False
-        shape = _four(self._out.shape)
+        shape = four(self._out.shape)
         order = [node for node in _nodes_in(self.node.args) if node in self.layer.inputs]
         places = [self.layer.inputs.index(node) for node in order]
 
@@ -453,36 +260,3 @@ def _pair(value: Any) -> tuple[int, int]:
         return value, value
     values = tuple(value)
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
-
-
-def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    n, c, h, w = (*shape, 1, 1)[:4]
-    return n, c, h, w
-
-
-class Stretch:
-    """Neighbouring layers of our kernels, as one program: one call, one arena, one tape."""
-
-    def __init__(self, outputs: Sequence[fx.Node]) -> None:
-        self.builder = Builder()
-        self.outputs = tuple(outputs)
-        self.inputs: list[fx.Node] = []
-        self._buffers: dict[fx.Node, Any] = {}
-
-    def add(self, native: Native, layer: Layer, packed: Any, record: Record) -> None:
-        for node in layer.inputs:
-            if node not in self._buffers:
-                self.inputs.append(node)
-                self._buffers[node] = self.builder.input(record.values[node].shape)
-        given = [self._buffers[node] for node in layer.inputs]
-        self._buffers[layer.node] = native.emit(self.builder, packed, *given)
-
-    def build(self, record: Record) -> Callable[..., Any]:
-        """The program, as a function of `inputs` that returns what `outputs` are."""
-        for node in self.outputs:
-            shape = record.values[node].shape
-            self.builder.output(self._buffers[node], shape, Format.CHANNELS_LAST)
-        program = self.builder.build()
-        if len(self.outputs) == 1:
-            return lambda *tensors: program(*tensors)[0]
-        return program

@@ -1,0 +1,81 @@
+"""Our kernels for layers with weights: convolutions, batch norms, linear layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...kernels.activations import Activation as Code
+from ...kernels.builder import Buffer, Builder
+from ...kernels.conv import ConvKernel, conv2d_candidates
+from ...kernels.depthwise import depthwise_step
+from ...kernels.elementwise import affine_step
+from ...kernels.linear import linear_step, pack_linear
+from ...kernels.spec import ConvSpec
+from ..specs import Affine, Convolution, Weighted
+from .kernel import Constants, Native, code_of, one_step
+
+
+def weighted(spec: Weighted, shape: tuple[int, ...]) -> tuple[Native, ...]:
+    """Our kernels for a layer whose output has this shape."""
+    code = code_of(spec.activation)
+    if code is None:
+        return ()
+    if isinstance(spec, Convolution):
+        return _convolutions(spec, *code) if len(spec.input) == 4 else ()
+    settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
+    if isinstance(spec, Affine):
+        return (Native("nhwc", True, one_step(shape, affine_step, **settings)),)
+    if len(spec.input) != 2:
+        return ()
+    step = one_step(shape, linear_step, **settings)
+
+    def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Any:
+        return step(builder, constants, builder.dense(x), *residual)
+
+    return (Native("nhwc", True, emit, pack=_pack_linear),)
+
+
+def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
+    n, c, h, w = spec.input
+    k, depth, r, s = spec.weight
+    # Torch allows every spec that it ran; ours are written for these pairs.
+    ours = ConvSpec(
+        *(n, c, h, w, k, r, s),
+        stride=(spec.stride[0], spec.stride[1]),
+        padding=(spec.padding[0], spec.padding[1]),
+        dilation=(spec.dilation[0], spec.dilation[1]),
+        groups=spec.groups,
+        activation=code,
+        alpha=slope,
+        has_residual=spec.residual,
+        has_bias=spec.bias,
+    )
+    shape = (n, k, ours.out_h, ours.out_w)
+    if spec.groups == c == k and depth == 1 and c > 1:
+        window: dict[str, Any] = {
+            "stride": ours.stride,
+            "padding": ours.padding,
+            "dilation": ours.dilation,
+        }
+        step = one_step(shape, depthwise_step, **window, activation=code, slope=slope)
+        return (Native("nhwc depthwise", True, step),)
+    return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
+
+
+def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Native:
+    def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+        builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
+        return y
+
+    def pack(constants: Any) -> Tensor:
+        return kernel.pack(*constants)
+
+    return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
+
+
+def _pack_linear(constants: Any) -> Constants:
+    weight, bias = constants
+    return pack_linear(weight, (weight.shape[1], 1, 1)), bias
