@@ -334,7 +334,7 @@ def test_results_nobody_reads_are_not_computed(memory, image):
 
 
 def test_exact_leaves_out_what_is_not(memory, monkeypatch):
-    from nhwc.plan import measuring, program
+    from nhwc.plan import binding, measuring
     from nhwc.plan.candidates import Candidate
 
     def candidates(graph, record, layer):
@@ -342,7 +342,7 @@ def test_exact_leaves_out_what_is_not(memory, monkeypatch):
         return (*good, Candidate("loose", NHWC, NHWC, False, good[-1].prepare))
 
     monkeypatch.setattr(measuring, "candidates_of", candidates)
-    monkeypatch.setattr(program, "candidates_of", candidates)
+    monkeypatch.setattr(binding, "candidates_of", candidates)
     graph, _, layers = chain(1)
     x = torch.randn(1, 4, 8, 8)
     key = layers[0].spec.key

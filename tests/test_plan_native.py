@@ -14,9 +14,9 @@ from nhwc.graph.mended import Cat, ChannelShuffle, Interleave
 from nhwc.memory import Memory
 from nhwc.plan import make_plan
 from nhwc.plan.assigning import assign
+from nhwc.plan.binding import bind, stretches
 from nhwc.plan.measuring import Option
 from nhwc.plan.native.pairs import expansions
-from nhwc.plan.program import bind, stretches
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
 

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from ..memory import Memory
 from ..ready import tensors_of
 from .assigning import Choice, assign
+from .binding import Packs, bind
 from .calls import is_opaque
 from .measuring import (
     Option,
@@ -31,7 +32,7 @@ from .measuring import (
     sample,
     switch_seconds,
 )
-from .program import Packs, Program, bind
+from .program import Program
 from .purity import why_impure
 from .recognize import layers_of
 from .recording import Record, record

@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor, fx
-
-from ..formats import Format
-from .assigning import Choice, written
-from .calls import caller
-from .candidates import candidates_of, natives_of
-from .measuring import Option
-from .recording import Record, Seen
-from .specs import Layer, Operator, constants_of
-
-if TYPE_CHECKING:
-    from .native.kernel import Native
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -65,201 +50,13 @@ class Program:
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
+    """Stands in the structure that a program returns for the value in this slot."""
+
     number: int
 
 
-Packs = dict[tuple[fx.Node, str], Any]
-"""Packed weights, or a kernel that holds them, by layer and kernel: programs may share them."""
-
-
-def bind(
-    graph: fx.GraphModule,
-    record: Record,
-    layers: Sequence[Layer],
-    choice: Choice,
-    packs: Packs | None = None,
-) -> Program:
-    """Prepare every chosen kernel's weights, unless `packs` has them, and string them together."""
-    return _Binder(graph, record, choice, {} if packs is None else packs).bind(layers)
-
-
-def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
-    """The layers in an order in which they can run, those of our kernels together where possible.
-
-    Each layer of another's kernel is alone. By turns, all that can run of one kind runs.
-    """
-    rest, units = list(layers), []
-    waiting = {layer.node for layer in layers}
-    native = False
-    while rest:
-        chosen, later = [], []
-        for layer in rest:
-            ready = waiting.isdisjoint(layer.inputs)
-            if ready and choice[layer.node].native is native:
-                chosen.append(layer)
-                waiting.discard(layer.node)
-            else:
-                later.append(layer)
-        if native and chosen:
-            units.append(chosen)
-        else:
-            units += [[layer] for layer in chosen]
-        rest, native = later, not native
-    return units
-
-
-def _handed_over(record: Record, choice: Choice) -> Choice:
-    """`choice`, with several tensors at once left to torch where its kernels give or take them."""
-    choice = dict(choice)
-    mixed = True
-    while mixed:
-        mixed = False
-        for value, user in [(v, u) for v in choice for u in v.users if u in choice]:
-            if isinstance(record.values[value], tuple):
-                for ours, other in ((value, user), (user, value)):
-                    if choice[ours].native and not choice[other].native:
-                        choice[ours] = Option("torch", None, choice[ours].writes, 0.0)
-                        mixed = True
-        for value in choice:
-            outside = [u for u in value.users if u not in choice]
-            if outside and choice[value].native and isinstance(record.values[value], tuple):
-                choice[value] = Option("torch", None, choice[value].writes, 0.0)
-                mixed = True
-    return choice
-
-
-class _Binder:
-    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice, packs: Packs) -> None:
-        self.packs = packs
-        self.graph, self.record, self.choice = graph, record, _handed_over(record, choice)
-        self.slots: dict[tuple[fx.Node, Format | None], int] = {}
-        self.steps: list[Step] = []
-
-    def bind(self, layers: Sequence[Layer]) -> Program:
-        feeds: list[int | None] = []
-        constants: dict[int, Any] = {}
-        for node in self.graph.graph.nodes:
-            if node.op == "placeholder":
-                self._hold(node)
-                feeds.append(self._feed(node))
-            elif node.op == "get_attr":
-                constants[self._hold(node)] = _attribute(self.graph, str(node.target))
-        for unit in stretches(layers, self.choice):
-            if len(unit) > 1:
-                self._add_stretch(unit)
-            else:
-                self._add(unit[0])
-        (result,) = self.graph.graph.find_nodes(op="output")
-        output = fx.node.map_arg(result.args[0], self._returned)
-        steps = _with_drops(self.steps, output, constants)
-        program = Program(steps, len(self.slots), feeds, output)
-        for slot, value in constants.items():
-            program.constant(slot, value)
-        return program
-
-    def _feed(self, node: fx.Node) -> int | None:
-        """The slot an input goes to, through a step that gives it the layout planned for."""
-        seen = self.record.image(node)
-        if node in self.record.fixed:
-            return None
-        if seen is None or seen.layout is None:
-            return self.slots[node, None]
-        raw = self.slots.setdefault((node, Format.OTHER), len(self.slots))
-        self._step(f"{node.name} as planned", _converter(seen.layout), (raw,), (node, None))
-        return raw
-
-    def _add(self, layer: Layer) -> None:
-        option = self.choice[layer.node]
-        inputs = tuple(self._read(node, option.reads) for node in layer.inputs)
-        operator = isinstance(layer.spec, Operator)
-        candidates = candidates_of(self.graph, self.record, layer)
-        named = [c for c in candidates if (c.name, c.reads) == (option.kernel, option.reads)]
-        # What is free within a program is torch's view outside of one.
-        if not named or named[0].free:
-            run = caller(self.graph, self.record, layer)
-        else:
-            key = layer.node, f"{option.label} alone"
-            if key not in self.packs:
-                constants = (None, None) if operator else constants_of(self.graph, layer)
-                self.packs[key] = named[0].prepare(*constants)
-            run = self.packs[key]
-        self._step(layer.name, run, inputs, (layer.node, None))
-
-    def _add_stretch(self, layers: Sequence[Layer]) -> None:
-        """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        from .native.pairs import expansions, joined
-        from .native.stretch import Stretch
-
-        inside = {layer.node for layer in layers}
-        outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
-        stretch = Stretch(outputs)
-        pairs = expansions(layers, self.record)
-        within = {layer.node for layer in pairs.values()}
-        for layer in layers:
-            if layer.node in within:
-                continue
-            option = self.choice[layer.node]
-            natives = natives_of(self.graph, self.record, layer)
-            native = next(one for one in natives if one.name == option.kernel)
-            if layer.node in pairs:
-                before = pairs[layer.node]
-                native = joined(before, layer, constants_of(self.graph, before), self.record)
-                layer = replace(layer, inputs=(*before.inputs, *layer.inputs[1:]))
-            stretch.add(native, layer, self._packed(native, layer), self.record)
-        name = f"{layers[0].name} to {layers[-1].name}"
-        inputs = tuple(self.slots[node, None] for node in stretch.inputs)
-        run = stretch.build(self.record)
-        if len(outputs) == 1:
-            self._step(name, run, inputs, (outputs[0], None))
-            return
-        self._step(name, run, inputs, (layers[-1].node, Format.OTHER))
-        held = (self.slots[layers[-1].node, Format.OTHER],)
-        for index, node in enumerate(outputs):
-            self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
-
-    def _packed(self, native: Native, layer: Layer) -> Any:
-        if isinstance(layer.spec, Operator):
-            return None
-        key = layer.node, native.name
-        if key not in self.packs:
-            self.packs[key] = native.pack(constants_of(self.graph, layer))
-        return self.packs[key]
-
-    def _read(self, node: fx.Node, layout: Format | None) -> int:
-        """The slot of a value in `layout`, converting it there the first time."""
-        seen, has = self.record.values.get(node), written(self.choice, self.record, node)
-        if layout is None or has in (None, layout) or not isinstance(seen, Seen):
-            return self.slots[node, None]
-        if len(seen.shape) != 4 or seen.layout is None:
-            return self.slots[node, None]
-        if (node, layout) not in self.slots:
-            held = (self.slots[node, None],)
-            self._step(f"{node.name} to {layout}", _converter(layout), held, (node, layout))
-        return self.slots[node, layout]
-
-    def _returned(self, node: fx.Node) -> Any:
-        """What the caller gets: fixed values as they are, images in the graph's own layout."""
-        if node in self.record.fixed:
-            return self.record.values[node]
-        seen = self.record.image(node)
-        return _Slot(self._read(node, seen.layout if seen else None))
-
-    def _step(
-        self,
-        name: str,
-        run: Callable[..., Any],
-        inputs: tuple[int, ...],
-        key: tuple[fx.Node, Format | None],
-    ) -> None:
-        output = self.slots.setdefault(key, len(self.slots))
-        self.steps.append(Step(name, run, inputs, output, ()))
-
-    def _hold(self, node: fx.Node) -> int:
-        return self.slots.setdefault((node, None), len(self.slots))
-
-
-def _with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
+def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
     """The same steps, each dropping what no later one reads."""
     needed = {slot.number for slot in _slots_in(output)}
     kept = []
@@ -274,14 +71,8 @@ def _with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> lis
     return kept[::-1]
 
 
-def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
-    last = layout is Format.CHANNELS_LAST
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return lambda x: x.contiguous(memory_format=memory_format)
-
-
-def _slots_in(output: Any) -> list[_Slot]:
-    if isinstance(output, _Slot):
+def _slots_in(output: Any) -> list[Slot]:
+    if isinstance(output, Slot):
         return [output]
     if isinstance(output, dict):
         output = list(output.values())
@@ -292,7 +83,7 @@ def _slots_in(output: Any) -> list[_Slot]:
 
 def _filled(output: Any, values: list[Any]) -> Any:
     """The caller's structure, with fresh containers of the kinds the model returned."""
-    if isinstance(output, _Slot):
+    if isinstance(output, Slot):
         return values[output.number]
     if isinstance(output, dict):
         return {key: _filled(item, values) for key, item in output.items()}
@@ -302,9 +93,3 @@ def _filled(output: Any, values: list[Any]) -> Any:
     if isinstance(output, list):
         return [_filled(item, values) for item in output]
     return output
-
-
-def _attribute(graph: fx.GraphModule, name: str) -> Any:
-    owner, _, leaf = name.rpartition(".")
-    found = getattr(graph.get_submodule(owner), leaf)
-    return found.detach() if isinstance(found, Tensor) else found
