@@ -37,6 +37,8 @@ def main() -> None:
         f"## Batch, image and threads\n\n{CURVE}\n\n{curve.table(read(RESULTS / 'curve.json'))}"
     )
     checked = json.loads((RESULTS / "aa.json").read_text())
+    peers = read(RESULTS / "peers.json")
+    parts.append(f"## torch's own compilers too\n\n{PEERS}\n\n{engines(peers, list(peers.rows))}")
     parts.append(f"## Is the ruler straight?\n\n{RULER}\n\n```\n{aa.summary(checked)}\n```")
     where = (RESULTS / "where.md").read_text().strip()
     parts.append(f"## Where the time goes\n\n{WHERE}\n\n{where}")
@@ -83,8 +85,7 @@ become. Errors are the largest difference from a float64 run over that run's lar
 ![The icelake suite](icelake.png)
 
 ```
-nhwc bench --suite icelake --batch 1,4 --seconds 4 --resume -o benchmarks/results/icelake.json \\
-    --variants eager,channels_last,fused,optimized,compile_frozen,onnxruntime,openvino
+nhwc bench --suite icelake --batch 1,4 --seconds 4 --resume -o benchmarks/results/icelake.json
 nhwc bench benchmarks/results/icelake.json --plot docs/icelake.png
 ```"""
 
@@ -95,12 +96,20 @@ The last column stays level where the time grows in proportion to the pixels.
 python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
+PEERS = """\
+Those that compile for seconds to minutes, on some models, batch 1, all in one run.
+
+```
+python benchmarks/engines.py resnet18 resnet50 mobilenet_v2 vgg16 densenet121 --batch 1 \\
+    --seconds 4 -o benchmarks/results/peers.json
+```"""
+
 RULER = """\
 The same variant twice, and one that a wrapper makes a tenth slower, each in two processes as
 `nhwc bench` runs them.
 
 ```
-python benchmarks/aa.py --seconds 8 -o benchmarks/results/aa.json
+python benchmarks/aa.py --seconds 5 -o benchmarks/results/aa.json
 ```"""
 
 WHERE = """\

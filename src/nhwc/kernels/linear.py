@@ -1,20 +1,23 @@
-"""A linear layer: weights in panels of outputs, read once from beginning to end."""
+"""A linear layer on the weights as they lie: they are the largest of all, and each is read once."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..errors import InputError
 from .activations import Activation
 from .compiler import Args, Kernel
-from .loops import ENDING, PADDED_TO, ending, finish, pad_channels
+from .loops import ENDING, PADDED_TO, each_vector, ending, finish, pad_channels
 from .steps import Step, View, step
 from .values import Value
 from .vectors import Emitter
 
 ROWS = 4
 """Images computed together: each weight is loaded once for all of them."""
+_PANEL = PADDED_TO
+"""Outputs that a thread ends together: no vector is wider."""
+_TOGETHER = 4
+"""Outputs whose weights are read side by side: memory serves several streams faster than one."""
 
 
 def linear_step(
@@ -29,8 +32,8 @@ def linear_step(
 ) -> Step:
     """activation(x @ weight.T + bias + residual) for each image.
 
-    Where x has several pixels, `weight` counts its inputs as `flatten` does, C, H, W, and is
-    reordered here; x must then be dense. What `pack_linear` returned is taken as it is.
+    Where x has several pixels, `weight` counts its inputs as `flatten` does, C, H, W, and is copied
+    in another order; x must then be dense.
     """
     n, c, h, w = x.shape
     if h * w > 1 and x.pixel != c:
@@ -42,79 +45,86 @@ def linear_step(
         xrow=x.pixel * h * w,
         n=n,
         inputs=c * h * w,
-        weight=weight if weight.ndim == 3 else pack_linear(weight, (c, h, w)),
+        weight=_in_order(weight, (c, h, w)),
         bias=pad_channels(bias, outputs),
         outputs=outputs,
         **ending(y, activation, slope, residual),
     )
 
 
-def pack_linear(weight: Tensor, image: tuple[int, int, int]) -> Tensor:
-    """Panels of 16 outputs: for each input, in memory order of x, their 16 weights."""
-    k = weight.shape[0]
-    rows = weight.detach().float().reshape(k, *image).permute(0, 2, 3, 1).reshape(k, -1)
-    # The weights of a classifier are the largest of all: what need not be copied twice is not.
-    if k % PADDED_TO:
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, -k % PADDED_TO))
-    return rows.reshape(-1, PADDED_TO, rows.shape[1]).transpose(1, 2).contiguous()
+def _in_order(weight: Tensor, image: tuple[int, int, int]) -> Tensor:
+    """The weights of each output in the order in which x lies in memory; no copy if they are."""
+    rows = weight.detach().float().reshape(-1, *image).permute(0, 2, 3, 1)
+    return rows.reshape(len(weight), -1).contiguous()
 
 
 def _emit_linear(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    panels = (a.outputs + (PADDED_TO - 1)) // PADDED_TO
-    begin, end = e.share(panels, thread, threads)
+    begin, end = e.share((a.outputs + (_PANEL - 1)) // _PANEL, thread, threads)
+    sums = e.stack(ROWS * _PANEL)
     with e.range(begin, end) as panel:
-        weights = a.weight.floats() + panel * a.inputs * PADDED_TO
         whole = a.n // ROWS * ROWS
         with e.range(0, whole, ROWS) as row:
-            _emit_rows(e, a, (weights, panel * PADDED_TO), row, ROWS)
+            _emit_panel(e, a, panel * _PANEL, (row, ROWS), sums)
         with e.range(whole, a.n) as row:
-            _emit_rows(e, a, (weights, panel * PADDED_TO), row, 1)
+            _emit_panel(e, a, panel * _PANEL, (row, 1), sums)
 
 
-def _emit_rows(e: Emitter, a: Args, panel: tuple[Value, Value], row: Value, rows: int) -> None:
-    """`rows` images times one panel."""
-    weights, first = panel
-    vectors = PADDED_TO // e.width
-    # Neighbouring inputs go to sums of their own, as many as half the registers hold: an addition
-    # takes four cycles, and shorter sums lose fewer digits.
-    apart = max(1, e.isa.registers // 2 // (rows * vectors))
-    sums = {
-        (r, k, v): e.variable(0.0)
-        for r in range(rows)
-        for k in range(apart)
-        for v in range(vectors)
-    }
-    for r in range(rows):
-        for v in range(vectors):
-            sums[r, 0, v].value = e.load(a.bias.floats() + (first + v * e.width))
-
-    def add(column: Value, k: int) -> None:
-        for v in range(vectors):
-            weight = e.load(weights + ((column + k) * PADDED_TO + v * e.width))
-            for r in range(rows):
-                x = e.read(a.x.floats() + ((row + r) * a.xrow + (column + k)))
-                one = sums[r, k, v]
-                one.value = e.fma(e.broadcast(x), weight, one.value)
-
-    even = a.inputs // apart * apart
-    with e.range(0, even, apart) as column:
-        for k in range(apart):
-            add(column, k)
-    with e.range(even, a.inputs) as column:
-        add(column, 0)
-    for v in range(vectors):
-        channel = first + v * e.width
-        totals = []
-        for r in range(rows):
-            total = sums[r, 0, v].value
-            for k in range(1, apart):
-                total = total + sums[r, k, v].value
-            totals.append(total)
-        left = a.outputs - channel
+def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], sums: Value) -> None:
+    """Some outputs of some images: their products, one after the other, then all their endings."""
+    row, rows = images
+    count = e.min(a.outputs - first, e.i64(_PANEL))
+    together = count // _TOGETHER * _TOGETHER
+    with e.range(0, together, _TOGETHER) as output:
+        _emit_products(e, a, (first + output, _TOGETHER), images, sums + output)
+    with e.range(together, count) as output:
+        _emit_products(e, a, (first + output, 1), images, sums + output)
+    with e.range(0, count, e.width) as offset:
+        bias = e.load(a.bias.floats() + (first + offset))
+        totals = [e.load(sums + (r * _PANEL + offset)) + bias for r in range(rows)]
+        left = count - offset
         with e.when(left >= e.width):
-            finish(e, a, totals, row, (channel, None))
-        with e.when((left > 0) & (left < e.width)):
-            finish(e, a, totals, row, (channel, e.lanes(left)))
+            finish(e, a, totals, row, (first + offset, None))
+        with e.when(left < e.width):
+            finish(e, a, totals, row, (first + offset, e.lanes(left)))
+
+
+def _emit_products(
+    e: Emitter, a: Args, which: tuple[Value, int], images: tuple[Value, int], sums: Value
+) -> None:
+    """The products of some rows of weights, read side by side, with some images."""
+    (output, outputs), (row, rows) = which, images
+    weights, x = a.weight.floats() + output * a.inputs, a.x.floats() + row * a.xrow
+    # An addition takes four cycles: what is left of the registers goes to sums further apart.
+    apart = max(1, e.isa.registers // 2 // (rows * outputs))
+    products = [
+        [[e.variable(0.0) for _ in range(apart)] for _ in range(rows)] for _ in range(outputs)
+    ]
+
+    def add(column: Value, k: int, mask: Value | None = None) -> None:
+        values = [e.load(x + (r * a.xrow + column), mask) for r in range(rows)]
+        for o, of_output in enumerate(products):
+            weight = e.load(weights + (o * a.inputs + column), mask)
+            for value, of_image in zip(values, of_output, strict=True):
+                of_image[k].value = e.fma(value, weight, of_image[k].value)
+
+    even = a.inputs // (apart * e.width) * (apart * e.width)
+    with e.range(0, even, apart * e.width) as column:
+        for k in range(apart):
+            add(column + k * e.width, k)
+    each_vector(e, even, a.inputs, lambda column, mask: add(column, 0, mask))
+    for o, of_output in enumerate(products):
+        for r, of_image in enumerate(of_output):
+            total = sum((one.value for one in of_image[1:]), of_image[0].value)
+            e.store(_across(e, total), sums + (r * _PANEL + o), e.lanes(1))
+
+
+def _across(e: Emitter, vector: Value) -> Value:
+    """The sum of all lanes, in every lane."""
+    half = e.width // 2
+    while half:
+        vector = vector + e.shuffle(vector, [(lane + half) % e.width for lane in range(e.width)])
+        half //= 2
+    return vector
 
 
 LINEAR = Kernel(

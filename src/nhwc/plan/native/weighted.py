@@ -11,7 +11,7 @@ from ...kernels.builder import Buffer, Builder
 from ...kernels.conv import ConvKernel, conv2d_candidates
 from ...kernels.depthwise import depthwise_step
 from ...kernels.elementwise import affine_step
-from ...kernels.linear import linear_step, pack_linear
+from ...kernels.linear import linear_step
 from ...kernels.spec import ConvSpec
 from ..specs import Affine, Convolution, Weighted
 from .kernel import Constants, Native, code_of, one_step
@@ -34,7 +34,7 @@ def weighted(spec: Weighted, shape: tuple[int, ...]) -> tuple[Native, ...]:
     def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Any:
         return step(builder, constants, builder.dense(x), *residual)
 
-    return (Native("nhwc", True, emit, pack=_pack_linear),)
+    return (Native("nhwc", True, emit),)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
@@ -74,8 +74,3 @@ def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Native:
         return kernel.pack(*constants)
 
     return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
-
-
-def _pack_linear(constants: Any) -> Constants:
-    weight, bias = constants
-    return pack_linear(weight, (weight.shape[1], 1, 1)), bias
