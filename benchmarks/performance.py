@@ -33,15 +33,9 @@ def main() -> None:
     for batch in sorted({row.case.batch for row in suite.rows}):
         rows = [row for row in suite.rows if row.case.batch == batch]
         parts.append(f"## Batch {batch}\n\n{engines(suite, rows)}\n\n{claims(rows, batch)}")
-    parts.append(
-        f"## Batch, image and threads\n\n{CURVE}\n\n{curve.table(read(RESULTS / 'curve.json'))}"
-    )
-    checked = json.loads((RESULTS / "aa.json").read_text())
-    peers = read(RESULTS / "peers.json")
-    parts.append(f"## torch's own compilers too\n\n{PEERS}\n\n{engines(peers, list(peers.rows))}")
-    parts.append(f"## Is the ruler straight?\n\n{RULER}\n\n```\n{aa.summary(checked)}\n```")
-    where = (RESULTS / "where.md").read_text().strip()
-    parts.append(f"## Where the time goes\n\n{WHERE}\n\n{where}")
+    for title, words, file, shown in SECTIONS:
+        if (RESULTS / file).exists():
+            parts.append(f"## {title}\n\n{words}\n\n{shown(RESULTS / file)}")
     PAGE.write_text("\n\n".join(parts) + "\n")
     print(f"wrote {PAGE}")
     before, _, rest = README.read_text().partition(BEGIN)
@@ -101,7 +95,7 @@ Those that compile for seconds to minutes, on some models, batch 1, all in one r
 
 ```
 python benchmarks/engines.py resnet18 resnet50 mobilenet_v2 vgg16 densenet121 --batch 1 \\
-    --seconds 4 -o benchmarks/results/peers.json
+    --seconds 3 --variants eager,optimized,jit,fx,compile_frozen -o benchmarks/results/peers.json
 ```"""
 
 RULER = """\
@@ -118,6 +112,28 @@ Layers as they were measured when the plan was made, alone and with warm caches.
 ```
 python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmarks/results/where.md
 ```"""
+
+
+def _peers(path: Path) -> str:
+    result = read(path)
+    return engines(result, list(result.rows))
+
+
+def _curve(path: Path) -> str:
+    return curve.table(read(path))
+
+
+def _ruler(path: Path) -> str:
+    return f"```\n{aa.summary(json.loads(path.read_text()))}\n```"
+
+
+SECTIONS = (
+    ("torch's own compilers", PEERS, "peers.json", _peers),
+    ("Batch, image and threads", CURVE, "curve.json", _curve),
+    ("Is the ruler straight?", RULER, "aa.json", _ruler),
+    ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
+)
+"""What else there is to show, where it has been measured: title, words, file, how it is shown."""
 
 
 def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
