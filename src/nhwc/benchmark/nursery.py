@@ -24,22 +24,24 @@ def main() -> None:
     from .worker import main as work
 
     import_torchvision_if_present()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody stays a zombie
     while True:
         message, ends, _, _ = socket.recv_fds(control, 1, 4)
         if not message:
-            return None
+            break
         if os.fork() == 0:
             control.close()
             _fork_and_keep(*ends)
             return work()
         for end in ends:
             os.close(end)
+    # Waited for, they count in what whoever started us learns of our memory.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _fork_and_keep(requests: int, answers: int, said: int, status: int) -> None:
     """Return in a new process, on these ends; the one it was forked from says how it ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     worker = os.fork()
     if worker == 0:
         for place, end in enumerate((requests, answers, said)):
