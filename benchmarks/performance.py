@@ -103,7 +103,7 @@ The same variant twice, and one that a wrapper makes a tenth slower, each in two
 `nhwc bench` runs them.
 
 ```
-python benchmarks/aa.py --seconds 5 -o benchmarks/results/aa.json
+python benchmarks/aa.py -o benchmarks/results/aa.json
 ```"""
 
 WHERE = """\
