@@ -33,13 +33,13 @@ def remarked(rows: Mapping[str, Row]) -> str:
     """How many of the right ones are not all that one would wish."""
     right = [row for row in rows.values() if row["outcome"] == "right"]
     counts = Counter(remark for row in right for remark in remarks(row))
-    parts = [f"{n} {remark}" for remark, n in sorted(counts.items(), key=lambda item: -item[1])]
+    parts = [f"{n} {remark}" for remark, n in counts.most_common()]
     return f"Of {len(right)} that are right: {', '.join(parts) or 'nothing to remark'}"
 
 
 def markdown(rows: Mapping[str, Row]) -> str:
     lines = [
-        "Written by `python -m benchmarks.zoo_sweep`. Losses are the calls that lose channels last,",
+        "Written by `python -m benchmarks.zoo_sweep`. Losses are calls that lose channels last,",
         "as the model was given -> after the passes. Errors are the largest difference from a",
         "float64 run, relative to its largest output. Speeds are those of a tiny input on a busy",
         "machine, against the model as it was given.",
