@@ -1,7 +1,7 @@
 """Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
 
-import copy
 import operator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +13,13 @@ from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelShuffle, Interleave
 from nhwc.memory import Memory
-from nhwc.plan import make_plan
+from nhwc.plan import make_plan, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import bind, stretches
+from nhwc.plan.candidates import natives_of
 from nhwc.plan.measuring import Option
-from nhwc.plan.native.pairs import expansions
+from nhwc.plan.native import joining
+from nhwc.plan.native.pairs import EXPANDED, PROJECTED, pairs_in
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
 
@@ -34,16 +36,20 @@ def lowered(function, *inputs):
     graph = fx.GraphModule(root, _Tracer().trace(function))
     found = record(graph, inputs)
     layers = layers_of(graph, found)
-    from nhwc.plan.candidates import natives_of
+    choice = chosen(graph, found, layers)
+    with torch.no_grad():
+        return graph, bind(graph, found, layers, choice), [o.kernel for o in choice.values()]
 
+
+def chosen(graph, found, layers):
+    """The first of our kernels for every layer that they can compute, torch's for the others."""
     choice = {}
     for layer in layers:
         ours = natives_of(graph, found, layer)
         kernel = ours[0].name if ours else "torch"
         reads = NHWC if ours else Format.CONTIGUOUS
         choice[layer.node] = Option(kernel, reads, reads, 0.0)
-    with torch.no_grad():
-        return graph, bind(graph, found, layers, choice), [o.kernel for o in choice.values()]
+    return choice
 
 
 class _Tracer(fx.Tracer):
@@ -206,36 +212,96 @@ class Residual(Wide):
         return self.narrow(self.depthwise(wide, wide))
 
 
-TOGETHER = {"depthwise": "widen"}
+EXPANDS, PROJECTS = ("widen", "depthwise"), ("depthwise", "narrow")
 WIDE = {
-    "stride 1": (Wide(), TOGETHER),
-    "stride 2": (Wide(stride=2), TOGETHER),
-    "no bias": (Wide(bias=False), TOGETHER),
-    "padding 0": (Wide(padding=0), TOGETHER),
-    "strided expansion": (Wide(widening=2), {}),
-    "dilation": (Wide(dilation=2, padding=2), {}),
-    "wide padding": (Wide(padding=(1, 2)), {}),
-    "groups of two": (Wide(groups=20), {}),
-    "read twice": (Wide(lambda wide, result: result + wide), {}),
-    "added to what it reads": (Residual(), {}),
+    "stride 1": (Wide(), [EXPANDS, PROJECTS]),
+    "stride 2": (Wide(stride=2), [EXPANDS, PROJECTS]),
+    "no bias": (Wide(bias=False), [EXPANDS, PROJECTS]),
+    "padding 0": (Wide(padding=0), [EXPANDS, PROJECTS]),
+    "strided expansion": (Wide(widening=2), [PROJECTS]),
+    "dilation": (Wide(dilation=2, padding=2), []),
+    "wide padding": (Wide(padding=(1, 2)), []),
+    "high padding": (Wide(padding=(2, 1)), [PROJECTS]),
+    "groups of two": (Wide(groups=20), []),
+    "read twice": (Wide(lambda wide, result: result + wide), []),
+    "added to what it reads": (Residual(), []),
 }
 
 
 @pytest.mark.parametrize("name", WIDE)
 @torch.no_grad()
-def test_a_depthwise_convolution_takes_the_expansion_in(name):
-    net, together = WIDE[name]
+def test_a_depthwise_convolution_and_its_neighbours_are_one_step(name):
+    net, expected = WIDE[name]
     (x,) = images((2, 8, 13, 15))
-    graph, program, _ = lowered(net.eval(), x)
+    graph = fx.GraphModule(net, _Tracer().trace(net.eval()))
     found = record(graph, (x,))
-    taken = expansions(layers_of(graph, found), found)
-    assert {str(node.target): layer.op for node, layer in taken.items()} == together
-    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
-    exact = copy.deepcopy(graph).double()(x.double())
-    assert (program(x) - exact).abs().max() <= 4 * (graph(x) - exact).abs().max() + 1e-6
+    layers = layers_of(graph, found)
+    pairs = list(pairs_in(layers, found))
+    names = [(str(p.first.node.target), str(p.second.node.target)) for p in pairs]
+    assert names == expected
+    apart = chosen(graph, found, layers)
+    for pair in pairs:
+        together = dict(apart)
+        together[pair.second.node] = replace(apart[pair.second.node], kernel=pair.kernel)
+        programs = [bind(graph, found, layers, choice) for choice in (apart, together)]
+        torch.testing.assert_close(*(program(x) for program in programs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(programs[1](x), net(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        ({EXPANDED: 2e-6, PROJECTED: 1e-6}, ["nhwc pointwise", EXPANDED, "nhwc pointwise"]),
+        ({EXPANDED: 1e-6, PROJECTED: 2e-6}, ["nhwc pointwise", "nhwc depthwise", PROJECTED]),
+        ({EXPANDED: -1e-6, PROJECTED: 0.0}, ["nhwc pointwise", "nhwc depthwise", "nhwc pointwise"]),
+    ],
+)
+@torch.no_grad()
+def test_the_pair_that_gains_most_is_joined(gain, expected, tmp_path, monkeypatch):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    found = record(graph, (x,))
+    layers = layers_of(graph, found)
+    memory = Memory(tmp_path / "plans.json")
+    timed = []
+
+    def time(graph, record, pair, choice):
+        timed.append(pair.kernel)
+        return [1e-5, 1e-5 - gain[pair.kernel]]
+
+    monkeypatch.setattr(joining, "_time", time)
+    for _ in range(2):
+        choice = joining.join(graph, found, layers, chosen(graph, found, layers), memory)
+        assert [choice[layer.node].kernel for layer in layers[-3:]] == expected
+    assert timed == [EXPANDED, PROJECTED]
 
 
 @torch.no_grad()
+def test_a_plan_times_pairs_and_can_be_made_again(tmp_path, monkeypatch):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    monkeypatch.setattr(joining, "join", first_pair(joining.join))
+    plan = make_plan(graph, (x,), Memory(tmp_path / "plans.json"))
+    torch.testing.assert_close(plan.program(x), net(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(remake_plan(graph, (x,), plan.kernels)(x), plan.program(x))
+
+
+def first_pair(join):
+    """`join`, which also times each pair, and then takes the first, whatever was found."""
+
+    def joined(graph, found, layers, choice, memory):
+        join(graph, found, layers, choice, memory)
+        for pair in pairs_in(layers, found):
+            if choice[pair.first.node].native and choice[pair.second.node].native:
+                return {
+                    **choice,
+                    pair.second.node: replace(choice[pair.second.node], kernel=pair.kernel),
+                }
+        return choice
+
+    return joined
+
+
 def test_a_program_hands_over_to_torch_and_back():
     (x,) = images((2, 8, 6, 6))
     graph, program, chosen = lowered(Branches(), x)

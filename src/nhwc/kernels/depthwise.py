@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -25,6 +27,20 @@ _FIELDS = (
     *("top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w", "chunk", "chunks"),
     *ENDING,
 )
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the filters of a depthwise convolution move, where it is a part of a larger step."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def tile(self, width: int) -> int:
+        """How many of `width` neighbouring outputs to compute at once; 0 if no kernel does."""
+        return tile_for(self.size, self.stride, self.padding, self.dilation, width)
 
 
 def depthwise_step(
@@ -136,8 +152,17 @@ def _emit_tiled(
         emit_row(e, a, _row(e, a, piece), size=size, stride=stride, tile=tile)
 
 
-def emit_row(e: Emitter, a: Args, row: Row, *, size: int, stride: int, tile: int) -> None:
-    """Compute a row of outputs, `tile` neighbours at once."""
+def emit_row(
+    e: Emitter,
+    a: Args,
+    row: Row,
+    *,
+    size: int,
+    stride: int,
+    tile: int,
+    end: Callable[..., None] = finish,
+) -> None:
+    """Compute a row of outputs, `tile` neighbours at once, and `end` them."""
     padded_channels = emit_padded(a.c)
     first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
     with e.range(0, a.wo, tile) as wanted:
@@ -172,7 +197,7 @@ def emit_row(e: Emitter, a: Args, row: Row, *, size: int, stride: int, tile: int
                             add_column(j)
                     else:
                         add_column(j)
-            finish(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+            end(e, a, [s.value for s in sums], row.out + ow, (c, mask))
 
         each_vector(e, row.first, row.last, channels)
 

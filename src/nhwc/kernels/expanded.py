@@ -20,7 +20,7 @@ from ..errors import InputError
 from . import isa as isas
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
-from .depthwise import Row, emit_row, tile_for
+from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
 from .loops import ENDING, each_vector, ending, pad_channels
@@ -57,20 +57,11 @@ class Expansion:
     slope: float = 0.01
 
 
-@dataclass(frozen=True)
-class Window:
-    """The depthwise convolution: how its filters move."""
-
-    size: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-
-
 def serves(depth: int, window: Window, out_w: int) -> bool:
     """Whether this step can take the place of the two."""
-    tile = tile_for(window.size, window.stride, window.padding, window.dilation, out_w)
-    return tile > 0 and window.padding[0] <= window.size[0] // 2 and depth <= _MOST_DEPTH
+    return (
+        window.tile(out_w) > 0 and window.padding[0] <= window.size[0] // 2 and depth <= _MOST_DEPTH
+    )
 
 
 def expanded_depthwise_step(
@@ -92,7 +83,7 @@ def expanded_depthwise_step(
     if not serves(depth, window, wo):
         raise InputError(f"no step expands {depth} channels into {window}, {wo} outputs wide.")
     size, stride = window.size[0], window.stride[0]
-    tile = tile_for(window.size, window.stride, window.padding, window.dilation, wo)
+    tile = window.tile(wo)
     cut = _cut(x, y, window, isa, torch.get_num_threads())
     packed_floats = cut.rows * w * (-(-depth // isa.width) * isa.width)
     scratch_floats = packed_floats + cut.rows * w * panel_columns(isa)

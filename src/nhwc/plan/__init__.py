@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import kernels
 from ..memory import Memory
 from ..ready import tensors_of
 from .assigning import Choice, assign
@@ -99,6 +100,10 @@ def _choose(
         choice = assign(layers, some, found, conversion, switch)
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
+    if kernels.available():
+        from .native.joining import join
+
+        choices = [join(graph, found, layers, choice, memory) for choice in choices]
     if len(choices) == 1:
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -141,24 +140,29 @@ class _Binder:
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        from .native.pairs import expansions, joined
+        from .native.pairs import pairs_in
         from .native.stretch import Stretch
 
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
         stretch = Stretch(outputs)
-        pairs = expansions(layers, self.record)
-        within = {layer.node for layer in pairs.values()}
+        pairs = {
+            pair.second.node: pair
+            for pair in pairs_in(layers, self.record)
+            if pair.kernel == self.choice[pair.second.node].kernel
+        }
+        within = {pair.first.node for pair in pairs.values()}
         for layer in layers:
             if layer.node in within:
                 continue
-            option = self.choice[layer.node]
-            natives = natives_of(self.graph, self.record, layer)
-            native = next(one for one in natives if one.name == option.kernel)
             if layer.node in pairs:
-                before = pairs[layer.node]
-                native = joined(before, layer, constants_of(self.graph, before), self.record)
-                layer = replace(layer, inputs=(*before.inputs, *layer.inputs[1:]))
+                pair = pairs[layer.node]
+                native = pair.native(constants_of(self.graph, pair.first), self.record)
+                layer = pair.layer
+            else:
+                natives = natives_of(self.graph, self.record, layer)
+                kernel = self.choice[layer.node].kernel
+                native = next(one for one in natives if one.name == kernel)
             stretch.add(native, layer, self._packed(native, layer), self.record)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in stretch.inputs)

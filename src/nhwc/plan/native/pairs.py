@@ -1,59 +1,91 @@
-"""Two layers as one step of ours: a 1x1 convolution and the depthwise one that alone reads it."""
+"""Two layers as one step of ours: a depthwise convolution with the 1x1 before it or behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx
-
-from ...kernels.expanded import Expansion, Window, expanded_depthwise_step, serves
+from ...kernels.depthwise import Window
+from ...kernels.expanded import Expansion, expanded_depthwise_step, serves
+from ...kernels.projected import Depthwise, projected_depthwise_step
 from ..recording import Record
 from ..specs import Convolution, Layer
 from .kernel import Constants, Native, code_of, one_step
 
+EXPANDED, PROJECTED = "nhwc expanded depthwise", "nhwc projected depthwise"
 
-def expansions(layers: Sequence[Layer], record: Record) -> dict[fx.Node, Layer]:
-    """The layers that need not run on their own, by the node of the layer that takes them in."""
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layers that one kernel can compute: `second` alone reads what `first` writes."""
+
+    kernel: str
+    first: Layer
+    second: Layer
+
+    @property
+    def layer(self) -> Layer:
+        """The second layer, reading what the first one reads."""
+        return replace(self.second, inputs=(*self.first.inputs, *self.second.inputs[1:]))
+
+    def native(self, constants: Constants, record: Record) -> Native:
+        """The kernel for `layer`; `constants` are those of the first, which it holds."""
+        one, two = self.first.spec, self.second.spec
+        if not isinstance(one, Convolution) or not isinstance(two, Convolution):
+            raise AssertionError("a pair is of convolutions")
+        inner, outer = code_of(one.activation), code_of(two.activation)
+        if inner is None or outer is None:
+            raise AssertionError("layers of our kernels have activations that these know")
+        settings: dict[str, Any] = {"activation": outer[0], "slope": outer[1]}
+        if self.kernel == EXPANDED:
+            before: Any = Expansion(*constants, *inner)
+            make: Any = expanded_depthwise_step
+            settings["window"] = _window(two)
+        else:
+            before = Depthwise(*constants, _window(one), *inner)
+            make = projected_depthwise_step
+
+        def step(x: Any, y: Any, *own: Any, **more: Any) -> Any:
+            return make(x, y, before, *own, **more)
+
+        return Native(
+            self.kernel, True, one_step(record.values[self.second.node].shape, step, **settings)
+        )
+
+
+def pairs_in(layers: Sequence[Layer], record: Record) -> Iterator[Pair]:
+    """All pairs among layers of our kernels; a layer may be in two of them."""
     by_node = {layer.node: layer for layer in layers}
-    found = {}
-    for layer in layers:
-        before = by_node.get(layer.inputs[0]) if layer.inputs else None
-        if before and before.node in layer.inputs[1:]:
-            continue  # What it reads is added to the result as well.
-        if before and set(before.node.users) == {layer.node} and _fit(before, layer, record):
-            found[layer.node] = before
-    return found
+    for second in layers:
+        first = by_node.get(second.inputs[0]) if second.inputs else None
+        if first is None or first.node in second.inputs[1:]:
+            continue  # What it reads may be added to the result as well.
+        kernel = _kernel(first, second, record)
+        if kernel and set(first.node.users) == {second.node}:
+            yield Pair(kernel, first, second)
 
 
-def joined(first: Layer, second: Layer, constants: Constants, record: Record) -> Native:
-    """`second` with `first`, whose constants these are, in it; its first input is that of `first`.
-
-    Only for what `expansions` found.
-    """
-    spec: Any = second.spec
-    inner, outer = code_of(first.spec.activation), code_of(spec.activation)  # type: ignore[union-attr]
-    if inner is None or outer is None:
-        raise AssertionError("layers of our kernels have activations that these know")
-    expansion = Expansion(*constants, *inner)
-
-    def step(x: Any, y: Any, *own: Any, **settings: Any) -> Any:
-        return expanded_depthwise_step(x, y, expansion, *own, **settings)
-
-    settings = {"window": _window(spec), "activation": outer[0], "slope": outer[1]}
-    emit = one_step(record.values[second.node].shape, step, **settings)
-    return Native("nhwc expanded depthwise", True, emit)
-
-
-def _fit(first: Layer, second: Layer, record: Record) -> bool:
+def _kernel(first: Layer, second: Layer, record: Record) -> str | None:
     one, two = first.spec, second.spec
-    if not isinstance(one, Convolution) or not isinstance(two, Convolution):
-        return False
-    flat = tuple(one.weight[2:]) == (1, 1) and tuple(one.stride) == (1, 1)
-    plain = flat and tuple(one.padding) == (0, 0) and one.groups == 1 and not one.residual
-    depthwise = two.groups == two.input[1] == two.weight[0] > 1
+    if not isinstance(one, Convolution) or not isinstance(two, Convolution) or one.residual:
+        return None
     width = record.values[second.node].shape[3]
-    return plain and depthwise and serves(one.input[1], _window(two), width)
+    if _is_pointwise(one) and _is_depthwise(two) and serves(one.input[1], _window(two), width):
+        return EXPANDED
+    if _is_depthwise(one) and _is_pointwise(two) and _window(one).tile(width):
+        return PROJECTED
+    return None
+
+
+def _is_pointwise(spec: Convolution) -> bool:
+    """Whether each output pixel sees one input pixel, and all of its channels."""
+    flat = tuple(spec.weight[2:]) == (1, 1) and tuple(spec.stride) == (1, 1)
+    return flat and tuple(spec.padding) == (0, 0) and spec.groups == 1
+
+
+def _is_depthwise(spec: Convolution) -> bool:
+    return spec.groups == spec.input[1] == spec.weight[0] > 1
 
 
 def _window(spec: Convolution) -> Window:
