@@ -75,6 +75,7 @@ OPERATORS = {
     "mean kept": lambda x: x.mean((-1, -2), keepdim=True),
     "add": lambda x: x + x * x,
     "add itself": lambda x: x + x,
+    "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3), keepdim=True),
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
     "flatten": lambda x: torch.flatten(x, 1),

@@ -42,7 +42,7 @@ class Operators:
         named = {
             **dict.fromkeys(("add", "iadd", "add_"), self._add),
             **dict.fromkeys(("mul", "imul", "mul_", "multiply"), self._multiply),
-            **dict.fromkeys(("sub", "isub", "sub_"), lambda: self._affine(sign=-1)),
+            **dict.fromkeys(("sub", "isub", "sub_"), self._subtract),
             **dict.fromkeys(("truediv", "itruediv", "div", "div_"), lambda: self._affine(power=-1)),
             **dict.fromkeys(("cat", "concat"), self._cat),
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
@@ -120,7 +120,7 @@ class Operators:
         args, x = self.node.args, self._seen(0)
         if len(args) != 2 or self.node.kwargs or len(x.shape) != 4:
             return None
-        number = next((arg for arg in args if type(arg) in (int, float)), None)
+        number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
         swapped = number is args[0] and min(power, sign) < 0
         if not number or swapped:
             return None
@@ -133,6 +133,14 @@ class Operators:
         if self._seen(0).shape != self._seen(1).shape:
             return None
         return self._steps(add_step)
+
+    def _subtract(self) -> Emit | None:
+        if not self._two():
+            return self._affine(sign=-1)
+        if self._seen(0).shape != self._seen(1).shape or len(self._out.shape) != 4:
+            return None
+        minus = -torch.ones(self._out.shape[1])
+        return self._steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
 
     def _multiply(self) -> Emit | None:
         if not self._two():
@@ -228,11 +236,9 @@ class Operators:
         return found
 
 
-_MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-_AVERAGE_POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-_AVERAGE_POOL += ("divisor_override",)
-_INTERPOLATE = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
-_INTERPOLATE += ("antialias",)
+_MAX_POOL = "kernel_size stride padding dilation ceil_mode return_indices".split()
+_AVERAGE_POOL = "kernel_size stride padding ceil_mode count_include_pad divisor_override".split()
+_INTERPOLATE = "size scale_factor mode align_corners recompute_scale_factor antialias".split()
 _WINDOWS: dict[type[nn.Module], Callable[[Given], Make | None]] = {
     nn.MaxPool2d: max_pool,
     nn.AvgPool2d: average_pool,
