@@ -19,7 +19,7 @@ from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer
 from .kernel import Emit, code_of, four
-from .windows import Given, Make, average_pool, max_pool, resize
+from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
 
 class Operators:
@@ -48,9 +48,9 @@ class Operators:
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
             "mean": self._mean,
-            "max_pool2d": lambda: self._called(max_pool, *_MAX_POOL),
-            "avg_pool2d": lambda: self._called(average_pool, *_AVERAGE_POOL),
-            "interpolate": lambda: self._called(resize, *_INTERPOLATE),
+            "max_pool2d": lambda: self._called(max_pool),
+            "avg_pool2d": lambda: self._called(average_pool),
+            "interpolate": lambda: self._called(resize),
             "softmax": self._softmax,
             "adaptive_avg_pool2d": self._adaptive_pool,
         }
@@ -63,7 +63,7 @@ class Operators:
         module = self.module
         if module._forward_hooks or module._forward_pre_hooks:
             return None
-        for kind, make in _WINDOWS.items():
+        for kind, make in MODULES.items():
             if isinstance(module, kind):
                 return self._made(make(vars(module)))
         if isinstance(module, nn.AdaptiveAvgPool2d):
@@ -86,9 +86,9 @@ class Operators:
             return lambda builder, constants, x: x
         return self._activation(activation_of(module))
 
-    def _called(self, make: Callable[[Given], Make | None], *names: str) -> Emit | None:
+    def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
         """What `make` makes of the arguments of a function."""
-        return self._made(make(_bound(self.node, ("input", *names))))
+        return self._made(make(_bound(self.node, ARGUMENTS[make])))
 
     def _made(self, make: Make | None) -> Emit | None:
         images = len(self._seen(0).shape) == len(self._out.shape) == 4
@@ -236,14 +236,6 @@ class Operators:
         return found
 
 
-_MAX_POOL = "kernel_size stride padding dilation ceil_mode return_indices".split()
-_AVERAGE_POOL = "kernel_size stride padding ceil_mode count_include_pad divisor_override".split()
-_INTERPOLATE = "size scale_factor mode align_corners recompute_scale_factor antialias".split()
-_WINDOWS: dict[type[nn.Module], Callable[[Given], Make | None]] = {
-    nn.MaxPool2d: max_pool,
-    nn.AvgPool2d: average_pool,
-    nn.Upsample: resize,
-}
 _FUNCTIONS = {
     "relu": Activation("relu"),
     "relu_": Activation("relu"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from ...kernels.pooling import avgpool_step, maxpool_step
 from ...kernels.resize import bilinear_step, nearest_step
@@ -62,3 +62,25 @@ def _pair(value: Any) -> tuple[int, int]:
         return value, value
     values = tuple(value)
     return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+MODULES: dict[type[nn.Module], Callable[[Given], Make | None]] = {
+    nn.MaxPool2d: max_pool,
+    nn.AvgPool2d: average_pool,
+    nn.Upsample: resize,
+}
+ARGUMENTS: dict[Callable[[Given], Make | None], tuple[str, ...]] = {
+    max_pool: (
+        *("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+        "return_indices",
+    ),
+    average_pool: (
+        *("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+        "divisor_override",
+    ),
+    resize: (
+        *("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor"),
+        "antialias",
+    ),
+}
+"""The arguments of torch's functions, in their order."""
