@@ -25,19 +25,24 @@ from .weights import after, pack_bias
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
-    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs"),
+    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs", "by_rows"),
 )
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
+_ROWS = 4
+"""As many rows for each thread, and threads share out those, as do the layers before and after, so
+that what a thread reads it wrote itself; if fewer, channels.
+"""
 NARROW = (4, 8)
 """Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, stride: int) -> None:
-    rows = a.n * a.ho
-    begin, end = e.share(rows * a.vectors, thread, threads)
-    with e.range(begin, end) as piece:
-        vector, row = piece // rows, piece % rows
+    by_rows = a.by_rows != 0
+    # What is not shared out, every thread does all of.
+    rows = e.share(a.n * a.ho, *_among(e, by_rows, thread, threads))
+    vectors = e.share(a.vectors, *_among(e, ~by_rows, thread, threads))
+    with e.range(*vectors) as vector, e.range(*rows) as row:
         channel = vector * e.width
         top = row % a.ho * stride - 1
         source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
@@ -64,6 +69,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
                         values = (columns.broadcast(n, channel_in) for n in columns.numbers)
                         _add(e, sums, values, filters + channel_in * 3 * e.width, stride)
             finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, None))
+
+
+def _among(e: Emitter, shared: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+    return e.select(shared, thread, e.i64(0)), e.select(shared, threads, e.i64(1))
 
 
 class _Columns:
@@ -162,5 +171,6 @@ def grouped_steps(
             vectors=spec.k // isas.host().width,
             inputs=spec.c // spec.groups,
             outputs=spec.k // spec.groups,
+            by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
         ),
     )
