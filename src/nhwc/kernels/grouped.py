@@ -48,6 +48,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
         source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
         first = source + (channel if narrow else channel // a.outputs * a.inputs)
         weights = a.weights.floats() + vector * 9 * a.inputs * e.width
+        _fetch_following(e, weights, 9 * a.inputs * e.width, row - rows[0], rows[1] - rows[0])
         valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
         with e.range(0, a.wo, _TILE) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
@@ -73,6 +74,12 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
 
 def _among(e: Emitter, shared: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
     return e.select(shared, thread, e.i64(0)), e.select(shared, threads, e.i64(1))
+
+
+def _fetch_following(e: Emitter, weights: Value, size: Value, row: Value, rows: Value) -> None:
+    """Ask for the weights of the next vector, a part of them with each row of this one."""
+    with e.range(size + row * size // rows, size + (row + 1) * size // rows, e.width) as i:
+        e.prefetch(weights + i, level=2)
 
 
 class _Columns:
