@@ -25,13 +25,17 @@ from .weights import after, pack_bias
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
-    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs", "by_rows"),
+    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs", "by_rows", "row_by_row"),
 )
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
 _ROWS = 4
 """As many rows for each thread, and threads share out those, as do the layers before and after, so
 that what a thread reads it wrote itself; if fewer, channels.
+"""
+_NEAR_BYTES = 384 << 10
+"""Weights that stay in the second-level cache while all of them are used for each row of pixels,
+which then are read as they lie; more than that, and all rows are computed for each vector of them.
 """
 NARROW = (4, 8)
 """Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
@@ -42,7 +46,12 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
     # What is not shared out, every thread does all of.
     rows = e.share(a.n * a.ho, *_among(e, by_rows, thread, threads))
     vectors = e.share(a.vectors, *_among(e, ~by_rows, thread, threads))
-    with e.range(*vectors) as vector, e.range(*rows) as row:
+    lengths = rows[1] - rows[0], vectors[1] - vectors[0]
+    inner = e.select(a.row_by_row != 0, lengths[1], lengths[0])
+    with e.range(0, lengths[0] * lengths[1]) as piece:
+        outer, inside = piece // inner, piece % inner
+        row = rows[0] + e.select(a.row_by_row != 0, outer, inside)
+        vector = vectors[0] + e.select(a.row_by_row != 0, inside, outer)
         channel = vector * e.width
         top = row % a.ho * stride - 1
         source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
@@ -179,5 +188,6 @@ def grouped_steps(
             inputs=spec.c // spec.groups,
             outputs=spec.k // spec.groups,
             by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
+            row_by_row=int(4 * spec.k * spec.depth <= _NEAR_BYTES),
         ),
     )
