@@ -23,6 +23,7 @@ from .plan.cuda import on_device
 from .preserve import preserved
 from .ready import check_devices, check_initialized, tensors_of
 from .runtime import Optimized, Recipe, describe, signature
+from .sizes import for_sizes
 from .timing import Comparison, Samples, interleave
 from .verdict import Judge
 from .verify import Verification, cloned
@@ -86,6 +87,7 @@ class _Work:
     exact: bool
     say: Progress
     remeasure: bool
+    sized: bool = True
     memory: Memory = field(init=False)
     environment: Environment = field(init=False)
     plans: list[PlanReport] = field(default_factory=list)
@@ -103,6 +105,7 @@ class _Work:
         self.judge = Judge(self.model, self.example, self.memory, self.say)
 
     def rewrite(self, passes: Sequence[Pass]) -> None:
+        self.order = passes
         captured = capture(self.model)
         self.opaque = captured.opaque
         self.graph: fx.GraphModule = captured.module
@@ -120,30 +123,46 @@ class _Work:
         def progress(number: int, total: int, key: str) -> None:
             self.say(f"measuring layer {number + 1} of {total}: {key}")
 
-        try:
-            with preserved(self.graph):
-                plan = make_plan(self.graph, inputs, self.memory, exact=exact, progress=progress)
-        except Unplannable as error:
-            self.plans.append(PlanReport(shapes, (), 0, 0, str(error)))
+        sized = for_sizes(self.graph, inputs, self.opaque, self.order) if self.sized else None
+        for graph in (sized.graph, self.graph) if sized else (self.graph,):
+            try:
+                with preserved(graph):
+                    plan = make_plan(graph, inputs, self.memory, exact=exact, progress=progress)
+            except Unplannable as error:
+                reason = str(error)
+            else:
+                break
+        else:
+            self.plans.append(PlanReport(shapes, (), 0, 0, reason))
             return
         key = signature(inputs)
         self.planned_for.append(inputs)
-        self.plans.append(_plan_report(plan, shapes))
-        self.recipes.append(Recipe(key, shapes, plan.kernels))
+        if sized and sized.graph is graph:
+            self.plans.append(_plan_report(plan, shapes, sized.opened, sized.passes))
+            self.recipes.append(Recipe(key, shapes, plan.kernels, graph))
+        else:
+            self.plans.append(_plan_report(plan, shapes))
+            self.recipes.append(Recipe(key, shapes, plan.kernels))
         self.programs[key] = on_device(plan.program, inputs)
 
     def check(self) -> None:
         """Hold the result against the original; a plan that rounds too freely is made exactly."""
         found = self._judged()
         if not found.passed and self.programs and not self.exact:
-            shapes, self.planned_for = self.planned_for, []
-            self.plans = [plan for plan in self.plans if not plan.planned]
-            self.recipes, self.programs = [], {}
-            for inputs in shapes:
-                self.plan(inputs, exact=True)
-            found = self._judged()
+            found = self._judged_anew(exact=True)
+        if not found.passed and any(recipe.graph is not None for recipe in self.recipes):
+            self.sized = False
+            found = self._judged_anew(exact=self.exact)
         found.require()
         self.verification = found
+
+    def _judged_anew(self, *, exact: bool) -> Verification:
+        shapes, self.planned_for = self.planned_for, []
+        self.plans = [plan for plan in self.plans if not plan.planned]
+        self.recipes, self.programs = [], {}
+        for inputs in shapes:
+            self.plan(inputs, exact=exact)
+        return self._judged()
 
     def _judged(self) -> Verification:
         return self.judge.judge(self._built(), self.planned_for[1:], self._labels())
@@ -231,14 +250,14 @@ def _choose(times: dict[str, Samples]) -> tuple[str, str]:
     return best, ""
 
 
-def _plan_report(plan: Plan, shapes: tuple[str, ...]) -> PlanReport:
+def _plan_report(plan: Plan, shapes: tuple[str, ...], *sized: Any) -> PlanReport:
     layers = []
     for layer in plan.layers:
         options = tuple(_kernel_time(option) for option in plan.options[layer.spec.key])
         chosen = _kernel_time(plan.choice[layer.node])
         layers.append(LayerReport(layer.name, layer.spec.key, chosen, options))
     steps = len(plan.program.steps)
-    return PlanReport(shapes, tuple(layers), max(0, steps - len(layers)), plan.measured)
+    return PlanReport(shapes, tuple(layers), max(0, steps - len(layers)), plan.measured, "", *sized)
 
 
 def _kernel_time(option: Option) -> KernelTime:

@@ -41,13 +41,19 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The plan for one set of input shapes, or why there is none."""
+    """The plan for one set of input shapes, or why there is none.
+
+    `opened` are the parts that no graph for all shapes could be made of, and that one for these
+    shapes alone shows: with it, `passes` found more to do, and `layers` has what is inside.
+    """
 
     inputs: tuple[str, ...]
     layers: tuple[LayerReport, ...]
     conversions: int
     measured: int
     reason: str = ""
+    opened: tuple[Opaque, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
     @property
     def planned(self) -> bool:

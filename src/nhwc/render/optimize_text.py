@@ -71,6 +71,8 @@ def _plan(plan: PlanReport) -> list[str]:
         f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
         f"{plural(plan.conversions, 'conversion')} between layouts, {source}"
     ]
+    if plan.opened:
+        lines.append(wrap(_for_these_sizes(plan), "  "))
     groups: dict[str, list[LayerReport]] = defaultdict(list)
     for layer in plan.layers:
         groups[f"{layer.chosen.kernel}, {layer.chosen.layout}"].append(layer)
@@ -82,6 +84,16 @@ def _plan(plan: PlanReport) -> list[str]:
     for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
         lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
     return lines
+
+
+def _for_these_sizes(plan: PlanReport) -> str:
+    first = plan.opened[0]
+    more = f" and {len(plan.opened) - 1} more" if len(plan.opened) > 1 else ""
+    done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
+    return (
+        f"for these shapes alone, with sizes known: {first.path or 'the model'}{more} can be traced"
+        f"{', ' * bool(done)}{', '.join(done)}. Other shapes run as the graph above, without a plan"
+    )
 
 
 def _layer(layer: LayerReport) -> str:
