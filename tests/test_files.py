@@ -159,7 +159,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (Branching().eval(), "calls a Branching, which is code of your own"),
+        (Branching().eval(), "calls a Branching, whose own code it takes to load it"),
         (Own(), "it calls fft_fft2"),
     ],
 )

@@ -41,13 +41,17 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The plan for one set of input shapes, or why there is none."""
+    """The plan for one set of input shapes, or why there is none.
+
+    `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
+    """
 
     inputs: tuple[str, ...]
     layers: tuple[LayerReport, ...]
     conversions: int
     measured: int
     reason: str = ""
+    part: str = ""
 
     @property
     def planned(self) -> bool:
