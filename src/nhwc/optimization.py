@@ -43,8 +43,9 @@ class LayerReport:
 class PlanReport:
     """The plan for one set of input shapes, or why there is none.
 
-    `opened` are the parts that no graph for all shapes could be made of, and that one for these
-    shapes alone shows: with it, `passes` found more to do, and `layers` has what is inside.
+    `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
+    `opened` are parts that no graph for all shapes could be made of, and one for these shapes alone
+    could: `passes` is what was found in it besides, and `layers` has what is inside of them.
     """
 
     inputs: tuple[str, ...]
@@ -52,6 +53,7 @@ class PlanReport:
     conversions: int
     measured: int
     reason: str = ""
+    part: str = ""
     opened: tuple[Opaque, ...] = ()
     passes: tuple[PassReport, ...] = ()
 

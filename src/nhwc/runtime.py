@@ -164,6 +164,10 @@ class Optimized(nn.Module):
         """What is planned; a program is made from each when it is first called."""
         return tuple(self._recipes.values())
 
+    def serves(self, inputs: Sequence[Any]) -> bool:
+        """Whether there is a plan for these shapes."""
+        return signature(inputs) in self._recipes
+
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
         return f"planned for {'; '.join(shapes) or 'nothing'}"

@@ -13,6 +13,7 @@ from .graph.report import Opaque, PassReport
 from .graph.sized import capture_sized
 from .passes import Pass
 from .preserve import preserved
+from .verify import cloned
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ def for_sizes(
     if not opaque:
         return None
     with preserved(graph), torch.no_grad():
-        # What code keeps from its first call (tables made for a size) is there at the second.
-        graph(*inputs)
         try:
+            # What code keeps from its first call (tables made for a size) is there at the second.
+            graph(*cloned(inputs))
             sized, closed = capture_sized(graph, inputs)
         except Exception:
             # Where nothing comes of it, the opaque parts have their reasons already.

@@ -63,6 +63,12 @@ def graphs(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
             yield child.meta.get("path", ""), child
 
 
+def is_one_call(graph: fx.GraphModule) -> bool:
+    """Whether `graph` only calls a model that could not be traced: all else is inside of that."""
+    calls = [n.target for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+    return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
+
+
 def own_copy(model: nn.Module) -> nn.Module:
     """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
     memo: dict[int, Any] = {}
