@@ -117,7 +117,7 @@ class Optimized(nn.Module):
             return self._programs.get(key)
 
     def _has_new_weights(self) -> bool:
-        return sum(map(_version, self._tensors)) != self._stamp
+        return bool(sum(map(_version, self._tensors)) != self._stamp)
 
     def _forget(self) -> None:
         """Let go of all that was made from weights of the past."""

@@ -60,7 +60,8 @@ def _for_sizes(recipes: Sequence[Recipe]) -> fx.GraphModule:
     graph = fx.GraphModule(recipe.graph, renamed(recipe.graph.graph), recipe.graph._get_name())
     places = graph.graph.find_nodes(op="placeholder")
     # Arguments left out have defaults, which the graph is fixed to.
-    for node, given in zip(places, recipe.signature, strict=False):
+    made_for: Any = recipe.signature
+    for node, given in zip(places, made_for, strict=False):
         if isinstance(given[0], torch.Size):
             with graph.graph.inserting_after(places[-1]):
                 graph.graph.call_function(assert_sizes, (node, list(given[0]), given[1]))

@@ -25,8 +25,8 @@ from .traced import (
     Attribute,
     Value,
     check_writes,
-    is_written_into,
     seen_later,
+    written_into,
 )
 from .tracer import State, Tracer
 
@@ -105,7 +105,7 @@ class _Sized(Tracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+    def iter(self, obj: Any) -> Iterator[Any]:
         if self.kind_of(obj) is None:
             return super().iter(obj)
         return iter([obj[index] for index in range(len(obj))])
@@ -122,7 +122,7 @@ class _Sized(Tracer):
         """Let `x.add_(y)` be `x.add(y)` where nothing else sees x: plans are for pure graphs."""
         nodes = list(self.graph.nodes)
         order = {node: place for place, node in enumerate(nodes)}
-        for node in [n for n in nodes if is_written_into(n) and not seen_later(n, order)]:
+        for node in [n for n in nodes if written_into(n) and not seen_later(n, order)]:
             function = getattr(Tensor, str(node.target).removesuffix("_"), None)
             if node.op == "call_method" and function is not None and self._same(node, function):
                 node.target = str(node.target).removesuffix("_")
@@ -130,11 +130,14 @@ class _Sized(Tracer):
     def _same(self, node: fx.Node, function: Any) -> bool:
         """Whether out of place the result has the type and shape of what is written into."""
         try:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.seen)
+            args, kwargs = self._arguments(node)
             result = self._quietly(function, *args, **kwargs)
         except Exception:
             return False
         return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
+
+    def _arguments(self, node: fx.Node) -> Any:
+        return fx.node.map_arg((node.args, node.kwargs), self.seen)
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -143,7 +146,7 @@ class _Sized(Tracer):
             raise KeyError(node)
         if node.op == "get_attr":
             return self.seen(node)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.seen)
+        args, kwargs = self._arguments(node)
         if node.op == "call_method":
             return self._quietly(getattr(args[0], str(node.target)), *args[1:], **kwargs)
         if node.op == "call_module":

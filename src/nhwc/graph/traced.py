@@ -91,14 +91,15 @@ def check_writes(graph: fx.Graph) -> None:
             raise fx.proxy.TraceError("it writes in place into a value that is used again")
 
 
-def is_written_into(node: fx.Node) -> bool:
-    """Whether `node` is a method or function that writes into its first argument."""
-    if not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+def written_into(node: fx.Node) -> fx.Node | None:
+    """The first argument of a method or function that writes into it."""
+    first = node.args[0] if node.args else None
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
     if getattr(node.target, "__module__", "") == "_operator":  # where `and_` is `&`
-        return name == "setitem"
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        writes = name == "setitem"
+    else:
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return first if writes and isinstance(first, fx.Node) else None
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -110,7 +111,7 @@ def is_constant(node: fx.Node) -> bool:
 def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
     """Whether anything shows that `write` changed its first argument, its own result aside."""
     base: Any = write.args[0]
-    while _is_view(base) or is_written_into(base):
+    while _is_view(base) or written_into(base):
         base = base.args[0]
     if base.op in ("placeholder", "get_attr"):
         return True
@@ -122,7 +123,7 @@ def _aliases(base: fx.Node, write: fx.Node) -> Iterator[fx.Node]:
     """`base` and its views, but for what `write` returns."""
     yield base
     for user in base.users:
-        views = _is_view(user) or is_written_into(user)
+        views = _is_view(user) or written_into(user)
         if views and user is not write and user.args[0] is base:
             yield from _aliases(user, write)
 

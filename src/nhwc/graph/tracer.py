@@ -19,7 +19,7 @@ from .traced import (
     Value,
     definer,
     is_constant,
-    is_written_into,
+    written_into,
 )
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -88,7 +88,8 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().create_proxy(kind, target, *args, **kwargs)
-        if is_written_into(result.node) and is_constant(result.node.args[0]):
+        written = written_into(result.node)
+        if written is not None and is_constant(written):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
         return result
 
