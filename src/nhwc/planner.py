@@ -87,6 +87,7 @@ class Planner:
             return False
         self.reports[-1] = replace(said, opened=sized.opened, passes=sized.passes)
         plans.recipes[-1] = replace(plans.recipes[-1], graph=graph)
+        self.kernels.append("with sizes known")
         return True
 
     def _add(
