@@ -106,7 +106,7 @@ class Inside(nn.Module):
     def __init__(self):
         super().__init__()
         self.before, self.part, self.after = block(3, 8), TwoWays(), nn.Conv2d(8, 4, 1)
-        self.part.first = block(8, 8)
+        self.part.first, self.part.dark = block(8, 8), block(8, 8, stride=2)
 
     def forward(self, x):
         return self.after(self.part(self.before(x)))
@@ -194,7 +194,7 @@ def same(ours, truth):
         for one, other in zip(ours, truth, strict=True):
             same(one, other)
     else:
-        close(ours.double(), truth)
+        assert (ours.double() - truth).abs().max() <= 1e-5 * truth.abs().max()
 
 
 def parts_of(fast):
@@ -302,8 +302,10 @@ def test_several_outputs_and_a_number(image):
 def test_the_whole_around_an_opaque_part_is_planned_too(image):
     model = made(Inside)
     fast = force(model, image)
-    assert [part for part, *_ in planned(fast.report)] == ["part.first", "part.bright", ""]
-    assert served(fast, image) == {"part.first": (1, 0), "part.bright": (1, 0)}
+    first, way, whole = (part for part, *_ in planned(fast.report))
+    assert (first, whole) == ("part.first", "")
+    assert way in ("part.bright", "part.dark")
+    assert served(fast, image) == {first: (1, 0), way: (1, 0)}
     same(fast(image), exact(model, image))
     same(fast(image[:, :, :9]), exact(model, image[:, :, :9]))
     twin = pickle.loads(pickle.dumps(fast))
@@ -315,7 +317,7 @@ def test_the_whole_around_an_opaque_part_is_planned_too(image):
     [
         (Seeing, Rectified, "writes into x, which outlives the call"),
         (Writing, Flat, "shares memory"),
-        (ByName, lambda: block(3, 4), "by name"),
+        (ByName, Rectified, "by name"),
         (OfList, Summed, "more than tensors and numbers"),
     ],
 )
