@@ -13,7 +13,7 @@ from torch import nn
 
 import nhwc
 from nhwc import InputError
-from nhwc.inner import inner_graphs
+from nhwc.inner import inner_graphs, unplanned
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
@@ -465,6 +465,17 @@ def test_parts_are_in_the_report(image):
     assert '"part":"first"' in page
     data = json.loads(json.dumps(report.to_dict()))
     assert [plan["part"] for plan in data["plans"]] == [plan.part for plan in report.plans]
+
+
+@torch.no_grad()
+def test_graphs_can_be_looked_into_again(image):
+    fast = force(made(Refining), image)
+    plain = unplanned(fast.portable)
+    assert not any(isinstance(module, Optimized) for module in plain.modules())
+    assert len(parts_of(fast)) == 2
+    close(plain(image), fast(image))
+    seen = [call.operator for call in nhwc.audit(plain, image).calls]
+    assert seen.count("torch.nn.functional.conv2d") == 11
 
 
 def test_such_a_model_cannot_be_saved_and_one_line_says_why(image, tmp_path):
