@@ -19,6 +19,7 @@ from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
 from nhwc.verify import widened
 
+from .browser import needs_browser, opened
 from .test_optimize import close, force
 
 
@@ -476,6 +477,21 @@ def test_graphs_can_be_looked_into_again(image):
     close(plain(image), fast(image))
     seen = [call.operator for call in nhwc.audit(plain, image).calls]
     assert seen.count("torch.nn.functional.conv2d") == 11
+
+
+@needs_browser[1]
+@needs_browser[0]
+def test_the_page_shows_parts(image, tmp_path):
+    from selenium.webdriver.common.by import By
+
+    page = tmp_path / "page.html"
+    page.write_text(optimize_html(force(made(TwoWays), image).report, "two ways"))
+    with opened(page) as browser:
+        heads = [head.text for head in browser.find_elements(By.CSS_SELECTOR, "#plans h2")]
+        assert heads[0] == "Layers of first for 2x3x20x18 float32"
+        assert len(heads) == 3
+        [left] = browser.find_elements(By.CSS_SELECTOR, ".unplanned p")
+        assert left.text.endswith(": the example does not call it")
 
 
 def test_such_a_model_cannot_be_saved_and_one_line_says_why(image, tmp_path):
