@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +20,8 @@ from .preserve import preserved
 from .ready import tensors_of
 from .runtime import Optimized, signature
 from .verify import cloned
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 _MOST = 4
 """For how many sets of shapes one graph is planned: each plan holds weights of its own."""
@@ -63,17 +65,31 @@ def uses(model: nn.Module, examples: Sequence[tuple[Any, ...]]) -> list[Use]:
     return result
 
 
-def twin(model: fx.GraphModule) -> fx.GraphModule:
+def twin(model: _Model) -> _Model:
     """A copy of the modules of `model`; the parameters and buffers in it are the same ones."""
     return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
 
-def put(model: nn.Module, planned: Mapping[fx.GraphModule, Optimized]) -> None:
-    """Put what is planned in the place of its graph, wherever that hangs in `model`."""
+def put(model: nn.Module, others: Mapping[Any, nn.Module]) -> None:
+    """Put others in the place of some modules, wherever those hang in `model`."""
     for holder in list(model.modules()):
         for name, child in holder._modules.items():
-            if isinstance(child, fx.GraphModule) and child in planned:
-                holder._modules[name] = planned[child]
+            if child in others:
+                holder._modules[name] = others[child]
+
+
+def unplanned(model: nn.Module) -> nn.Module:
+    """`model` with plain graphs inside its opaque parts: all that happens there can be seen.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    >>> unplanned(model) is model
+    True
+    """
+    if not any(isinstance(module, Optimized) for module in model.modules()):
+        return model
+    copied = twin(model)
+    put(copied, {m: m.portable for m in copied.modules() if isinstance(m, Optimized)})
+    return copied
 
 
 def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]:
