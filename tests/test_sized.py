@@ -211,6 +211,12 @@ def test_code_that_decides_by_more_than_sizes_is_none(does):
     assert sized is None
 
 
+def test_a_loop_that_is_too_long_stays_one(monkeypatch):
+    assert opened(net(rows), image())[1] is not None
+    monkeypatch.setattr("nhwc.graph.sized._MOST", 12)
+    assert opened(net(rows), image())[1] is None
+
+
 def fills(self, x):
     out = torch.zeros(x.shape[0], 8, *x.shape[2:])
     out[:, :, :4] = self.norm(self.conv(x))[:, :, :4]

@@ -32,6 +32,9 @@ from .tracer import State, Tracer
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
 
+_MOST = 5000
+"""So many nodes; a loop over pixels would go on for minutes, and no plan would make it fast."""
+
 
 def capture_sized(
     graph: fx.GraphModule, inputs: Sequence[Any]
@@ -83,6 +86,8 @@ class _Sized(Tracer):
         return self._seen[node]
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.graph.nodes) > _MOST:
+            raise fx.proxy.TraceError(f"it makes more than {_MOST} calls for these sizes")
         result = super().create_proxy(kind, target, *args, **kwargs)
         node = result.node
         try:
