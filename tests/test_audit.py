@@ -236,6 +236,12 @@ def test_control_flow_checkpoints_and_autocast():
     assert any(o.dtype == "bfloat16" for call in report.calls for o in call.outputs)
 
 
+def test_what_to_do_about_a_softmax_holds_for_any_dimension():
+    (finding,) = audit(Between(nn.Softmax(-1)), torch.rand(2, 3, 8, 8)).lost
+    assert "Over the channels (1), x.permute(0, 2, 3, 1).softmax(-1)" in finding.remedy
+    assert "Over another dimension" in finding.remedy
+
+
 def test_a_compiled_model_runs_as_plain_python_and_says_so():
     report = audit(torch.compile(Between(channel_shuffle)), torch.rand(2, 3, 8, 8))
     assert names(report.findings) == [("converted", "contiguous", 1)]

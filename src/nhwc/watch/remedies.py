@@ -111,6 +111,15 @@ _NORM = (
     "(pytorch#194616). `GroupNorm(C, C)` computes the same and keeps the format on CPU."
 )
 
+
+def _softmax(name: str) -> str:
+    return (
+        f"`{name}` returns a contiguous tensor. Over the channels (1), x.permute(0, 2, 3, 1)"
+        f".{name}(-1).permute(0, 3, 1, 2) computes the same, moves nothing and keeps the format. "
+        "Over another dimension, as of attention scores, keep x contiguous from where it is made."
+    )
+
+
 _SPECIAL = {
     "pad": (
         "`pad` builds its result contiguous in this mode (circular, and constant in some cases). "
@@ -122,14 +131,8 @@ _SPECIAL = {
         "with .contiguous(memory_format=torch.channels_last) if convolutions follow."
     ),
     "grid_sampler_2d": "`grid_sample` always writes contiguous; convert its result once.",
-    "softmax": (
-        "`softmax` over channels allocates its result contiguous. x.permute(0, 2, 3, 1)"
-        ".softmax(-1).permute(0, 3, 1, 2) computes the same, moves nothing and keeps the format."
-    ),
-    "log_softmax": (
-        "`log_softmax` over channels allocates its result contiguous. Use dim -1 of "
-        "x.permute(0, 2, 3, 1) and permute back: nothing is copied and the format stays."
-    ),
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
     "conv3d": (
         "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480); "
         "audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has one "
