@@ -109,6 +109,17 @@ def test_an_ambiguous_tensor_that_is_misread():
     assert "to_format" in finding.remedy
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_image_made_of_tokens_is_misread_by_its_batch_stride(batch):
+    def resized(x):
+        tokens = x.flatten(2).transpose(1, 2).contiguous()
+        return F.interpolate(tokens.transpose(1, 2).unflatten(2, (8, 8)), scale_factor=2)
+
+    report = audit(Between(resized), torch.rand(batch, 3, 8, 8))
+    assert [f.kind for f in report.lost] == ["misread"] * (batch == 1)
+    assert all("is one image with a batch stride of 8" in f.remedy for f in report.lost)
+
+
 def test_attention_within_one_window_misreads_nothing():
     class Window(nn.Module):
         """Vectors of a window as batch, windows, pixels, channels: one window is no channel."""

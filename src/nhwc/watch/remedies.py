@@ -142,6 +142,13 @@ _SPECIAL = {
 
 
 def _misread(call: Call, name: str) -> str:
+    first = _first_image(call)
+    if first and first.format in _LAST:
+        return (
+            f"The input of `{name}` is one image with a batch stride of {first.strides[0]} (a "
+            "view of tokens, say), by which torch took it for contiguous. Mark it: "
+            "nhwc.to_format(x, Format.CHANNELS_LAST), which copies nothing."
+        )
     return (
         f"The input of `{name}` has one channel or one pixel, so its strides are true of both "
         "formats, and it was read as contiguous. Mark it: nhwc.to_format(x, Format.CHANNELS_LAST) "
