@@ -120,6 +120,21 @@ def test_one_image_made_of_tokens_is_misread_by_its_batch_stride(batch):
     assert all("is one image with a batch stride of 8" in f.remedy for f in report.lost)
 
 
+def test_what_is_spread_over_a_batch_decides_nothing():
+    class Biased(nn.Module):
+        """Scores of windows, contiguous, and a bias that a convolution has made of one image."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return torch.ones(6, 4, 8, 8) + self.bias(x)
+
+    report = audit(Biased(), torch.rand(1, 3, 8, 8))
+    assert not report.lost
+
+
 def test_attention_within_one_window_misreads_nothing():
     class Window(nn.Module):
         """Vectors of a window as batch, windows, pixels, channels: one window is no channel."""

@@ -133,6 +133,9 @@ class Tracker:
             made = [o for o in made if o.shape not in weights]
         if not made or not images:
             return Outcome(Effect.NEUTRAL)
+        if not call.backward:
+            # A gate or a bias that is spread over an image does not decide how that one lies.
+            images = [i for i in images if i.shape == made[0].shape] or images
         last = [i for i in images if self.is_last(i)]
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
         out = made[0]

@@ -63,10 +63,10 @@ def _cat(call: Call) -> str:
         what, do = "is contiguous", "Convert it where it is made"
     else:
         what = "is a slice (chunk, split or x[:, a:b]) of a tensor that is contiguous"
-        do = "Keep that tensor in channels last where it is made"
+        do = "Keep that tensor in channels last where it is made; nhwc.optimize does it"
     return (
         f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
-        f"input {number} of {len(images)} {what}. {do}; nhwc.optimize does it (pytorch#118082)."
+        f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
     )
 
 
@@ -142,10 +142,10 @@ _SPECIAL = {
 
 
 def _misread(call: Call, name: str) -> str:
-    first = _first_image(call)
-    if first and first.format in _LAST:
+    image = next((i for i in call.inputs if i.format in _LAST and not i.marked), None)
+    if image is not None:
         return (
-            f"The input of `{name}` is one image with a batch stride of {first.strides[0]} (a "
+            f"The input of `{name}` is one image with a batch stride of {image.strides[0]} (a "
             "view of tokens, say), by which torch took it for contiguous. Mark it: "
             "nhwc.to_format(x, Format.CHANNELS_LAST), which copies nothing."
         )
