@@ -22,6 +22,7 @@ from .plan import Option, Plan, Unplannable, make_plan
 from .plan.cuda import on_device
 from .preserve import preserved
 from .ready import check_devices, check_initialized, tensors_of
+from .release import shelve, trim
 from .runtime import Optimized, Recipe, describe, signature
 from .timing import Comparison, Samples, interleave
 from .verdict import Judge
@@ -92,6 +93,7 @@ class _Work:
     recipes: list[Recipe] = field(default_factory=list)
     programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
     planned_for: list[tuple[Any, ...]] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device = next((x.device for x in tensors_of(self.example)), "cpu")
@@ -112,6 +114,7 @@ class _Work:
         if self.judge.in_full:
             # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
             gc.collect()
+        trim()
 
     def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
         shapes = describe(inputs)
@@ -129,6 +132,7 @@ class _Work:
         key = signature(inputs)
         self.planned_for.append(inputs)
         self.plans.append(_plan_report(plan, shapes))
+        self.weights += plan.weights(self.graph)
         self.recipes.append(Recipe(key, shapes, plan.kernels))
         self.programs[key] = on_device(plan.program, inputs)
 
@@ -201,6 +205,8 @@ class _Work:
             return Optimized(self.model, report=report)
         if chosen == "graph":
             return Optimized(self.graph, report=report)
+        shelve(self.weights)
+        trim()
         return Optimized(self.graph, self.recipes, self.programs, report=report, exact=self.exact)
 
     def _built(self) -> Optimized:

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from ..memory import Memory
 from ..ready import tensors_of
+from ..release import trim
 from .assigning import Choice, assign
 from .binding import Packs, bind
 from .calls import is_opaque
@@ -64,6 +65,11 @@ class Plan:
         """What every layer is and what was chosen for it: enough to make the plan again."""
         return tuple((layer.spec.key, self.choice[layer.node]) for layer in self.layers)
 
+    def weights(self, graph: fx.GraphModule) -> list[Tensor]:
+        """The weights that the kernels were given: most keep a copy, packed, and read that."""
+        owners = [graph.get_submodule(layer.op) for layer in self.layers if layer.op]
+        return [owner.weight for owner in owners if isinstance(owner.weight, Tensor)]
+
 
 def make_plan(
     graph: fx.GraphModule,
@@ -79,6 +85,8 @@ def make_plan(
     with torch.no_grad():
         options = measure(graph, found, layers, memory, exact=exact, progress=progress)
         choice, program = _choose(graph, found, layers, options, memory)
+    # What packing left, and the programs that were not chosen.
+    trim()
     return Plan(program, tuple(layers), choice, options, memory.measured - before)
 
 
@@ -99,6 +107,8 @@ def _choose(
         choice = assign(layers, some, found, conversion, switch)
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
+    # Packed weights are next, and large; what was measured is in their way.
+    trim()
     if len(choices) == 1:
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)
