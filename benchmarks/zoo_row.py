@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import nhwc
 from nhwc.parts import verify_or_parts
+from nhwc.ready import tensors_of
 from nhwc.verify import Truth, observe, random_inputs
 from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
@@ -49,7 +50,7 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
     model = randomize_batchnorm_(load_model(name))
     wake_(model)
     family, inputs = smallest_inputs(name, model)
-    row |= {"family": family, "input": [list(x.shape) for x in inputs if isinstance(x, Tensor)]}
+    row |= {"family": family, "input": [list(x.shape) for x in tensors_of(inputs)]}
     yield "build"
     before = digest(model)
     truth = observe(model, random_inputs(inputs, 2))

@@ -16,9 +16,9 @@ COLUMNS = {
     "input": "input",
     "outcome": "outcome",
     "folded": "batch norms folded",
-    "lost": "lost before, after",
+    "lost": "losses",
     "chosen": "chosen",
-    "faster": "ratio",
+    "faster": "times as fast",
     "error": "error (eager's)",
     "notes": "notes",
 }
@@ -29,13 +29,23 @@ def summary(rows: Mapping[str, Row]) -> str:
     return f"{len(rows)} models: " + ", ".join(f"{n} {what}" for what, n in counts.most_common())
 
 
+def remarked(rows: Mapping[str, Row]) -> str:
+    """How many of the right ones are not all that one would wish."""
+    right = [row for row in rows.values() if row["outcome"] == "right"]
+    counts = Counter(remark for row in right for remark in remarks(row))
+    parts = [f"{n} {remark}" for remark, n in counts.most_common()]
+    return f"Of {len(right)} that are right: {', '.join(parts) or 'nothing to remark'}"
+
+
 def markdown(rows: Mapping[str, Row]) -> str:
     lines = [
-        "Written by `python -m benchmarks.zoo_sweep`. Errors are the largest difference from a",
-        "float64 run, relative to its largest output. Ratios are those of a tiny input on a busy",
-        "machine: above 1 is faster than the model as it was given.",
+        "Written by `python -m benchmarks.zoo_sweep`. Losses are calls that lose channels last,",
+        "as the model was given -> after the passes. Errors are the largest difference from a",
+        "float64 run, relative to its largest output. Speeds are those of a tiny input on a busy",
+        "machine, against the model as it was given.",
         "",
-        summary(rows),
+        summary(rows) + ".",
+        remarked(rows) + ".",
         "",
         f"| {' | '.join(COLUMNS.values())} |",
         "|---" * len(COLUMNS) + "|",
@@ -52,20 +62,34 @@ def html(rows: Mapping[str, Row]) -> str:
     return page("zoo", "nhwc: the zoo", data, folder=Path(__file__).parent / "templates")
 
 
-def told(name: str, row: Row) -> dict[str, str]:
+def told(name: str, row: Row) -> dict[str, Any]:
     """A row in words."""
     lost = [row.get("lost_before"), row.get("lost_after")]
+    shapes = Counter("x".join(map(str, shape)) for shape in row.get("input", ()))
     return {
         "model": name,
-        "input": ", ".join("x".join(map(str, shape)) for shape in row.get("input", ())),
+        "input": ", ".join(f"{n} of {one}" if n > 1 else one for one, n in shapes.items()),
         "outcome": row["outcome"],
+        "remarks": remarks(row),
         "folded": str(row.get("folded", "")),
-        "lost": ", ".join(str(n) for n in lost if isinstance(n, int)),
+        "lost": " -> ".join(str(n) for n in lost if isinstance(n, int)),
         "chosen": row.get("chosen", ""),
         "faster": f"{row['ratio']:.2f}" if "ratio" in row else "",
         "error": row.get("optimized", ""),
         "notes": "; ".join(_notes(row)),
     }
+
+
+def remarks(row: Row) -> list[str]:
+    """What is not as one would wish, in the words that the page filters by."""
+    found = {
+        "still lose the format": isinstance(row.get("lost_after"), int) and row["lost_after"] > 0,
+        "not traced whole": bool(row.get("opaque")),
+        "not saved": str(row.get("loaded", "")).startswith("not saved"),
+        "without a plan": row.get("chosen") == "graph",
+        "returned as given": row.get("chosen") == "input",
+    }
+    return [remark for remark, holds in found.items() if holds]
 
 
 def _notes(row: Row) -> list[str]:
@@ -76,5 +100,6 @@ def _notes(row: Row) -> list[str]:
         notes.append(f"{row['left_count']} not folded: {row['left'][0]}")
     notes += [f"not traced: {part}" for part in row.get("opaque", ())[:2]]
     if str(row.get("loaded", "")).startswith("not saved"):
-        notes.append(row["loaded"].partition(". A saved file")[0])
+        why = row["loaded"].partition(". A saved file")[0]
+        notes.append(why.replace("the model cannot be saved: ", ""))
     return [" ".join(note.split())[:160] for note in dict.fromkeys(notes) if note]

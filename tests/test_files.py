@@ -156,6 +156,25 @@ class Own(nn.Module):
         return torch.fft.fft2(x)
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(6, 4, 2, batch_first=True, bidirectional=True, proj_size=3),
+        nn.GRU(6, 4, bias=False),
+        nn.RNN(6, 4, nonlinearity="relu"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_recurrent_layers_come_back(layer, tmp_path):
+    model = nn.Sequential(nn.Linear(6, 6), layer.eval())
+    nhwc.save(model, tmp_path / "model.nhwc")
+    loaded, x = nhwc.load(tmp_path / "model.nhwc"), torch.randn(2, 5, 6)
+    torch.testing.assert_close(loaded(x), model(x))
+    torch.testing.assert_close(loaded.double()(x.double()), model.double()(x.double()))
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [

@@ -30,6 +30,17 @@ def test_each_name_of_the_table_is_a_function_there(home):
         assert guest(f"{home}.{name}") is function
 
 
+def test_whatever_timm_declares_untraceable_and_a_graph_may_call_is_a_guest():
+    importlib.import_module("timm")
+    declared = importlib.import_module("timm.layers._fx").get_notrace_functions()
+    others = {function.__name__ for function in declared if guest_name(function) is None}
+    # A dtype, a part of another one, and those of a model that takes its images in pieces.
+    assert others == {
+        *("_freq_buffer_dtype", "_apply_coord_augs"),
+        *("create_attention_mask", "global_pool_naflex"),
+    }
+
+
 def test_no_other_function_is_a_guest():
     assert guest_name(timm_layers.create_conv2d) is None
     for name in ("timm.create_model", "os.system", "timm.layers.padding.math", "pad_same", ""):

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelShuffle, Interleave
 from nhwc.memory import Memory
 from nhwc.plan import make_plan
@@ -193,6 +194,18 @@ class Wide(Net):
         return self.narrow(self.between(wide, self.depthwise(wide)))
 
 
+class Residual(Wide):
+    """The depthwise convolution adds what it reads, as `fuse_epilogue` writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.depthwise = Fused(self.depthwise, nn.ReLU())
+
+    def forward(self, x):
+        wide = self.widen(self.stem(x))
+        return self.narrow(self.depthwise(wide, wide))
+
+
 TOGETHER = {"depthwise": "widen"}
 WIDE = {
     "stride 1": (Wide(), TOGETHER),
@@ -204,6 +217,7 @@ WIDE = {
     "wide padding": (Wide(padding=(1, 2)), {}),
     "groups of two": (Wide(groups=20), {}),
     "read twice": (Wide(lambda wide, result: result + wide), {}),
+    "added to what it reads": (Residual(), {}),
 }
 
 

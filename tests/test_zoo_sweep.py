@@ -4,7 +4,16 @@ import json
 
 from benchmarks.zoo_names import home, names
 from benchmarks.zoo_sweep import main
-from benchmarks.zoo_tables import told
+from benchmarks.zoo_tables import html, markdown, told
+
+from .browser import needs_browser, opened
+
+RIGHT = {
+    "outcome": "right", "reason": "", "input": [[1, 3, 64, 64]], "ratio": 1.0, "why": "no gain",
+    "lost_before": 3, "lost_after": "it takes no image", "left": ["not a convolution"],
+    "left_count": 2, "opaque": ["head: it loops"], "chosen": "graph",
+    "loaded": "not saved: the model cannot be saved: head: code. A saved file",
+}  # fmt: skip
 
 
 def test_a_handful_is_right_and_a_second_run_does_nothing(tmp_path, capsys):
@@ -37,17 +46,44 @@ def test_limits_and_failures_are_rows(tmp_path):
 
 
 def test_a_row_says_what_is_not_as_one_would_wish():
-    row = {
-        "outcome": "right", "reason": "", "input": [[1, 3, 64, 64]], "ratio": 1.0, "why": "no gain",
-        "lost_before": 3, "lost_after": "it takes no image", "left": ["not a convolution"],
-        "left_count": 2, "opaque": ["head: it loops"], "loaded": "not saved: code. A saved file",
-    }  # fmt: skip
-    shown = told("some", row)
+    shown = told("some", RIGHT)
     assert shown["notes"] == (
         "no gain; it takes no image; 2 not folded: not a convolution; not traced: head: it loops; "
-        "not saved: code"
+        "not saved: head: code"
     )
     assert (shown["input"], shown["lost"], shown["faster"]) == ("1x3x64x64", "3", "1.00")
+    assert shown["remarks"] == ["not traced whole", "not saved", "without a plan"]
+    twice = told("two", RIGHT | {"input": [[1, 3, 8, 8], [1, 3, 8, 8], [2]], "lost_after": 1})
+    assert (twice["input"], twice["lost"]) == ("2 of 1x3x8x8, 2", "3 -> 1")
+    assert "still lose the format" in twice["remarks"]
+    assert "Of 1 that are right: 1 not traced whole," in markdown({"some": RIGHT})
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_the_page_filters_by_outcome_and_by_remark(tmp_path):
+    file = tmp_path / "zoo.html"
+    wrong = {"outcome": "WRONG", "reason": "output 1e-2", "input": [[3, 8, 8]], "lost_before": 0}
+    plain = {"outcome": "right", "reason": "", "lost_before": 13, "lost_after": 0, "ratio": 2.5}
+    file.write_text(html({"bad": wrong, "some": RIGHT, "good": plain}))
+    with opened(file) as driver:
+        find = lambda css: [e.text for e in driver.find_elements("css selector", css)]
+        press = lambda text: driver.find_element(
+            "xpath", f"//button[contains(., '{text}')]"
+        ).click()
+        assert find("tbody td:first-child") == ["bad", "good", "some"]
+        assert "13 \u2192 0" in find("td.number")
+        assert find("#chips button") == ["2\nright", "1\nWRONG"]
+        press("not saved")
+        assert find("tbody td:first-child") == ["some"]
+        press("not saved")
+        press("WRONG")
+        assert find("tbody td:first-child") == ["bad"]
+        assert find("tbody td:last-child") == ["WRONG\noutput 1e-2"]
+        press("WRONG")
+        press("times as fast")
+        press("times as fast")
+        assert find("tbody td:first-child") == ["good", "some", "bad"]
 
 
 def test_every_family_is_swept_early_and_small_models_first():

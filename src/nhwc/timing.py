@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,12 +95,15 @@ def verdict_of(low: float, high: float) -> str:
 
     >>> verdict_of(0.99, 1.02), verdict_of(1.01, 1.3), verdict_of(0.8, 0.95), verdict_of(0.8, 1.1)
     ('same', 'faster', 'slower', 'too noisy to tell')
+    >>> verdict_of(1.001, 1.032)  # not the same program, or the same in another place?
+    'too noisy to tell'
     """
     if low > 1 - SAME and high < 1 + SAME:
         return "same"
-    if low > 1:
+    middle = math.sqrt(low * high)
+    if low > 1 and middle > 1 + SAME:
         return "faster"
-    return "slower" if high < 1 else "too noisy to tell"
+    return "slower" if high < 1 and middle < 1 - SAME else "too noisy to tell"
 
 
 def interleave(

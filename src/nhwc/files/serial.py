@@ -124,11 +124,22 @@ def _dump_module(module: nn.Module, path: str) -> dict[str, Any]:
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         raise _refusal(path, "it has hooks or parametrizations, which are code of your own")
     arguments = {}
-    for name, parameter in inspect.signature(layer).parameters.items():
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if named and name not in ("device", "dtype"):
-            arguments[name] = _dump_argument(module, name, f"{path}.{name}")
+    for name in _arguments_of(layer):
+        arguments[name] = _dump_argument(module, name, f"{path}.{name}")
     return {"class": kind, "arguments": arguments}
+
+
+def _arguments_of(layer: type[nn.Module]) -> list[str]:
+    """What the constructor takes, apart from where and in which precision."""
+    if issubclass(layer, nn.RNNBase):  # It says *args: what follows is what its base takes.
+        names = [name for name in nn.RNNBase.__constants__ if name not in ("mode", "proj_size")]
+        return names + {nn.LSTM: ["proj_size"], nn.RNN: ["nonlinearity"]}.get(layer, [])
+    return [
+        name
+        for name, parameter in inspect.signature(layer).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in ("device", "dtype")
+    ]
 
 
 def _layer_of(module: nn.Module) -> type[nn.Module]:
@@ -229,8 +240,11 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
             raise Foreign(f"{path} is there already")
     elif check and (there is None or there.shape != value.shape):
         raise Foreign(f"{path} does not fit its module")
+    if isinstance(value, nn.Parameter):
+        setattr(holder, leaf, value)  # Recurrent layers keep a list of their own, too.
+        return
     slots[leaf] = value
-    if not isinstance(value, nn.Parameter) and not persistent:
+    if not persistent:
         holder._non_persistent_buffers_set.add(leaf)
 
 

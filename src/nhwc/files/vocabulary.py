@@ -79,10 +79,10 @@ _MODULES = """
     AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d
     BatchNorm3d CELU ChannelShuffle ConstantPad1d ConstantPad2d Conv1d Conv2d Conv3d
     ConvTranspose1d ConvTranspose2d ConvTranspose3d Dropout Dropout1d Dropout2d Dropout3d ELU
-    Embedding Flatten Fold GELU GLU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh
-    Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm LeakyReLU Linear
+    Embedding Flatten Fold GELU GLU GRU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh
+    Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d LSTM LayerNorm LeakyReLU Linear
     LocalResponseNorm LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d Mish
-    MultiheadAttention PReLU PixelShuffle PixelUnshuffle RMSNorm RReLU ReLU ReLU6
+    MultiheadAttention PReLU PixelShuffle PixelUnshuffle RMSNorm RNN RReLU ReLU ReLU6
     ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d SELU SiLU Sigmoid
     Softmax Softmax2d Softplus Softshrink Softsign Tanh Tanhshrink Threshold Unflatten Unfold
     Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d

@@ -19,6 +19,8 @@ def expansions(layers: Sequence[Layer], record: Record) -> dict[fx.Node, Layer]:
     found = {}
     for layer in layers:
         before = by_node.get(layer.inputs[0]) if layer.inputs else None
+        if before and before.node in layer.inputs[1:]:
+            continue  # What it reads is added to the result as well.
         if before and set(before.node.users) == {layer.node} and _fit(before, layer, record):
             found[layer.node] = before
     return found
