@@ -7,14 +7,19 @@ import pickle
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import nhwc
 from nhwc import release
 from nhwc.benchmark.peak import resident_bytes
 from nhwc.release import shelve
+
+from .test_optimize import force, runs_program
 
 MB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -140,3 +145,55 @@ def test_files_that_are_in_memory_themselves_are_not_used(tmp_path, monkeypatch)
         text = line.format(*number, kind)
         monkeypatch.setattr(release.Path, "read_text", lambda _, text=text: text)
         assert shelve([tensor], tmp_path) == moved
+
+
+def lies_in_a_file(tensor):
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith("(deleted)")
+    return False
+
+
+@pytest.fixture(scope="module")
+def packed():
+    """An optimized model with one large weight, which its kernel has in another form."""
+    from nhwc.plan import measuring
+
+    timed = measuring._time
+    with pytest.MonkeyPatch.context() as patch:
+        # Torch's own kernel would read the weight where it lies.
+        slow = lambda option: replace(option, seconds=1.0) if option.kernel == "torch" else option
+        patch.setattr(measuring, "_time", lambda *given: tuple(map(slow, timed(*given))))
+        net = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1)).eval()
+        x = torch.randn(1, 512, 6, 6)
+        yield net, x, force(net, x, remeasure=True)
+
+
+@on_linux
+@torch.no_grad()
+def test_weights_that_were_packed_are_shelved_and_serve_other_shapes(packed, tmp_path):
+    net, x, fast = packed
+    assert runs_program(fast, x)
+    assert lies_in_a_file(fast.portable.get_submodule("0").weight)
+    assert not lies_in_a_file(net[0].weight)
+    for image in (x, torch.randn(2, 512, 5, 7)):
+        torch.testing.assert_close(fast(image), net(image), rtol=1e-4, atol=1e-4)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    assert torch.equal(loaded.portable(x), fast.portable(x))
+
+
+@torch.no_grad()
+def test_new_values_in_a_shelved_weight_are_noticed(packed):
+    net, x, fast = packed
+    twin = copy.deepcopy(fast)
+    twin.portable.get_submodule("0").weight.mul_(0.5)
+    other = copy.deepcopy(net)
+    other[0].weight.mul_(0.5)
+    torch.testing.assert_close(twin(x), other(x), rtol=1e-4, atol=1e-4)
+    kept = fast.portable.get_submodule("0").weight.clone()
+    fast.portable.get_submodule("0").weight.mul_(0.5)
+    torch.testing.assert_close(fast(x), other(x), rtol=1e-4, atol=1e-4)
+    fast.load_state_dict({**fast.state_dict(), "portable.0.weight": kept})
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
