@@ -4,6 +4,7 @@ recording  run the graph once: shapes, layouts, what is fixed
 recognize  nodes -> layers with specifications
 candidates the kernels that can serve a layer
 measuring  how long each takes here, from memory where it is known
+weighing   those that take much memory for no time left out
 assigning  one candidate per layer, conversions between them counted
 program    weights prepared, steps in a row
 """
@@ -38,6 +39,7 @@ from .purity import why_impure
 from .recognize import layers_of
 from .recording import Record, record
 from .specs import Layer
+from .weighing import without_waste
 
 __all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
 
@@ -84,7 +86,8 @@ def make_plan(
     before = memory.measured
     with torch.no_grad():
         options = measure(graph, found, layers, memory, exact=exact, progress=progress)
-        choice, program = _choose(graph, found, layers, options, memory)
+        worthwhile = without_waste(options, layers)
+        choice, program = _choose(graph, found, layers, worthwhile, memory)
     # What packing left, and the programs that were not chosen.
     trim()
     return Plan(program, tuple(layers), choice, options, memory.measured - before)
