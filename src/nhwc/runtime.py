@@ -37,6 +37,9 @@ class Optimized(nn.Module):
     traced, runs `portable`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
     and packed anew at the next call. Parameters ask for no gradients until they are told to.
 
+    What programs have packed, only other calls read as it was: large weights wait for those in a
+    file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
+
     `report` says how it came about.
     """
 
