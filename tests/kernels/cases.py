@@ -28,6 +28,9 @@ ACTIVATIONS = {
     Activation.SIGMOID: F.sigmoid,
     Activation.SILU: F.silu,
     Activation.GELU: F.gelu,
+    Activation.GELU_TANH: lambda v: F.gelu(v, approximate="tanh"),
+    Activation.TANH: torch.tanh,
+    Activation.MISH: F.mish,
 }
 
 channels = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70])

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .folded import FOLDED
-from .mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+from .mended import (
+    Cat,
+    ChannelNorm,
+    ChannelShuffle,
+    CircularPad,
+    GridSample,
+    InstanceNorm,
+    Interleave,
+)
 
 
 def assert_none(value: Tensor | None, message: str) -> None:
@@ -73,6 +81,7 @@ class Fused(nn.Module):
 LAYERS: tuple[type[nn.Module], ...] = (
     BatchNorm,
     Cat,
+    ChannelNorm,
     ChannelShuffle,
     CircularPad,
     Fused,

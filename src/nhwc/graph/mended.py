@@ -115,6 +115,15 @@ class InstanceNorm(nn.Module):
         return torch.addcmul(shift, x, scale)
 
 
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of N, C, H, W."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        last = input.permute(0, 2, 3, 1)
+        normed = F.layer_norm(last, self.normalized_shape, self.weight, self.bias, self.eps)
+        return normed.permute(0, 3, 1, 2)
+
+
 class GridSample(nn.Module):
     """Bilinear `F.grid_sample` of images as a sum of four weighted rows of NHWC per pixel."""
 

@@ -8,6 +8,7 @@ NaN stays NaN, as in torch.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -34,6 +35,9 @@ class Activation(IntEnum):
     SIGMOID = 6
     SILU = 7
     GELU = 8
+    GELU_TANH = 9
+    TANH = 10
+    MISH = 11
 
 
 def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:
@@ -127,6 +131,30 @@ def _gelu(e: Emitter, x: Value) -> Value:
     return x * e.select(negative, tail, 1.0 - tail)
 
 
+def _gelu_tanh(e: Emitter, x: Value) -> Value:
+    """x / 2 * (1 + tanh(z)) = x * sigmoid(2 z) with z = sqrt(2 / pi) * (x + 0.044715 x**3)."""
+    doubled = x * e.fma(x * x, _even(e, 2 * 0.044715 * _ROOT), _even(e, 2 * _ROOT))
+    return x / (emit_exp(e, -doubled) + 1.0)
+
+
+def _tanh(e: Emitter, x: Value) -> Value:
+    """1 - 2 / (exp(2 |x|) + 1), and near zero, where that cancels, an odd polynomial."""
+    negative = x < 0.0
+    size = e.select(negative, -x, x)
+    far = 1.0 - _even(e, 2.0) / (emit_exp(e, size * 2.0) + 1.0)
+    square = x * x
+    near = e.fma(_polynomial(e, square, _TANH) * square, x, x)
+    return e.select(size < 0.625, near, e.select(negative, -far, far))
+
+
+def _mish(e: Emitter, x: Value) -> Value:
+    """x * tanh(log(1 + exp(x))) = x * n / (n + 2) with n = exp(x) * (exp(x) + 2)."""
+    # From 20 on the quotient is 1; much further on n would overflow.
+    power = emit_exp(e, e.min(_even(e, 20.0), x))
+    n = power * (power + 2.0)
+    return x * (n / (n + 2.0))
+
+
 def emit_exp(e: Emitter, x: Value) -> Value:
     """e to the x within two units in the last place, with infinity, zero and NaN where due."""
     whole = ir.VectorType(WORD, e.width)
@@ -184,10 +212,15 @@ _ERFC = (
     0.48573066035096896,
     -0.129554688796529,
 )
+_TANH = (-0.333332819422, 0.133314422036, -0.0537397155531, 0.0206390887954, -0.00570498872745)
+_ROOT = math.sqrt(2 / math.pi)
 _SMOOTH: tuple[tuple[Activation, Callable[[Emitter, Value], Value]], ...] = (
     (Activation.HARDSWISH, _hardswish),
     (Activation.HARDSIGMOID, _hardsigmoid),
     (Activation.SIGMOID, _sigmoid),
     (Activation.SILU, _silu),
     (Activation.GELU, _gelu),
+    (Activation.GELU_TANH, _gelu_tanh),
+    (Activation.TANH, _tanh),
+    (Activation.MISH, _mish),
 )

@@ -55,6 +55,14 @@ def affine_step(
     )
 
 
+def prelu_step(x: View, y: View, weight: Tensor) -> Step:
+    """x, and below zero x * weight, a weight per channel or one for all."""
+    c = x.shape[1]
+    return step(
+        PRELU, **_source(x), factor=pad_channels(weight.expand(c), c), **ending(y, Activation.NONE)
+    )
+
+
 def multiply_step(
     x: View,
     factor: View,
@@ -107,9 +115,23 @@ def _emit_product(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         each_vector(e, 0, a.c, channels)
 
 
+def _emit_prelu(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source = a.x.floats() + pixel * a.xpixel
+
+        def channels(c: Value, mask: Value | None) -> None:
+            value = e.load(source + c, mask)
+            below = value * e.load(a.factor.floats() + c)
+            finish(e, a, [e.select(value < 0.0, below, value)], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, channels)
+
+
 SUM = Kernel("sum", ("x", "xpixel", "pixels", "c", *ENDING), _emit_sum)
 PRODUCT = Kernel(
     "product",
     ("x", "xpixel", "pixels", "c", "factor", "fpixel", "shared_by", "shift", *ENDING),
     _emit_product,
 )
+PRELU = Kernel("prelu", ("x", "xpixel", "pixels", "c", "factor", *ENDING), _emit_prelu)

@@ -15,6 +15,7 @@ from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
 from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
+from .fold_scale import fold_scale
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .lift_functional import lift_functional
@@ -23,6 +24,7 @@ from .mend_channel_shuffle import mend_channel_shuffle
 from .mend_grid_sample import mend_grid_sample
 from .mend_instance_norm import mend_instance_norm
 from .mend_pad import mend_pad
+from .mend_permute import mend_permute
 
 Pass = Callable[[fx.GraphModule], PassReport]
 
@@ -37,6 +39,7 @@ FOLDING: tuple[Pass, ...] = (
 """What `fuse` runs: batch norms go, and what stands between them and their convolutions."""
 
 MENDING: tuple[Pass, ...] = (
+    mend_permute,
     mend_channel_shuffle,
     mend_cat_format,
     mend_pad,
@@ -45,7 +48,7 @@ MENDING: tuple[Pass, ...] = (
 )
 """What keeps channels last through operators that lose it."""
 
-PASSES: tuple[Pass, ...] = (*FOLDING, *MENDING, fuse_epilogue, fuse_bn_activation)
+PASSES: tuple[Pass, ...] = (*FOLDING, fold_scale, *MENDING, fuse_epilogue, fuse_bn_activation)
 """Everything, in the order `optimize` runs it."""
 
 

@@ -58,6 +58,21 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     return _FUNCTIONS[node.target](*rest, **options).eval()
 
 
+TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
+"""The permutations from N, C, H, W to N, H, W, C and back."""
+
+
+def permutation(node: fx.Node) -> tuple[int, ...] | None:
+    """The order of dimensions that a call of `permute` asks for."""
+    if node.target not in ("permute", torch.permute):
+        return None
+    given: Any = node.args[1:] or (node.kwargs.get("dims"),)
+    dims = given[0] if len(given) == 1 else given
+    if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
+        return None
+    return tuple(dim % len(dims) for dim in dims)
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """The one node that uses `node`, if there is just one."""
     return next(iter(node.users)) if len(node.users) == 1 else None

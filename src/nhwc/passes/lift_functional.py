@@ -51,6 +51,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv_transpose2d: (_TRANSPOSE, nn.ConvTranspose2d),
     F.conv_transpose3d: (_TRANSPOSE, nn.ConvTranspose3d),
     F.linear: (("input", "weight", "bias"), nn.Linear),
+    F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
 }
@@ -84,6 +85,8 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
             constant = isinstance(value, fx.Node) and value.op == "get_attr"
             if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
                 return f"its {name} is computed while the model runs"
+    if kind is nn.LayerNorm and arguments.get("weight") is None and arguments.get("bias"):
+        return "it has a bias and no weight"
     if kind is not BatchNorm:
         return ""
     if arguments.get("running_mean") is None or arguments.get("running_var") is None:
@@ -120,6 +123,9 @@ def _module(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str
         if affine:
             tensors = {"weight": torch.ones_like(mean), "bias": torch.zeros_like(mean)} | tensors
         module = build(len(mean), affine=affine, device="meta", **options)
+    elif kind is nn.LayerNorm:
+        options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
+        module = build(**options, device="meta")
     else:
         assert weight is not None
         sizes = _sizes(kind, weight, options)

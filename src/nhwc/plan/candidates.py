@@ -185,6 +185,7 @@ def activate_(activation: Activation | None) -> Callable[[Tensor], Tensor]:
         "hardsigmoid": lambda x: F.hardsigmoid(x, inplace=True),
         "hardtanh": lambda x: F.hardtanh(x, low, high, inplace=True),
         "leaky_relu": lambda x: F.leaky_relu(x, low, inplace=True),
+        "mish": lambda x: F.mish(x, inplace=True),
         "gelu": F.gelu,
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     }

@@ -22,6 +22,7 @@ _ACTIVATIONS: dict[type, Callable[[Any], Activation]] = {
     nn.Sigmoid: lambda m: Activation("sigmoid"),
     nn.Tanh: lambda m: Activation("tanh"),
     nn.LeakyReLU: lambda m: Activation("leaky_relu", (float(m.negative_slope),)),
+    nn.Mish: lambda m: Activation("mish"),
     nn.GELU: lambda m: Activation("gelu" if m.approximate == "none" else "gelu_tanh"),
 }
 

@@ -45,8 +45,7 @@ def code_of(activation: Activation | None) -> tuple[Code, float] | None:
         return Code.NONE, 0.0
     if activation == Activation("hardtanh", (0.0, 6.0)):
         return Code.RELU6, 0.0
-    names = ("relu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "silu", "gelu")
-    if activation.name not in names:
+    if activation.name.upper() not in Code.__members__:
         return None
     return Code[activation.name.upper()], (*activation.numbers, 0.0)[0]
 

@@ -6,22 +6,20 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from ...graph.mended import Cat, ChannelShuffle, Interleave
+from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from ...kernels.builder import Buffer, Builder
 from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
-from ...kernels.elementwise import activation_step, add_step, multiply_step
-from ...kernels.pooling import (
-    adaptive_avgpool_step,
-    avgpool_step,
-    global_mean_step,
-    maxpool_step,
-)
+from ...kernels.elementwise import activation_step, add_step, affine_step, multiply_step, prelu_step
+from ...kernels.normalize import layer_norm_step, softmax_step
+from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
 from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer
 from .kernel import Emit, code_of, four
+from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
 
 class Operators:
@@ -44,12 +42,16 @@ class Operators:
         named = {
             **dict.fromkeys(("add", "iadd", "add_"), self._add),
             **dict.fromkeys(("mul", "imul", "mul_", "multiply"), self._multiply),
+            **dict.fromkeys(("sub", "isub", "sub_"), self._subtract),
+            **dict.fromkeys(("truediv", "itruediv", "div", "div_"), lambda: self._affine(power=-1)),
             **dict.fromkeys(("cat", "concat"), self._cat),
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
             "mean": self._mean,
-            "max_pool2d": self._max_pool,
-            "avg_pool2d": self._average_pool,
+            "max_pool2d": lambda: self._called(max_pool),
+            "avg_pool2d": lambda: self._called(average_pool),
+            "interpolate": lambda: self._called(resize),
+            "softmax": self._softmax,
             "adaptive_avg_pool2d": self._adaptive_pool,
         }
         find = named.get(self.name)
@@ -61,10 +63,9 @@ class Operators:
         module = self.module
         if module._forward_hooks or module._forward_pre_hooks:
             return None
-        if isinstance(module, nn.MaxPool2d):
-            return self._window_of(module, _max)
-        if isinstance(module, nn.AvgPool2d):
-            return self._window_of(module, _average)
+        for kind, make in MODULES.items():
+            if isinstance(module, kind):
+                return self._made(make(vars(module)))
         if isinstance(module, nn.AdaptiveAvgPool2d):
             return self._adaptive_pool()
         if isinstance(module, nn.Flatten):
@@ -75,23 +76,23 @@ class Operators:
             return self._steps(lambda *views: interleave_steps(views[:-1], views[-1]))
         if isinstance(module, ChannelShuffle):
             return self._steps(lambda x, y: shuffle_steps(x, y, module.groups))
+        if type(module) is nn.PReLU:
+            weight = module.weight
+            return self._made(lambda x, y: prelu_step(x, y, weight))
+        if type(module) is ChannelNorm:
+            norm = (module.weight, module.bias)
+            return self._made(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
             return lambda builder, constants, x: x
         return self._activation(activation_of(module))
 
-    def _window_of(self, module: Any, make: Callable[..., Emit]) -> Emit | None:
-        if getattr(module, "return_indices", False):
-            return None
-        return self._steps(make(vars(module)))
+    def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
+        """What `make` makes of the arguments of a function."""
+        return self._made(make(_bound(self.node, ARGUMENTS[make])))
 
-    def _max_pool(self) -> Emit | None:
-        names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        given = _bound(self.node, (*names, "return_indices"))
-        return None if given.get("return_indices") else self._steps(_max(given))
-
-    def _average_pool(self) -> Emit | None:
-        names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-        return self._steps(_average(_bound(self.node, (*names, "divisor_override"))))
+    def _made(self, make: Make | None) -> Emit | None:
+        images = len(self._seen(0).shape) == len(self._out.shape) == 4
+        return self._steps(make) if make and images else None
 
     def _adaptive_pool(self) -> Emit | None:
         return self._steps(adaptive_avgpool_step)
@@ -103,20 +104,47 @@ class Operators:
             return None
         return self._steps(global_mean_step) if len(self._seen(0).shape) == 4 else None
 
+    def _softmax(self) -> Emit | None:
+        given = _bound(self.node, ("input", "dim"))
+        over_channels = given.get("dim") in (1, -3) and given.keys() <= {"input", "dim"}
+        return self._made(softmax_step) if over_channels else None
+
     def _activation(self, activation: Activation | None) -> Emit | None:
         code = code_of(activation) if activation else None
         if code is None:
             return None
         return self._steps(lambda x, y: activation_step(x, y, code[0], slope=code[1]))
 
+    def _affine(self, *, power: int = 0, sign: int = 0) -> Emit | None:
+        """x * number**power + sign * number, where the other operand is a number."""
+        args, x = self.node.args, self._seen(0)
+        if len(args) != 2 or self.node.kwargs or len(x.shape) != 4:
+            return None
+        number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
+        swapped = number is args[0] and min(power, sign) < 0
+        if not number or swapped:
+            return None
+        scale, shift = (torch.full(x.shape[1:2], n) for n in (number**power, 1.0 * sign * number))
+        return self._steps(lambda x, y: affine_step(x, y, scale, shift))
+
     def _add(self) -> Emit | None:
-        if not self._two() or self._seen(0).shape != self._seen(1).shape:
+        if not self._two():
+            return self._affine(sign=1)
+        if self._seen(0).shape != self._seen(1).shape:
             return None
         return self._steps(add_step)
 
+    def _subtract(self) -> Emit | None:
+        if not self._two():
+            return self._affine(sign=-1)
+        if self._seen(0).shape != self._seen(1).shape or len(self._out.shape) != 4:
+            return None
+        minus = -torch.ones(self._out.shape[1])
+        return self._steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
+
     def _multiply(self) -> Emit | None:
         if not self._two():
-            return None
+            return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
         gate = (*out[:2], 1, 1)
         if a == out and b in (out, gate):
@@ -181,7 +209,8 @@ class Operators:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
         self.free = False
         shape = four(self._out.shape)
-        order = [node for node in _nodes_in(self.node.args) if node in self.layer.inputs]
+        given = _nodes_in((self.node.args, self.node.kwargs))
+        order = [node for node in given if node in self.layer.inputs]
         places = [self.layer.inputs.index(node) for node in order]
 
         def emit(builder: Builder, constants: None, *buffers: Buffer) -> Buffer:
@@ -197,36 +226,14 @@ class Operators:
         return len(args) == 2 and not self.node.kwargs and len(_nodes_in(args)) == 2
 
     def _seen(self, index: int) -> Seen:
-        found: Seen = self.record.values[_nodes_in(self.node.args)[index]]
+        nodes = _nodes_in((self.node.args, self.node.kwargs))
+        found: Seen = self.record.values[nodes[index]]
         return found
 
     @property
     def _out(self) -> Seen:
         found: Seen = self.record.values[self.node]
         return found
-
-
-def _max(given: dict[str, Any]) -> Callable[..., Any]:
-    size = _pair(given["kernel_size"])
-    window = {
-        "size": size,
-        "stride": _pair(given.get("stride") or size),
-        "padding": _pair(given.get("padding", 0)),
-        "dilation": _pair(given.get("dilation", 1)),
-    }
-    return lambda x, y: maxpool_step(x, y, **window)
-
-
-def _average(given: dict[str, Any]) -> Callable[..., Any]:
-    size = _pair(given["kernel_size"])
-    window: dict[str, Any] = {
-        "size": size,
-        "stride": _pair(given.get("stride") or size),
-        "padding": _pair(given.get("padding", 0)),
-        "count_include_pad": given.get("count_include_pad", True),
-        "divisor": given.get("divisor_override"),
-    }
-    return lambda x, y: avgpool_step(x, y, **window)
 
 
 _FUNCTIONS = {
@@ -237,6 +244,8 @@ _FUNCTIONS = {
     "hardsigmoid": Activation("hardsigmoid"),
     "sigmoid": Activation("sigmoid"),
     "silu": Activation("silu"),
+    "mish": Activation("mish"),
+    "tanh": Activation("tanh"),
 }
 
 
@@ -253,10 +262,3 @@ def _nodes_in(value: Any) -> list[fx.Node]:
 
 def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    values = tuple(value)
-    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
