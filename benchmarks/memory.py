@@ -30,11 +30,11 @@ def main(models: list[str]) -> None:
     found = json.loads(RESULTS.read_text())["megabytes"] if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as cache:
         for model in models or MODELS:
-            found[model] = {
-                work: round(peak / 1e6)
-                for first in ("run", "audit", "optimize", "bench")
-                for work, peak in peaks_of(first, model, Path(cache)).items()
-            }
+            found[model] = {}
+            for first in ("run", "audit", "optimize", "bench"):
+                for work, peak in peaks_of(first, model, Path(cache)).items():
+                    found[model][work] = round(peak / 1e6)
+                    print(f"{model} {work}: {found[model][work]} MB", flush=True)
             print(" | ".join(row(model, found[model])), flush=True)
             RESULTS.write_text(json.dumps({"shape": SHAPE, "megabytes": found}, indent=1) + "\n")
             RESULTS.with_suffix(".md").write_text(table(found))
