@@ -109,6 +109,32 @@ def test_an_ambiguous_tensor_that_is_misread():
     assert "to_format" in finding.remedy
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_image_made_of_tokens_is_misread_by_its_batch_stride(batch):
+    def resized(x):
+        tokens = x.flatten(2).transpose(1, 2).contiguous()
+        return F.interpolate(tokens.transpose(1, 2).unflatten(2, (8, 8)), scale_factor=2)
+
+    report = audit(Between(resized), torch.rand(batch, 3, 8, 8))
+    assert [f.kind for f in report.lost] == ["misread"] * (batch == 1)
+    assert all("is one image with a batch stride of 8" in f.remedy for f in report.lost)
+
+
+def test_what_is_spread_over_a_batch_decides_nothing():
+    class Biased(nn.Module):
+        """Scores of windows, contiguous, and a bias that a convolution has made of one image."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return torch.ones(6, 4, 8, 8) + self.bias(x)
+
+    report = audit(Biased(), torch.rand(1, 3, 8, 8))
+    assert not report.lost
+
+
 def test_attention_within_one_window_misreads_nothing():
     class Window(nn.Module):
         """Vectors of a window as batch, windows, pixels, channels: one window is no channel."""
@@ -234,6 +260,12 @@ def test_control_flow_checkpoints_and_autocast():
         report = audit(Model(nn.Softmax(1)), torch.rand(2, 3, 8, 8), backward=True)
     assert ("lost", "softmax", 1) in names(report.findings)
     assert any(o.dtype == "bfloat16" for call in report.calls for o in call.outputs)
+
+
+def test_what_to_do_about_a_softmax_holds_for_any_dimension():
+    (finding,) = audit(Between(nn.Softmax(-1)), torch.rand(2, 3, 8, 8)).lost
+    assert "Over the channels (1), x.permute(0, 2, 3, 1).softmax(-1)" in finding.remedy
+    assert "Over another dimension" in finding.remedy
 
 
 def test_a_compiled_model_runs_as_plain_python_and_says_so():

@@ -178,7 +178,7 @@ def test_recurrent_layers_come_back(layer, tmp_path):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (Branching().eval(), "calls a Branching, which is code of your own"),
+        (Branching().eval(), "calls a Branching, whose own code it takes to load it"),
         (Own(), "it calls fft_fft2"),
     ],
 )

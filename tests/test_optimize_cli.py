@@ -12,7 +12,7 @@ from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 
 from .browser import needs_browser, opened
-from .test_optimize import Branching, force, residual
+from .test_optimize import Aliasing, force, residual
 
 MODEL = """
 from torch import nn
@@ -87,9 +87,9 @@ def test_what_was_left_alone_is_in_the_text():
     report = force(Reused().eval(), x).report
     reason = report.passes[4].skipped[0].reason
     assert reason.split(" ")[0] in optimize_text(report, "reused")
-    text = optimize_text(force(Branching().eval(), x).report, "branching")
+    text = optimize_text(force(Aliasing().eval(), x).report, "aliasing")
     assert "plan for 1x3x8x8 float32: none" in text
-    assert "(Branching) stays" in text
+    assert "(Aliasing) stays" in text
 
 
 @needs_browser[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,16 @@ from torch import fx, nn
 
 from .environment import Environment
 from .errors import InputError
-from .graph.captured import capture
+from .graph import capture, graphs
 from .memory import Memory
-from .optimization import KernelTime, LayerReport, OptimizeReport, PlanReport
+from .optimization import OptimizeReport
 from .passes import PASSES, Pass, run_passes
-from .plan import Option, Plan, Unplannable, make_plan
-from .plan.cuda import on_device
+from .planner import Planner
 from .preserve import preserved
 from .ready import check_devices, check_initialized, tensors_of
 from .release import shelve, trim
-from .runtime import Optimized, Recipe, describe, signature
+from .runtime import Optimized, describe
+from .sizes import for_sizes
 from .timing import Comparison, Samples, interleave
 from .verdict import Judge
 from .verify import Verification, cloned
@@ -69,11 +69,12 @@ def optimize(
         work.rewrite(passes)
         with preserved(work.graph):
             work.judge.check(work.graph)
-            for inputs in (example_inputs, *map(_as_tuple, also)):
-                work.plan(inputs)
+            work.open(passes, (example_inputs, *map(_as_tuple, also)))
+            work.plan(exact=exact)
             work.check()
             say("timing before and after")
-            times, remembered = work.time()
+            with preserved(work.planned):
+                times, remembered = work.time()
         work.memory.save()
         return work.finish(times, remembered, start)
 
@@ -89,11 +90,6 @@ class _Work:
     remeasure: bool
     memory: Memory = field(init=False)
     environment: Environment = field(init=False)
-    plans: list[PlanReport] = field(default_factory=list)
-    recipes: list[Recipe] = field(default_factory=list)
-    programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
-    planned_for: list[tuple[Any, ...]] = field(default_factory=list)
-    weights: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device = next((x.device for x in tensors_of(self.example)), "cpu")
@@ -116,53 +112,41 @@ class _Work:
             gc.collect()
         trim()
 
-    def plan(self, inputs: tuple[Any, ...], *, exact: bool = False) -> None:
-        shapes = describe(inputs)
-        exact = exact or self.exact
+    def open(self, passes: Sequence[Pass], examples: Sequence[tuple[Any, ...]]) -> None:
+        """Look into opaque parts with the sizes of each example."""
+        self.examples = examples
+        self.sized = [for_sizes(self.graph, one, self.opaque, passes) for one in examples]
 
-        def progress(number: int, total: int, key: str) -> None:
-            self.say(f"measuring layer {number + 1} of {total}: {key}")
-
-        try:
-            with preserved(self.graph):
-                plan = make_plan(self.graph, inputs, self.memory, exact=exact, progress=progress)
-        except Unplannable as error:
-            self.plans.append(PlanReport(shapes, (), 0, 0, str(error)))
-            return
-        key = signature(inputs)
-        self.planned_for.append(inputs)
-        self.plans.append(_plan_report(plan, shapes))
-        self.weights += plan.weights(self.graph)
-        self.recipes.append(Recipe(key, shapes, plan.kernels))
-        self.programs[key] = on_device(plan.program, inputs)
+    def plan(self, *, exact: bool) -> None:
+        self.planner = Planner(self.memory, self.say, exact=exact)
+        self.planned = self.planner.plan(self.graph, self.examples, self.sized)
 
     def check(self) -> None:
         """Hold the result against the original; a plan that rounds too freely is made exactly."""
         found = self._judged()
-        if not found.passed and self.programs and not self.exact:
-            shapes, self.planned_for = self.planned_for, []
-            self.plans = [plan for plan in self.plans if not plan.planned]
-            self.recipes, self.programs = [], {}
-            for inputs in shapes:
-                self.plan(inputs, exact=True)
+        if not found.passed and self.planner.kernels and not self.exact:
+            self.plan(exact=True)
+            found = self._judged()
+        if not found.passed and any(self.sized):
+            self.sized = [None for _ in self.examples]
+            self.plan(exact=self.exact)
             found = self._judged()
         found.require()
         self.verification = found
 
     def _judged(self) -> Verification:
-        return self.judge.judge(self._built(), self.planned_for[1:], self._labels())
+        return self.judge.judge(self.planned, self.graph, self.examples[1:], self._labels())
 
     def _labels(self) -> str:
         """What stands behind the answers: the passes that ran, and every kernel."""
         passes = [f"{report.name} {len(report.applied)}" for report in self.passes]
-        kernels = [f"{key} {option.label}" for r in self.recipes for key, option in r.kernels]
-        return _digest([*passes, *kernels])
+        return _digest([*passes, *self.planner.kernels])
 
     def time(self) -> tuple[dict[str, Samples], bool]:
         """The times of the stages, taken in turns, or remembered from the same stages before."""
         stages: dict[str, Callable[..., Any]] = {"input": self.model, "graph": self.graph}
-        if signature(self.example) in self.programs:
-            stages["plan"] = self._built()
+        if self.planned.portable is not self.graph or self.planned.serves(self.example):
+            stages["plan"] = self.planned
         key = f"model {self._fingerprint()} {' '.join(stages)}"
         known = self.memory.get(key)
         if isinstance(known, dict) and list(known) == list(stages):
@@ -191,32 +175,33 @@ class _Work:
             inputs=describe(self.example),
             exact=self.exact,
             chosen=chosen,
-            reason=reason or next((plan.reason for plan in self.plans if plan.reason), ""),
+            reason=reason or self._why_unplanned(),
             passes=self.passes,
             opaque=self.opaque,
-            plans=tuple(self.plans),
+            plans=tuple(self.planner.reports),
             verification=self.verification,
             times=times,
             remembered=remembered,
             setup_s=time.perf_counter() - start,
             environment=self.environment,
         )
-        if chosen == "input":
-            return Optimized(self.model, report=report)
-        if chosen == "graph":
-            return Optimized(self.graph, report=report)
-        shelve(self.weights)
+        if chosen != "plan":
+            return Optimized(self.model if chosen == "input" else self.graph, report=report)
+        shelve(self.planner.weights)
         trim()
-        return Optimized(self.graph, self.recipes, self.programs, report=report, exact=self.exact)
+        self.planned.report, self.planned.exact = report, self.exact
+        return self.planned
 
-    def _built(self) -> Optimized:
-        return Optimized(self.graph, self.recipes, self.programs)
+    def _why_unplanned(self) -> str:
+        """Why some example has no plan; with plans for parts, that is no question of theirs."""
+        reports = self.planner.reports
+        told = [one for one in reports if not one.part] if self.planner.kernels else reports
+        return next((one.reason for one in told if one.reason), "")
 
     def _fingerprint(self) -> str:
         """The same for the same graph, shapes and kernels: then times carry over."""
-        parts = [self.graph.code, repr(self.graph), *describe(self.example)]
-        parts += [f"{n} {o.label}" for r in self.recipes for n, o in r.kernels]
-        return _digest(parts)
+        codes = [graph.code for _, graph in graphs(self.graph)]
+        return _digest([*codes, repr(self.graph), *describe(self.example), *self.planner.kernels])
 
 
 def _is_clear(times: dict[str, Samples]) -> bool:
@@ -235,20 +220,6 @@ def _choose(times: dict[str, Samples]) -> tuple[str, str]:
         ratio = Comparison(times["graph"], times["plan"]).ratio
         return "graph", f"the plan runs {ratio:.2f}x as fast as the graph it was made from"
     return best, ""
-
-
-def _plan_report(plan: Plan, shapes: tuple[str, ...]) -> PlanReport:
-    layers = []
-    for layer in plan.layers:
-        options = tuple(_kernel_time(option) for option in plan.options[layer.spec.key])
-        chosen = _kernel_time(plan.choice[layer.node])
-        layers.append(LayerReport(layer.name, layer.spec.key, chosen, options))
-    steps = len(plan.program.steps)
-    return PlanReport(shapes, tuple(layers), max(0, steps - len(layers)), plan.measured)
-
-
-def _kernel_time(option: Option) -> KernelTime:
-    return KernelTime(option.kernel, str(option.reads or "any layout"), option.seconds)
 
 
 def _check(model: Any, inputs: tuple[Any, ...]) -> None:

@@ -41,13 +41,21 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The plan for one set of input shapes, or why there is none."""
+    """The plan for one set of input shapes, or why there is none.
+
+    `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
+    `opened` are parts that no graph for all shapes could be made of, and one for these shapes alone
+    could: `passes` is what was found in it besides, and `layers` has what is inside of them.
+    """
 
     inputs: tuple[str, ...]
     layers: tuple[LayerReport, ...]
     conversions: int
     measured: int
     reason: str = ""
+    part: str = ""
+    opened: tuple[Opaque, ...] = ()
+    passes: tuple[PassReport, ...] = ()
 
     @property
     def planned(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .graph import graphs
+from .graph import graphs, is_one_call
 from .preserve import preserved
 from .runtime import Optimized
 from .verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
@@ -46,15 +46,13 @@ def _numbers(value: object) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
-def _parts(after: nn.Module) -> dict[str, fx.GraphModule]:
-    """The outermost graphs in a model that as a whole is none, by their path."""
+def _parts(after: nn.Module) -> dict[str, nn.Module]:
+    """The outermost graphs, planned or not, in a model that as a whole is none, by their path."""
     after = after.portable if isinstance(after, Optimized) else after
-    if not isinstance(after, fx.GraphModule):
+    if not isinstance(after, fx.GraphModule) or not is_one_call(after):
         return {}
-    calls = [n for n in after.graph.nodes if n.op not in ("placeholder", "output")]
-    if [node.target for node in calls] != ["model"] or isinstance(after.model, fx.GraphModule):
-        return {}
-    found = {path: part for path, part in graphs(after) if part is not after}
+    planned = {m.portable: m for m in after.modules() if isinstance(m, Optimized)}
+    found = {path: planned.get(part, part) for path, part in graphs(after) if part is not after}
     return {
         path: part
         for path, part in found.items()
@@ -66,7 +64,7 @@ def _by_parts(
     index: int,
     model: nn.Module,
     after: nn.Module,
-    parts: dict[str, fx.GraphModule],
+    parts: dict[str, nn.Module],
     inputs: tuple[Any, ...],
 ) -> Iterator[Check]:
     checks: list[Check] = []

@@ -76,15 +76,16 @@ def _remember_place(tensor: Tensor) -> _Restore:
     data = tensor.data
 
     def restore() -> None:
-        if not is_lazy(tensor) and (_place(data) != _place(tensor)):
+        if not is_lazy(tensor) and (place_of(data) != place_of(tensor)):
             tensor.data = data
 
     return restore
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def place_of(tensor: Tensor) -> tuple[object, ...]:
+    """Where a tensor lies, and how: the same for as long as nobody gives it other memory."""
     strided = tensor.layout is torch.strided and not tensor.is_meta
-    return (tensor.data_ptr(), tensor.stride()) if strided else ()
+    return (tensor.device, tensor.dtype, *((tensor.data_ptr(), tensor.stride()) if strided else ()))
 
 
 def _remember_data(tensor: Tensor) -> _Restore:

@@ -16,17 +16,23 @@ from torch import Tensor, fx, nn
 from .formats import Format, format_of
 from .plan import Option, Unplannable, remake_plan
 from .plan.cuda import on_device
+from .preserve import place_of
 
 _version = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What was chosen for one set of input shapes; a program is made from it when it is needed."""
+    """What was chosen for one set of input shapes; a program is made from it when it is needed.
+
+    `graph` if it was made for these shapes alone. Passes made weights of it from those of the
+    graph for all shapes, so it is good for as long as those stay what they are.
+    """
 
     signature: Hashable
     inputs: tuple[Any, ...]
     kernels: tuple[tuple[str, Option], ...]
+    graph: fx.GraphModule | None = None
 
 
 class Optimized(nn.Module):
@@ -35,7 +41,8 @@ class Optimized(nn.Module):
     A call whose inputs have planned shapes, types and device runs its program. Any other call, and
     one under autocast, one that wants gradients, one that is being exported, compiled, scripted or
     traced, runs `portable`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
-    and packed anew at the next call. Parameters ask for no gradients until they are told to.
+    and packed anew at the next call; with them, a plan of a graph that was made for its shapes
+    alone is over. Parameters ask for no gradients until they are told to.
 
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
@@ -69,7 +76,7 @@ class Optimized(nn.Module):
         if named or _is_observed():
             return self.portable(*inputs, **named)
         program = self._programs.get(signature(inputs))
-        if program is None or sum(map(_version, self._tensors)) != self._stamp:
+        if program is None or self._has_new_weights():
             program = self._remade(inputs)
         if program is None:
             return self.portable(*inputs)
@@ -95,22 +102,31 @@ class Optimized(nn.Module):
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that has none, or has one with weights of the past."""
         key = signature(inputs)
-        recipe = self._recipes.get(key)
-        if recipe is None or not isinstance(self.portable, fx.GraphModule):
+        if key not in self._recipes or not isinstance(self.portable, fx.GraphModule):
             return None
         with self._lock:
-            if sum(map(_version, self._tensors)) != self._stamp:
-                self._programs = {}
-                self._renew_stamp()
-            if key not in self._programs:
+            if self._has_new_weights():
+                self._forget()
+            recipe = self._recipes.get(key)
+            if recipe is not None and key not in self._programs:
                 try:
                     with torch.inference_mode(False):
-                        program = remake_plan(self.portable, inputs, recipe.kernels)
+                        graph = recipe.graph or self.portable
+                        program = remake_plan(graph, inputs, recipe.kernels)
                         self._programs[key] = on_device(program, inputs)
                 except (Unplannable, RuntimeError, TypeError, ValueError):
                     # Weights of another type or device, say: what the graph answers then is right.
                     del self._recipes[key]
             return self._programs.get(key)
+
+    def _has_new_weights(self) -> bool:
+        return bool(sum(map(_version, self._tensors)) != self._stamp)
+
+    def _forget(self) -> None:
+        """Let go of all that was made from weights of the past."""
+        self._programs = {}
+        self._recipes = {key: one for key, one in self._recipes.items() if one.graph is None}
+        self._renew_stamp()
 
     def _renew_stamp(self) -> None:
         self._lock = threading.Lock()
@@ -121,9 +137,11 @@ class Optimized(nn.Module):
             self._stamp = sum(map(_version, self._tensors))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        held = list(map(place_of, self._tensors))
         result = super()._apply(fn, recurse)
-        self._programs = {}
-        self._renew_stamp()
+        now = [place_of(t) for t in (*self.portable.parameters(), *self.portable.buffers())]
+        if now != held or self._has_new_weights():
+            self._forget()
         return result
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -132,6 +150,8 @@ class Optimized(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
+        if any(recipe.graph is not None for recipe in self.recipes) and self._has_new_weights():
+            self._forget()
         state = dict(self.__dict__)
         for name in ("_programs", "_lock", "_tensors", "_stamp"):
             del state[name]
@@ -146,6 +166,10 @@ class Optimized(nn.Module):
     def recipes(self) -> tuple[Recipe, ...]:
         """What is planned; a program is made from each when it is first called."""
         return tuple(self._recipes.values())
+
+    def serves(self, inputs: Sequence[Any]) -> bool:
+        """Whether there is a plan for these shapes."""
+        return signature(inputs) in self._recipes
 
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]

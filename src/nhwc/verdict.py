@@ -52,15 +52,19 @@ class Judge:
         trim()
 
     def judge(
-        self, result: Optimized, more: Sequence[tuple[Any, ...]], kernels: str
+        self,
+        result: Optimized,
+        graph: nn.Module,
+        more: Sequence[tuple[Any, ...]],
+        kernels: str,
     ) -> Verification:
-        """The verdict on `result`, on the example and on `more` inputs that it has plans for."""
+        """The verdict on `result`, planned from `graph`, on the example and on `more` inputs."""
         if not self.in_full:
             known = recall(self.memory, self.digest, kernels)
             if known is not None and self._verified(result, more).passed:
                 return known
             self._run(wide=True)
-            self.check(result.portable)
+            self.check(graph)
         found = self._verified(result, more)
         if found.passed:
             remember(self.memory, self.digest, kernels, found)
@@ -73,7 +77,7 @@ class Judge:
             checks = list(verify(self._truth, result).checks)
         for inputs in more:
             truth = observe(self.model, [inputs], wide=self.in_full)
-            checks += verify(truth, result).checks
+            checks += verify_or_parts(truth, self.model, result).checks
         return Verification(tuple(checks), self._truth.exact is not None)
 
     def _run(self, *, wide: bool) -> None:

@@ -13,6 +13,7 @@ from .._audit import audit
 from .._optimize import optimize
 from ..errors import InputError
 from ..files import save
+from ..inner import unplanned
 from ..optimization import OptimizeReport
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
@@ -86,7 +87,7 @@ def _audits(
 ) -> dict[str, dict[str, object]]:
     """What the audit says of channels last before and after the passes."""
     line.show("auditing before and after")
-    stages = {"before": model, "after": fast.portable}
+    stages = {"before": model, "after": unplanned(fast.portable)}
     return {
         stage: audit(module, *inputs, convert=True, name=name).to_dict()
         for stage, module in stages.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..environment import Environment
-from ..errors import NhwcError
+from ..errors import InputError, NhwcError
 from ..formats import Format, to_format
 from ..graph import capture
+from ..graph.captured import renamed
+from ..graph.layers import assert_sizes
 from ..memory import Memory
 from ..plan import Unplannable, make_plan
 from ..release import shelve, trim
@@ -26,18 +28,45 @@ from .serial import Foreign, dump, restore
 def save(model: nn.Module, path: str | Path) -> None:
     """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
 
-    What `optimize` and `fuse` return can be saved, and any model that can be captured whole. Which
-    kernels were chosen stays behind: it is true of one machine only.
+    What `optimize` and `fuse` return can be saved, and any model that can be captured whole. Where
+    only a graph for the shapes of the example could be, the file holds that one: the loaded model
+    refuses others. Which kernels were chosen stays behind: it is true of one machine only.
     """
-    planned: list[Any] = []
+    recipes: tuple[Recipe, ...] = ()
     exact = False
     if isinstance(model, Optimized):
-        planned, exact = [list(r.inputs) for r in model.recipes], model.exact
+        recipes, exact = model.recipes, model.exact
         model = model.portable
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
-    header, tensors = dump(graph)
+    planned = [list(recipe.inputs) for recipe in recipes]
+    try:
+        header, tensors = dump(graph)
+    except InputError:
+        if not any(recipe.graph is not None for recipe in recipes):
+            raise
+        header, tensors = dump(_for_sizes(recipes))
     header |= {"planned": planned, "exact": exact}
     write(Path(path), header, tensors)
+
+
+def _for_sizes(recipes: Sequence[Recipe]) -> fx.GraphModule:
+    """The graph of the one recipe, with a check of its inputs in front."""
+    if len(recipes) > 1:
+        raise InputError(
+            f"the model is planned for {len(recipes)} sets of shapes, each in a graph of its own; "
+            "a file holds one. Optimize the model for one set of shapes and save that."
+        )
+    [recipe] = recipes
+    assert recipe.graph is not None
+    graph = fx.GraphModule(recipe.graph, renamed(recipe.graph.graph), recipe.graph._get_name())
+    places = graph.graph.find_nodes(op="placeholder")
+    # Arguments left out have defaults, which the graph is fixed to.
+    made_for: Any = recipe.signature
+    for node, given in zip(places, made_for, strict=False):
+        if isinstance(given[0], torch.Size):
+            with graph.graph.inserting_after(places[-1]):
+                graph.graph.call_function(assert_sizes, (node, list(given[0]), given[1]))
+    return graph
 
 
 def load(path: str | Path) -> Optimized:

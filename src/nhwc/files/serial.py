@@ -120,7 +120,9 @@ def _dump_module(module: nn.Module, path: str) -> dict[str, Any]:
     layer = _layer_of(module)
     kind = module_names().get(layer)
     if kind is None:
-        raise _refusal(path, f"it calls a {type(module).__name__}, which is code of your own")
+        raise _refusal(
+            path, f"it calls a {type(module).__name__}, whose own code it takes to load it"
+        )
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         raise _refusal(path, "it has hooks or parametrizations, which are code of your own")
     arguments = {}

@@ -98,7 +98,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
-        ("nhwc", layers, "assert_none"),
+        ("nhwc", layers, "assert_none assert_sizes"),
     )
     return {
         f"{room}.{name}": getattr(module, name)

@@ -18,7 +18,7 @@ from ..ready import check_initialized
 from .layers import Spread, assert_none
 from .report import Opaque
 from .shells import open_shell
-from .traced import check_writes
+from .traced import check_writes, is_constant
 from .tracer import State, Tracer, explain, opaque_by_nature
 
 
@@ -63,6 +63,12 @@ def graphs(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
             yield child.meta.get("path", ""), child
 
 
+def is_one_call(graph: fx.GraphModule) -> bool:
+    """Whether `graph` only calls a model that could not be traced: all else is inside of that."""
+    calls = [n.target for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+    return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
+
+
 def own_copy(model: nn.Module) -> nn.Module:
     """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
     memo: dict[int, Any] = {}
@@ -89,7 +95,9 @@ def _trace(
         try:
             graph = tracer.trace(module, concrete)
             check_writes(graph)
+            tracer.check_constants()
             state.check()
+            give_copies(graph)
         except Exception as error:
             state.restore()
             reason = explain(error)
@@ -101,8 +109,8 @@ def _trace(
         opaque.append(Opaque(path, type(module).__name__, reason))
         open_shell(module, path, trace_child)
         return None
-    _name_placeholders(graph, module)
-    result = fx.GraphModule(module, _renamed(graph), type(module).__name__)
+    name_placeholders(graph, module)
+    result = fx.GraphModule(module, renamed(graph), type(module).__name__)
     result.meta["path"] = path
     for name, holder in result.named_modules():
         # The modules that torch.fx makes to hold others would be in training mode.
@@ -117,13 +125,23 @@ def _trace(
     return result
 
 
-def _renamed(graph: fx.Graph) -> fx.Graph:
+def renamed(graph: fx.Graph) -> fx.Graph:
     """The same graph with names that do not count the attempts that were given up."""
     fresh = fx.Graph(tracer_cls=Tracer)
     result: Any = fresh.graph_copy(graph, {}, return_output_node=True)
     value, old = result
     fresh.output(value, type_expr=old.type)
     return fresh
+
+
+def give_copies(graph: fx.Graph) -> None:
+    """Return copies of the tensors that the code made: who gets one may write into it."""
+    [output] = graph.find_nodes(op="output")
+    for node in output.all_input_nodes:
+        if is_constant(node):
+            with graph.inserting_after(node):
+                copy = graph.call_method("clone", (node,))
+            output.replace_input_with(node, copy)
 
 
 def _optional_arguments(module: nn.Module) -> dict[str, Any]:
@@ -137,7 +155,7 @@ def _optional_arguments(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
+def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
     """Give specialised arguments their names back, and every argument the type it declares."""
     try:
         types = typing.get_type_hints(type(module).forward)

@@ -6,9 +6,11 @@ built again from its attributes.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import InputError
 from .folded import FOLDED
 from .mended import (
     Cat,
@@ -25,6 +27,15 @@ def assert_none(value: Tensor | None, message: str) -> None:
     """Stop where an argument is passed that the graph has fixed to None."""
     if value is not None:
         raise AssertionError(message)
+
+
+def assert_sizes(value: Tensor, sizes: list[int], dtype: torch.dtype) -> None:
+    """Stop where an input is not what the graph was made for."""
+    if list(value.shape) != sizes or value.dtype != dtype:
+        raise InputError(
+            f"this model was saved for an input of {sizes} and {dtype}, not {list(value.shape)} "
+            f"and {value.dtype}: its code computes with sizes. Optimize and save it for yours."
+        )
 
 
 class Spread(nn.Module):

@@ -16,6 +16,9 @@ from torch import Tensor, fx, nn
 
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[1]}/"
+CONSTANT = "_tensor_constant"
+"""How torch.fx calls the tensors that code made itself."""
+
 # The machinery itself asks what a traced value is, and takes no harm from a plain answer.
 _MACHINERY = (
     OURS,
@@ -26,24 +29,33 @@ _MACHINERY = (
 )
 
 
-def _type_seen(proxy: fx.Proxy, tensor: bool) -> type:
+# What follows from shapes, types and devices alone, never from values or strides.
+SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+
+
+def _type_seen(proxy: Any) -> type:
     """What a traced value passes for. fx's own answers False to every `isinstance` of user code,
     and so takes one branch of it without a word."""
     file = sys._getframe(2).f_code.co_filename
     if file.startswith(_MACHINERY):
         return type(proxy)
-    if tensor:
-        return nn.Parameter if isinstance(proxy, fx.proxy.ParameterProxy) else Tensor
+    known: type | None = proxy._passes_for()
+    if known is not None:
+        return known
     raise fx.proxy.TraceError("it asks for the type of a traced value")
 
 
 class Value(fx.Proxy):
-    def __getattr__(self, key: str) -> _Attribute:
-        return _Attribute(self, key)
+    def __getattr__(self, key: str) -> Attribute:
+        return Attribute(self, key)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
-        return _type_seen(self, _surely_tensor(self.node, self.tracer))
+        return _type_seen(self)
+
+    def _passes_for(self) -> type | None:
+        return Tensor if surely_tensor(self.node, self.tracer) else None
 
     # fx takes `x += y` for `x = x + y`, which leaves out what else sees the change of x.
     def __iadd__(self, other: Any) -> Any:
@@ -60,7 +72,7 @@ class Value(fx.Proxy):
 
 
 def _write_in_place(value: fx.Proxy, operation: str, other: Any) -> fx.Proxy:
-    if _surely_tensor(value.node, value.tracer):
+    if surely_tensor(value.node, value.tracer):
         method = "div_" if operation == "truediv" else f"{operation}_"
         return value.tracer.create_proxy("call_method", method, (value, other), {})
     function = getattr(operator, operation)
@@ -75,19 +87,45 @@ def check_writes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if not node.meta.get("meant_in_place") or _is_number(node.args[0]):
             continue
-        base = node.args[0]
-        while _is_view(base):
-            base = base.args[0]
-        again = any(order[user] > order[node] for alias in _aliases(base) for user in alias.users)
-        if again or base.op in ("placeholder", "get_attr"):
+        if seen_later(node, order):
             raise fx.proxy.TraceError("it writes in place into a value that is used again")
 
 
-def _aliases(base: fx.Node) -> Iterator[fx.Node]:
+def written_into(node: fx.Node) -> fx.Node | None:
+    """The first argument of a method or function that writes into it."""
+    first = node.args[0] if node.args else None
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    if getattr(node.target, "__module__", "") == "_operator":  # where `and_` is `&`
+        writes = name == "setitem"
+    else:
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return first if writes and isinstance(first, fx.Node) else None
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether this is a tensor that code made, of nothing that was passed to it."""
+    name = str(node.target).rpartition(".")[2]
+    return node.op == "get_attr" and name.startswith(CONSTANT)
+
+
+def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """Whether anything shows that `write` changed its first argument, its own result aside."""
+    base: Any = write.args[0]
+    while _is_view(base) or written_into(base):
+        base = base.args[0]
+    if base.op in ("placeholder", "get_attr"):
+        return True
+    aliases = _aliases(base, write)
+    return any(order[user] > order[write] for alias in aliases for user in alias.users)
+
+
+def _aliases(base: fx.Node, write: fx.Node) -> Iterator[fx.Node]:
+    """`base` and its views, but for what `write` returns."""
     yield base
     for user in base.users:
-        if _is_view(user) and user.args[0] is base:
-            yield from _aliases(user)
+        views = _is_view(user) or written_into(user)
+        if views and user is not write and user.args[0] is base:
+            yield from _aliases(user, write)
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -106,13 +144,16 @@ _VIEWS |= {"expand", "narrow", "select", "unbind", "chunk", "split", "contiguous
 _VIEWS |= {"getitem", "getattr", "dropout", "view_as", "reshape_as", "expand_as", "double", "half"}
 
 
-class _Attribute(fx.proxy.Attribute):
-    def __getattr__(self, key: str) -> _Attribute:
-        return _Attribute(self, key)
+class Attribute(fx.proxy.Attribute):
+    def __getattr__(self, key: str) -> Attribute:
+        return Attribute(self, key)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
-        return _type_seen(self, False)
+        return _type_seen(self)
+
+    def _passes_for(self) -> type | None:
+        return None
 
 
 class TracedParameter(fx.proxy.ParameterProxy):
@@ -123,10 +164,13 @@ class TracedParameter(fx.proxy.ParameterProxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
-        return _type_seen(self, True)
+        return _type_seen(self)
+
+    def _passes_for(self) -> type | None:
+        return nn.Parameter
 
 
-def _surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
+def surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
     if node.op == "placeholder":
         return node.type in (Tensor, "Tensor", "torch.Tensor")
     if node.op == "call_module":
@@ -139,7 +183,7 @@ def _surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
     if getattr(node.target, "__module__", "") == "_operator":
         operands = [value for value in node.args if isinstance(value, fx.Node)]
         arithmetic = name in ("add", "sub", "mul", "truediv", "matmul")
-        return arithmetic and any(_surely_tensor(value, tracer) for value in operands)
+        return arithmetic and any(surely_tensor(value, tracer) for value in operands)
     return name in _TENSOR_RESULTS and node.op in ("call_function", "call_method")
 
 

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from .traced import OURS, TORCH, TracedParameter, Value, definer
+from .traced import (
+    CONSTANT,
+    OURS,
+    TORCH,
+    TracedParameter,
+    Value,
+    definer,
+    is_constant,
+    written_into,
+)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
@@ -26,6 +35,7 @@ class Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=_untraceable_functions(), param_shapes_constant=True)
         self.opaque: dict[str, str] = {}
+        self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Value(node, self)
@@ -51,6 +61,7 @@ class Tracer(fx.Tracer):
         state = State(m)
         try:
             result = super().call_module(m, forward, args, kwargs)
+            self.check_constants()
             state.check()
             return result
         except Exception as error:
@@ -70,7 +81,23 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
-        return super().create_arg(a)
+        result = super().create_arg(a)
+        if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
+            self._constants[result] = a, a._version
+        return result
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().create_proxy(kind, target, *args, **kwargs)
+        written = written_into(result.node)
+        if written is not None and is_constant(written):
+            raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
+        return result
+
+    def check_constants(self) -> None:
+        """A tensor that the graph has as a constant must be what it was when it was read."""
+        for node, (tensor, version) in self._constants.items():
+            if not node._erased and tensor._version != version:
+                raise fx.proxy.TraceError("it writes into a tensor that it used before")
 
     def _erase_after(self, before: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
@@ -162,7 +189,7 @@ class State:
 
     def check(self) -> None:
         for key, value in vars(self.module).items():
-            if key.startswith("_tensor_constant"):  # set by the tracer itself
+            if key.startswith(CONSTANT):  # set by the tracer itself
                 continue
             old = self.attributes.get(key, self)
             same = list(value) == old if isinstance(value, list | set) else value is old

@@ -45,6 +45,8 @@ def fold_constants(gm: fx.GraphModule) -> PassReport:
 
 
 def _foldable(node: fx.Node) -> bool:
+    if any(user.op == "output" for user in node.users):
+        return False  # Whoever calls may write into what he gets.
     if node.op == "call_method":
         name = str(node.target)
     elif node.op == "call_function":

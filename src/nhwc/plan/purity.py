@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
-from .recording import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 _WRITING_OPERATORS = {
     *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),

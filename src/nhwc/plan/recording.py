@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format, format_of
+from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,6 @@ def _seen(value: Any) -> Any:
     return value
 
 
-SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
-SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 _PURE: set[Any] = {
     *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
     *(

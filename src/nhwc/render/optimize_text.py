@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 from ..graph.report import PassReport
 from ..optimization import LayerReport, OptimizeReport, PlanReport
+from ..ready import some
 from .text import milliseconds, paint, plural, wrap
 
 _STAGES = {
@@ -30,7 +31,9 @@ def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> 
     for part in report.opaque:
         lines.append(wrap(f"{part.path or 'the model'} ({part.kind}) stays: {part.reason}", "  "))
     for plan in report.plans:
-        lines += ["", *_plan(plan)]
+        if plan.planned or not plan.part:
+            lines += ["", *_plan(plan)]
+    lines += _unplanned(report)
     lines += ["", *_verification(report), "", *_times(report, color)]
     return "\n".join(lines) + "\n"
 
@@ -62,8 +65,24 @@ def _pass(report: PassReport) -> list[str]:
     return lines
 
 
+def _unplanned(report: OptimizeReport) -> list[str]:
+    """The graphs inside opaque parts that have no plan: a line for each reason."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for plan in report.plans:
+        if plan.part and not plan.planned:
+            reasons[plan.reason].append(" ".join([plan.part, *plan.inputs]))
+    if not reasons:
+        return []
+    lines = ["", "no plan"]
+    for reason, parts in reasons.items():
+        lines.append(wrap(f"{some(parts)}: {reason}", "  "))
+    return lines
+
+
 def _plan(plan: PlanReport) -> list[str]:
     shapes = ", ".join(plan.inputs)
+    if plan.part:
+        shapes = f"{plan.part}, {shapes}"
     if not plan.planned:
         return [wrap(f"plan for {shapes}: none, {plan.reason}", "")]
     source = f"{plan.measured} measured" if plan.measured else "all remembered"
@@ -71,6 +90,8 @@ def _plan(plan: PlanReport) -> list[str]:
         f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
         f"{plural(plan.conversions, 'conversion')} between layouts, {source}"
     ]
+    if plan.opened:
+        lines.append(wrap(_for_these_sizes(plan), "  "))
     groups: dict[str, list[LayerReport]] = defaultdict(list)
     for layer in plan.layers:
         groups[f"{layer.chosen.kernel}, {layer.chosen.layout}"].append(layer)
@@ -82,6 +103,16 @@ def _plan(plan: PlanReport) -> list[str]:
     for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
         lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
     return lines
+
+
+def _for_these_sizes(plan: PlanReport) -> str:
+    first = plan.opened[0]
+    more = f" and {len(plan.opened) - 1} more" if len(plan.opened) > 1 else ""
+    done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
+    return (
+        f"for these shapes alone, with sizes known: {first.path or 'the model'}{more} can be traced"
+        f"{', ' * bool(done)}{', '.join(done)}. Other shapes run as the graph above, without a plan"
+    )
 
 
 def _layer(layer: LayerReport) -> str:

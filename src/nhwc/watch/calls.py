@@ -30,6 +30,21 @@ class TensorSpec:
             return None
         return min(dims, key=lambda d: (self.strides[d], -d))
 
+    @property
+    def marked(self) -> bool:
+        """Whether torch takes it for channels last: of a batch of one it reads the stride too.
+
+        One image made of a sequence of tokens by views is dense in its channels and has a batch
+        stride of anything; operators that ask how to lay out their result take it for contiguous.
+        """
+        low = 0
+        for dim in (1, *range(len(self.shape) - 1, 1, -1), 0):
+            step = self.strides[dim]
+            if step < low or step == 0 or (dim == 0 and step == self.strides[1]):
+                return False
+            low = step * self.shape[dim]
+        return True
+
 
 @dataclass(frozen=True)
 class Site:

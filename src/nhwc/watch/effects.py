@@ -8,6 +8,8 @@ from enum import Enum
 from ..formats import Format
 from .calls import Call, TensorSpec
 
+_LAST = (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+
 
 class Effect(Enum):
     """What a call did to the format of the image that went through it."""
@@ -117,7 +119,7 @@ class Tracker:
 
     def is_last(self, spec: TensorSpec) -> bool:
         """Whether the memory under `spec` has the channel densest, as far as can be known."""
-        if spec.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+        if spec.format in _LAST:
             return True
         return spec.source is not None and self._kept.get(spec.source, False)
 
@@ -131,12 +133,15 @@ class Tracker:
             made = [o for o in made if o.shape not in weights]
         if not made or not images:
             return Outcome(Effect.NEUTRAL)
+        if not call.backward:
+            # A gate or a bias that is spread over an image does not decide how that one lies.
+            images = [i for i in images if i.shape == made[0].shape] or images
         last = [i for i in images if self.is_last(i)]
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
         out = made[0]
         if last and not (call.backward and len(last) < len(images)):
             return self._after_last(call, last, out)
-        if out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+        if out.format in _LAST:
             return Outcome(Effect.RESTORES, origin)
         return Outcome(Effect.PLAIN, origin)
 
@@ -160,10 +165,11 @@ class Tracker:
     def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
         # What was ambiguous when it was made is not known to be channels last, whatever its views.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
+        known = [i for i in known if i.format not in _LAST or i.marked]
         name = short_name(call.operator)
         if name in MIXING and out.densest is None:
             return Outcome(Effect.NEUTRAL)
-        if out.densest is None or out.format in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D):
+        if out.densest is None or out.format in _LAST:
             return Outcome(Effect.KEEPS)
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1

@@ -16,7 +16,7 @@ from .remedies import remedy
 
 KINDS = {
     "lost": "loses channels last",
-    "misread": "takes an ambiguous tensor for contiguous",
+    "misread": "takes channels last for contiguous",
     "converted": "is asked to convert to contiguous",
     "copies": "copies between formats inside its kernel",
     "unconverted": "was never converted to channels last",

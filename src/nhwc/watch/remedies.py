@@ -63,10 +63,10 @@ def _cat(call: Call) -> str:
         what, do = "is contiguous", "Convert it where it is made"
     else:
         what = "is a slice (chunk, split or x[:, a:b]) of a tensor that is contiguous"
-        do = "Keep that tensor in channels last where it is made"
+        do = "Keep that tensor in channels last where it is made; nhwc.optimize does it"
     return (
         f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
-        f"input {number} of {len(images)} {what}. {do}; nhwc.optimize does it (pytorch#118082)."
+        f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
     )
 
 
@@ -111,6 +111,15 @@ _NORM = (
     "(pytorch#194616). `GroupNorm(C, C)` computes the same and keeps the format on CPU."
 )
 
+
+def _softmax(name: str) -> str:
+    return (
+        f"`{name}` returns a contiguous tensor. Over the channels (1), x.permute(0, 2, 3, 1)"
+        f".{name}(-1).permute(0, 3, 1, 2) computes the same, moves nothing and keeps the format. "
+        "Over another dimension, as of attention scores, keep x contiguous from where it is made."
+    )
+
+
 _SPECIAL = {
     "pad": (
         "`pad` builds its result contiguous in this mode (circular, and constant in some cases). "
@@ -122,14 +131,8 @@ _SPECIAL = {
         "with .contiguous(memory_format=torch.channels_last) if convolutions follow."
     ),
     "grid_sampler_2d": "`grid_sample` always writes contiguous; convert its result once.",
-    "softmax": (
-        "`softmax` over channels allocates its result contiguous. x.permute(0, 2, 3, 1)"
-        ".softmax(-1).permute(0, 3, 1, 2) computes the same, moves nothing and keeps the format."
-    ),
-    "log_softmax": (
-        "`log_softmax` over channels allocates its result contiguous. Use dim -1 of "
-        "x.permute(0, 2, 3, 1) and permute back: nothing is copied and the format stays."
-    ),
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
     "conv3d": (
         "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480); "
         "audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has one "
@@ -139,6 +142,13 @@ _SPECIAL = {
 
 
 def _misread(call: Call, name: str) -> str:
+    image = next((i for i in call.inputs if i.format in _LAST and not i.marked), None)
+    if image is not None:
+        return (
+            f"The input of `{name}` is one image with a batch stride of {image.strides[0]} (a "
+            "view of tokens, say), by which torch took it for contiguous. Mark it: "
+            "nhwc.to_format(x, Format.CHANNELS_LAST), which copies nothing."
+        )
     return (
         f"The input of `{name}` has one channel or one pixel, so its strides are true of both "
         "formats, and it was read as contiguous. Mark it: nhwc.to_format(x, Format.CHANNELS_LAST) "

@@ -222,8 +222,10 @@ class Operators:
 
     def _two(self) -> bool:
         """Whether the node takes two tensors and nothing else."""
-        args = self.node.args
-        return len(args) == 2 and not self.node.kwargs and len(_nodes_in(args)) == 2
+        nodes = _nodes_in(self.node.args)
+        plain = len(self.node.args) == 2 and not self.node.kwargs
+        # A number that the model is given is a node as well, and no input of the layer.
+        return plain and len(nodes) == 2 and {*nodes} <= {*self.layer.inputs}
 
     def _seen(self, index: int) -> Seen:
         nodes = _nodes_in((self.node.args, self.node.kwargs))

@@ -77,8 +77,9 @@ const gainOf = (layer) => {
 
 function drawPlan(plan) {
   const part = $("#plans");
-  part.append(make("h2", {}, `Layers for ${plan.inputs.join(", ")}`));
+  part.append(make("h2", {}, `Layers ${plan.part ? `of ${plan.part} ` : ""}for ${plan.inputs.join(", ")}`));
   if (plan.reason) { part.append(make("div", { class: "card" }, `Not planned: ${plan.reason}.`)); return; }
+  if (plan.opened.length) part.append(make("p", { class: "soft" }, forTheseSizes(plan)));
   const strip = make("div", { class: "strip tall", role: "img", "aria-label": "layers by time, coloured by kernel" });
   const total = plan.layers.reduce((sum, layer) => sum + layer.chosen.seconds, 0) || 1;
   const rows = new Map();
@@ -93,6 +94,18 @@ function drawPlan(plan) {
   for (const name of new Set(plan.layers.filter((l) => l.chosen.seconds).map((l) => l.chosen.kernel))) legend.append(make("span", {}, make("i", { class: colorOf(name) }), name));
   legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, plan.measured ? `${plan.measured} entries measured` : "all times remembered"));
   part.append(strip, legend, layerTable(plan, rows));
+}
+
+function forTheseSizes(plan) {
+  const parts = plan.opened.map((one) => one.path || "the model");
+  const changes = plan.passes.reduce((sum, one) => sum + one.sites.filter((site) => site.applied).length, 0);
+  return `For these shapes alone, with sizes known: ${parts.join(", ")} can be traced, and ${plural(changes, "more change")} made. Other shapes run without a plan.`;
+}
+
+function drawUnplanned(plans) {
+  if (!plans.length) return;
+  const rows = plans.map((plan) => make("p", { class: "soft" }, make("span", { class: "mono" }, plan.part), ` ${plan.inputs.join(", ")}: ${plan.reason}`));
+  $("#plans").append(make("h2", {}, "Graphs without a plan"), make("div", { class: "card unplanned" }, ...rows));
 }
 
 function layerTable(plan, rows) {
@@ -167,5 +180,7 @@ describeResult();
 drawStages();
 drawAudits();
 drawPasses();
-data.plans.forEach(drawPlan);
+const unplanned = data.plans.filter((plan) => plan.part && plan.reason);
+data.plans.filter((plan) => !unplanned.includes(plan)).forEach(drawPlan);
+drawUnplanned(unplanned);
 drawVerification();

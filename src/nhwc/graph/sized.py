@@ -1,0 +1,199 @@
+"""Capture once more, for one set of input shapes: sizes are numbers, and code may branch on them.
+
+Every node is run on fake tensors as it is recorded: torch's own, which have shapes, types and
+devices but no values. So what is known of a traced value can never follow from values, and code
+that asks for those (`item`, `nonzero`, a branch on a sum) is refused as it always is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..preserve import undrawn
+from .captured import give_copies, name_placeholders, renamed
+from .edit import attribute
+from .traced import (
+    SHAPE_ATTRIBUTES,
+    SHAPE_METHODS,
+    Attribute,
+    Value,
+    check_writes,
+    seen_later,
+    written_into,
+)
+from .tracer import State, Tracer
+
+_SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
+
+_MOST = 5000
+"""So many nodes; a loop over pixels would go on for minutes, and no plan would make it fast."""
+
+
+def capture_sized(
+    graph: fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, dict[str, str]]:
+    """What `graph` does with inputs of these shapes, and which parts stay opaque even so.
+
+    It looks into the opaque parts that `graph` calls, and shares every module and tensor with it.
+    Raises whatever stops it: what code does that is neither traced nor in a part of its own.
+
+    >>> from .captured import capture
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+    >>> sized, opaque = capture_sized(capture(net).module, [torch.ones(1, 2)])
+    >>> [str(node) for node in sized.graph.nodes], opaque
+    (['input_1', '_0', '_1', 'output'], {})
+    """
+    root = fx.GraphModule(graph, renamed(graph.graph), type(graph).__name__)
+    tracer, state = _Sized(root, inputs), State(root)
+    with undrawn(), torch.no_grad():
+        traced = tracer.trace(root, tracer.fixed)
+        check_writes(traced)
+        tracer.check_constants()
+        state.check()
+    tracer.spare_writes()
+    give_copies(traced)
+    name_placeholders(traced, root)
+    return fx.GraphModule(root, renamed(traced), type(graph).__name__), tracer.opaque
+
+
+class _Sized(Tracer):
+    def __init__(self, root: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        super().__init__()
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._seen: dict[fx.Node, Any] = {}
+        self._running = False
+        given = inspect.signature(root.forward).bind(*inputs)
+        given.apply_defaults()
+        self._given = {k: v for k, v in given.arguments.items() if isinstance(v, Tensor)}
+        self.fixed = {k: v for k, v in given.arguments.items() if k not in self._given}
+        if not _is_size(tuple(self.fixed.values())):
+            raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _SizedValue(node, self)
+
+    def seen(self, node: fx.Node) -> Any:
+        """What `node` was seen to return; raises KeyError where that is not known."""
+        if node.op == "get_attr" and node not in self._seen:
+            self._seen[node] = self._quietly(attribute, self.root, str(node.target))
+        return self._seen[node]
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.graph.nodes) > _MOST:
+            raise fx.proxy.TraceError(f"it makes more than {_MOST} calls for these sizes")
+        result = super().create_proxy(kind, target, *args, **kwargs)
+        node = result.node
+        try:
+            self._seen[node] = self._run(node)
+        except Exception:
+            # Not known, then: it is recorded, and so is what follows from it.
+            return result
+        if _asks_for_sizes(node) and _is_size(self._seen[node]):
+            self.graph.erase_node(node)
+            return self._seen[node]
+        return result
+
+    def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self._running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        if self._running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        if self.kind_of(obj) is None:
+            return super().iter(obj)
+        return iter([obj[index] for index in range(len(obj))])
+
+    def kind_of(self, proxy: fx.Proxy) -> type | None:
+        """What kind of thing with a length this is known to be."""
+        try:
+            value = self.seen(proxy.node)
+        except KeyError:
+            return None
+        return next((kind for kind in (Tensor, tuple, list) if isinstance(value, kind)), None)
+
+    def spare_writes(self) -> None:
+        """Let `x.add_(y)` be `x.add(y)` where nothing else sees x: plans are for pure graphs."""
+        nodes = list(self.graph.nodes)
+        order = {node: place for place, node in enumerate(nodes)}
+        for node in [n for n in nodes if written_into(n) and not seen_later(n, order)]:
+            function = getattr(Tensor, str(node.target).removesuffix("_"), None)
+            if node.op == "call_method" and function is not None and self._same(node, function):
+                node.target = str(node.target).removesuffix("_")
+
+    def _same(self, node: fx.Node, function: Any) -> bool:
+        """Whether out of place the result has the type and shape of what is written into."""
+        try:
+            args, kwargs = self._arguments(node)
+            result = self._quietly(function, *args, **kwargs)
+        except Exception:
+            return False
+        return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
+
+    def _arguments(self, node: fx.Node) -> Any:
+        return fx.node.map_arg((node.args, node.kwargs), self.seen)
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._fake.from_tensor(self._given[str(node.target)])
+        if node.target in self.opaque:
+            raise KeyError(node)
+        if node.op == "get_attr":
+            return self.seen(node)
+        args, kwargs = self._arguments(node)
+        if node.op == "call_method":
+            return self._quietly(getattr(args[0], str(node.target)), *args[1:], **kwargs)
+        if node.op == "call_module":
+            return self._quietly(self.root.get_submodule(str(node.target)), *args, **kwargs)
+        return self._quietly(node.target, *args, **kwargs)
+
+    def _quietly(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` on fake tensors, and record nothing of what it does."""
+        self._running = True
+        try:
+            with self._fake:
+                return function(*args, **kwargs)
+        finally:
+            self._running = False
+
+
+class _SizedValue(Value):
+    tracer: _Sized
+
+    def __getattr__(self, key: str) -> Any:
+        if key in SHAPE_ATTRIBUTES and self.tracer.kind_of(self) is Tensor:
+            return getattr(self.tracer.seen(self.node), key)
+        return _SizedAttribute(self, key)
+
+    def __len__(self) -> int:
+        return len(self.tracer.seen(self.node)) if self.tracer.kind_of(self) else super().__len__()
+
+    def _passes_for(self) -> type | None:
+        return self.tracer.kind_of(self) or super()._passes_for()
+
+
+class _SizedAttribute(_SizedValue, Attribute):
+    pass
+
+
+def _asks_for_sizes(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in SHAPE_METHODS
+    return node.op == "call_function" and node.target in (operator.getitem, torch.numel)
+
+
+def _is_size(value: Any) -> bool:
+    if type(value) in (tuple, torch.Size):
+        return all(_is_size(item) for item in value)
+    return isinstance(value, _SIZES)

@@ -1,0 +1,61 @@
+"""A graph for one set of input shapes, where the graph for all shapes had to leave parts opaque."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph.report import Opaque, PassReport
+from .graph.sized import capture_sized
+from .passes import Pass
+from .preserve import preserved
+from .verify import cloned
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The graph, the parts it shows the inside of, and what the passes did once they saw that.
+
+    Modules and tensors that no pass replaced are those of the graph for all shapes.
+    """
+
+    graph: fx.GraphModule
+    opened: tuple[Opaque, ...]
+    passes: tuple[PassReport, ...]
+
+
+def for_sizes(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    opaque: Sequence[Opaque],
+    passes: Sequence[Pass],
+) -> Sized | None:
+    """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts."""
+    if not opaque:
+        return None
+    with preserved(graph), torch.no_grad():
+        try:
+            # What code keeps from its first call (tables made for a size) is there at the second.
+            graph(*cloned(inputs))
+            sized, closed = capture_sized(graph, inputs)
+        except Exception:
+            # Where nothing comes of it, the opaque parts have their reasons already.
+            return None
+    # A model that is opaque as a whole is called `model` by the graph around it.
+    whole = any(not part.path for part in opaque)
+    shut = [path.removeprefix("model").lstrip(".") if whole else path for path in closed]
+    opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
+    if not opened:
+        return None
+    reports = tuple(rewrite(sized) for rewrite in passes)
+    for parameter in sized.parameters():
+        parameter.requires_grad_(False)
+    return Sized(sized, opened, reports)
+
+
+def _within(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
