@@ -114,6 +114,9 @@ LARGE = [
     ConvSpec(1, 3, 50, 50, 24, 7, 7, stride=(2, 2), padding=(3, 3)),
     ConvSpec(2, 3, 70, 224, 40, 3, 3, padding=(1, 1), activation=Activation.GELU),
     ConvSpec(1, 96, 20, 20, 96, 3, 3, groups=32, padding=(1, 1)),
+    ConvSpec(1, 64, 14, 14, 64, 3, 3, groups=16, padding=(1, 1), has_residual=True),
+    ConvSpec(1, 96, 7, 7, 96, 3, 3, groups=3, padding=(1, 1), activation=Activation.RELU),
+    ConvSpec(1, 192, 14, 9, 192, 3, 3, groups=3, padding=(1, 1), has_residual=True),
 ]
 
 

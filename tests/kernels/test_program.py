@@ -40,6 +40,13 @@ def test_memory_is_used_again():
     assert place(chain)[1] == 2 * 1024
 
 
+def test_what_takes_the_place_of_another_has_its_middle_there():
+    large, small = Lifetime(16 * LINE, 0, 1), Lifetime(4 * LINE, 2, 3)
+    assert place([large, small]) == ([0, 6 * LINE], 16 * LINE)
+    beside = [Lifetime(16 * LINE, 0, 3), Lifetime(8 * LINE, 0, 1), Lifetime(2 * LINE, 2, 3)]
+    assert place(beside) == ([0, 16 * LINE, 19 * LINE], 24 * LINE)
+
+
 def names(program):
     return [step.kernel.name for step in program.steps]
 

@@ -45,9 +45,9 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     row_floats = a.segments * rows.emit_segment_floats(e, a)
     begin, end = e.share(a.groups * a.row_parts * a.column_parts, thread, threads)
     with e.range(begin, end) as unit:
-        part = unit // a.column_parts
-        group = part // a.row_parts
-        first, last = _part(e, part % a.row_parts, a.row_parts, a.m)
+        # Pixels are cut first, as in the layers before and after: what a thread reads it wrote.
+        group = unit // a.column_parts % a.groups
+        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.m)
         panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
         tiles = (last - first + e.isa.rows - 1) // e.isa.rows
         tile_of = partial(_tile_rows, first, last - first, tiles)

@@ -25,24 +25,39 @@ from .weights import after, pack_bias
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
-    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs"),
+    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs", "by_rows", "row_by_row"),
 )
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
+_ROWS = 4
+"""As many rows for each thread, and threads share out those, as do the layers before and after, so
+that what a thread reads it wrote itself; if fewer, channels.
+"""
+_NEAR_BYTES = 384 << 10
+"""Weights that stay in the second-level cache while all of them are used for each row of pixels,
+which then are read as they lie; more than that, and all rows are computed for each vector of them.
+"""
 NARROW = (4, 8)
 """Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, stride: int) -> None:
-    rows = a.n * a.ho
-    begin, end = e.share(rows * a.vectors, thread, threads)
-    with e.range(begin, end) as piece:
-        vector, row = piece // rows, piece % rows
+    by_rows = a.by_rows != 0
+    # What is not shared out, every thread does all of.
+    rows = e.share(a.n * a.ho, *_among(e, by_rows, thread, threads))
+    vectors = e.share(a.vectors, *_among(e, ~by_rows, thread, threads))
+    lengths = rows[1] - rows[0], vectors[1] - vectors[0]
+    inner = e.select(a.row_by_row != 0, lengths[1], lengths[0])
+    with e.range(0, lengths[0] * lengths[1]) as piece:
+        outer, inside = piece // inner, piece % inner
+        row = rows[0] + e.select(a.row_by_row != 0, outer, inside)
+        vector = vectors[0] + e.select(a.row_by_row != 0, inside, outer)
         channel = vector * e.width
         top = row % a.ho * stride - 1
         source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
         first = source + (channel if narrow else channel // a.outputs * a.inputs)
         weights = a.weights.floats() + vector * 9 * a.inputs * e.width
+        _fetch_following(e, weights, 9 * a.inputs * e.width, row - rows[0], rows[1] - rows[0])
         valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
         with e.range(0, a.wo, _TILE) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
@@ -64,6 +79,16 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
                         values = (columns.broadcast(n, channel_in) for n in columns.numbers)
                         _add(e, sums, values, filters + channel_in * 3 * e.width, stride)
             finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, None))
+
+
+def _among(e: Emitter, shared: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+    return e.select(shared, thread, e.i64(0)), e.select(shared, threads, e.i64(1))
+
+
+def _fetch_following(e: Emitter, weights: Value, size: Value, row: Value, rows: Value) -> None:
+    """Ask for the weights of the next vector, a part of them with each row of this one."""
+    with e.range(size + row * size // rows, size + (row + 1) * size // rows, e.width) as i:
+        e.prefetch(weights + i, level=2)
 
 
 class _Columns:
@@ -162,5 +187,7 @@ def grouped_steps(
             vectors=spec.k // isas.host().width,
             inputs=spec.c // spec.groups,
             outputs=spec.k // spec.groups,
+            by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
+            row_by_row=int(4 * spec.k * spec.depth <= _NEAR_BYTES),
         ),
     )

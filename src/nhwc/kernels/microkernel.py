@@ -28,6 +28,10 @@ FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
 _UNROLL = 4
+_AHEAD = 2048
+"""How many floats before its use a weight is asked for: what comes from far away takes that long,
+and what the processor itself fetches ahead ends with each page.
+"""
 
 
 FIELDS = (
@@ -137,6 +141,9 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
     full = t.columns >= vectors * e.width
     mask = e.lanes(t.columns - (vectors - 1) * e.width)
     sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(rows)]
+    with e.when((t.residual != 0) & ((t.mode & FINAL) != 0)):
+        base = t.residual.floats()
+        _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),
@@ -200,7 +207,10 @@ def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
 def _emit_steps(e: Emitter, a: Value, b: Value, sums: Accumulators, steps: int) -> None:
     vectors = len(sums[0])
     for step in range(steps):
-        weights = [e.load(b + (step * vectors + j) * e.width) for j in range(vectors)]
+        places = [b + (step * vectors + j) * e.width for j in range(vectors)]
+        for place in places:
+            e.prefetch(place + _AHEAD, level=2)
+        weights = [e.load(place) for place in places]
         for i, line in enumerate(sums):
             factor = e.broadcast(e.read(a + (i * e.width + step)))
             for variable, weight in zip(line, weights, strict=True):

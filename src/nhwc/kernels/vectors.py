@@ -125,6 +125,13 @@ class Emitter:
         """Write one int64 or float32."""
         self.builder.store(self.value(scalar, pointer.element).llvm, pointer.llvm)
 
+    def prefetch(self, pointer: Value, write: bool = False, level: int = 3) -> None:
+        """Ask for the cache line of `pointer`, which need not exist."""
+        kinds = [POINTER, WORD, WORD, WORD]
+        ask = self._intrinsic("llvm.prefetch.p0", ir.VoidType(), kinds)
+        how = [ir.Constant(WORD, number) for number in (int(write), level, 1)]
+        self.builder.call(ask, [pointer.llvm, *how])
+
     def stack(self, count: int, element: ir.Type = FLOAT) -> Value:
         """Room for `count` elements while the function runs, aligned to a cache line."""
         with self.builder.goto_entry_block():
