@@ -15,7 +15,7 @@ from .specs import Affine, Layer, Linear, Operator, Spec
 _LARGE = 1 << 18
 """Weights of fewer numbers are not worth a slower kernel."""
 
-_CLEARLY = 1.1
+_CLEARLY = 1.05
 """Times closer than this are the same, on a machine that does anything else."""
 
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
