@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from nhwc.errors import VerificationError
-from nhwc.verify import flatten, observe, random_inputs, verify, widened
+from nhwc.verify import flatten, observe, random_inputs, verify
+from nhwc.widened import widened
 
 
 @dataclasses.dataclass

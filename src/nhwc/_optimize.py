@@ -21,6 +21,7 @@ from .passes import PASSES, Pass, run_passes
 from .planner import Planner
 from .preserve import preserved
 from .ready import check_devices, check_initialized, tensors_of
+from .release import shelve, trim
 from .runtime import Optimized, describe
 from .sizes import for_sizes
 from .timing import Comparison, Samples, interleave
@@ -109,6 +110,7 @@ class _Work:
         if self.judge.in_full:
             # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
             gc.collect()
+        trim()
 
     def open(self, passes: Sequence[Pass], examples: Sequence[tuple[Any, ...]]) -> None:
         """Look into opaque parts with the sizes of each example."""
@@ -185,6 +187,8 @@ class _Work:
         )
         if chosen != "plan":
             return Optimized(self.model if chosen == "input" else self.graph, report=report)
+        shelve(self.planner.weights)
+        trim()
         self.planned.report, self.planned.exact = report, self.exact
         return self.planned
 

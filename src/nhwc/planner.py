@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from .graph import is_one_call
 from .inner import inner_graphs, put, twin, uses
@@ -28,12 +28,16 @@ class _Plans:
 
 
 class Planner:
-    """Makes plans, and keeps what there is to say of them: `reports`, and `kernels` in words."""
+    """Makes plans, and keeps what there is to say of them: `reports`, and `kernels` in words.
+
+    `weights` are those that kernels were given.
+    """
 
     def __init__(self, memory: Memory, say: Callable[[str], None], *, exact: bool) -> None:
         self.memory, self.say, self.exact = memory, say, exact
         self.reports: list[PlanReport] = []
         self.kernels: list[str] = []
+        self.weights: list[Tensor] = []
 
     def plan(
         self,
@@ -107,6 +111,7 @@ class Planner:
             return
         self.reports.append(_report(plan, shapes, part))
         self.kernels += [f"{key} {option.label}" for key, option in plan.kernels]
+        self.weights += plan.weights(graph)
         key = signature(inputs)
         plans.recipes.append(Recipe(key, shapes, plan.kernels))
         plans.programs[key] = on_device(plan.program, inputs)

@@ -44,6 +44,9 @@ class Optimized(nn.Module):
     and packed anew at the next call; with them, a plan of a graph that was made for its shapes
     alone is over. Parameters ask for no gradients until they are told to.
 
+    What programs have packed, only other calls read as it was: large weights wait for those in a
+    file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
+
     `report` says how it came about.
     """
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from .errors import ModelFailed
 from .memory import Memory
 from .parts import verify_or_parts
+from .release import trim
 from .runtime import Optimized, describe
 from .verify import Check, Truth, Verification, observe, random_inputs, verify
 
@@ -48,6 +49,7 @@ class Judge:
             self._run(wide=True)
         if self.in_full:
             verify_or_parts(self._truth, self.model, graph).require()
+        trim()
 
     def judge(
         self,
@@ -89,6 +91,7 @@ class Judge:
                 f"{type(self.model).__name__} raised {type(error).__name__} on "
                 f"{', '.join(describe(self.example))}: {said}. Check the example inputs."
             ) from error
+        trim()
 
 
 def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:

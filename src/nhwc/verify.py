@@ -6,7 +6,6 @@ is not much further from the truth than the old one was. The truth is the origin
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import random
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from .errors import VerificationError
 from .preserve import preserved, undrawn
+from .widened import run_in_float64
 
 FACTOR = 10.0
 """How many times eager's own error a rewritten model may err."""
@@ -109,32 +109,15 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
         return Truth(tuple(inputs), answers, None)
     exact = None
     try:
-        copied = widened(model)
-        exact = tuple([answer(copied, doubled(one)) for one in inputs])
+        exact = run_in_float64(
+            model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
+        )
     except Exception:
         # Whatever a user's forward raises in a precision it was not written for.
         return Truth(tuple(inputs), answers, None)
     if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
         exact = None  # The output's shape hangs on its values (detections): not comparable.
     return Truth(tuple(inputs), answers, exact)
-
-
-def widened(model: nn.Module) -> nn.Module:
-    """A copy of `model` in float64, made without one in its own precision on the way.
-
-    >>> widened(nn.Linear(2, 2)).weight.dtype
-    torch.float64
-    """
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            wide = parameter.detach().to(torch.float64, copy=True)
-            memo[id(parameter)] = nn.Parameter(wide, parameter.requires_grad)
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            memo[id(buffer)] = buffer.detach().to(torch.float64, copy=True)
-    # What no slot of a module holds, `double` finds.
-    return copy.deepcopy(model, memo).double()
 
 
 def verify(truth: Truth, after: Callable[..., Any]) -> Verification:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 from pathlib import Path
 
 import torch
+
+from ..release import trim
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -19,12 +19,10 @@ def reset_peak(device: str = "cpu") -> None:
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return
-    if sys.platform != "linux":
-        return
+    trim()
     try:
-        ctypes.CDLL(None).malloc_trim(0)
         _CLEAR.write_text("5")
-    except (OSError, AttributeError):
+    except OSError:
         return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..verify import flatten, widened
+from ..verify import flatten
+from ..widened import run_in_float64, widened
 from .step import Step
 
 FACTOR = 20.0
@@ -55,12 +57,16 @@ def find_truth(
     True
     """
     answer = _train_once if train else _infer
-    wide = widened(model)
+
+    def exactly(wide: nn.Module) -> tuple[numpy.ndarray, ...]:
+        return arrays_of(answer(wide, [x.double() for x in inputs]))
+
+    exact = None
+    # Whatever a forward raises in a precision it was not written for: eager is the truth then.
+    with contextlib.suppress(Exception):
+        exact = exactly(widened(model)) if train else run_in_float64(model, exactly)
     own = arrays_of(answer(model, inputs))
-    try:
-        exact = arrays_of(answer(wide, [x.double() for x in inputs]))
-    except Exception:
-        # Whatever a forward raises in a precision it was not written for: eager is the truth then.
+    if exact is None:
         return Truth(own, ROUGH if amp else 1e-3)
     eager = Truth(exact, 0.0).error_of(list(own))
     return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))

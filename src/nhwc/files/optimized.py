@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
@@ -18,6 +18,7 @@ from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..memory import Memory
 from ..plan import Unplannable, make_plan
+from ..release import shelve, trim
 from ..runtime import Optimized, Recipe, describe, signature
 from ..verify import Truth, flatten, verify
 from .container import damaged, read, write
@@ -91,6 +92,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
     memory = Memory.of(Environment.here())
     recipes: list[Recipe] = []
     programs: dict[Hashable, Callable[..., Any]] = {}
+    weights: list[Tensor] = []
     for inputs in examples:
         try:
             plan = make_plan(graph, inputs, memory, exact=exact)
@@ -103,7 +105,10 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
         key = signature(inputs)
         recipes.append(Recipe(key, describe(inputs), plan.kernels))
         programs[key] = plan.program
+        weights += plan.weights(graph)
     memory.save()
+    shelve(weights)
+    trim()
     return Optimized(graph, recipes, programs, exact=exact)
 
 

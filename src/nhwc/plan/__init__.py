@@ -4,6 +4,7 @@ recording  run the graph once: shapes, layouts, what is fixed
 recognize  nodes -> layers with specifications
 candidates the kernels that can serve a layer
 measuring  how long each takes here, from memory where it is known
+weighing   those that take much memory for no time left out
 assigning  one candidate per layer, conversions between them counted
 program    weights prepared, steps in a row
 """
@@ -21,6 +22,7 @@ from torch import Tensor, fx
 from .. import kernels
 from ..memory import Memory
 from ..ready import tensors_of
+from ..release import trim
 from .assigning import Choice, assign
 from .binding import Packs, bind
 from .calls import is_opaque
@@ -38,6 +40,7 @@ from .purity import why_impure
 from .recognize import layers_of
 from .recording import Record, record
 from .specs import Layer
+from .weighing import without_waste
 
 __all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
 
@@ -65,6 +68,11 @@ class Plan:
         """What every layer is and what was chosen for it: enough to make the plan again."""
         return tuple((layer.spec.key, self.choice[layer.node]) for layer in self.layers)
 
+    def weights(self, graph: fx.GraphModule) -> list[Tensor]:
+        """The weights that the kernels were given: most keep a copy, packed, and read that."""
+        owners = [graph.get_submodule(layer.op) for layer in self.layers if layer.op]
+        return [owner.weight for owner in owners if isinstance(owner.weight, Tensor)]
+
 
 def make_plan(
     graph: fx.GraphModule,
@@ -79,7 +87,10 @@ def make_plan(
     before = memory.measured
     with torch.no_grad():
         options = measure(graph, found, layers, memory, exact=exact, progress=progress)
-        choice, program = _choose(graph, found, layers, options, memory)
+        worthwhile = without_waste(options, layers)
+        choice, program = _choose(graph, found, layers, worthwhile, memory)
+    # What packing left, and the programs that were not chosen.
+    trim()
     return Plan(program, tuple(layers), choice, options, memory.measured - before)
 
 
@@ -104,6 +115,8 @@ def _choose(
         from .native.joining import join
 
         choices = [join(graph, found, layers, choice, memory) for choice in choices]
+    # Packed weights are next, and large; what was measured is in their way.
+    trim()
     if len(choices) == 1:
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)

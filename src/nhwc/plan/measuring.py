@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from .. import kernels
 from ..formats import Format, to_format
 from ..memory import Memory
+from ..release import trim
 from ..timing import interleave
 from .calls import caller, is_opaque
 from .candidates import Candidate, Run, candidates_of
@@ -138,6 +139,7 @@ def _options(
         timed = _time(graph, record, layer, candidates, switch_seconds(memory))
         known = timed or (_as_recorded(record, layer),)
         memory.put(key, [option.to_dict() for option in known])
+        trim()
     return known
 
 

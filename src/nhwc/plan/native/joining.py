@@ -19,6 +19,8 @@ from .pairs import Pair, pairs_in
 from .stretch import Stretch
 
 _ROUNDS = 15
+_LEAST_GAIN = 0.02
+"""As a share of what the two take: less is what the next measurement may deny."""
 
 
 def join(
@@ -29,11 +31,12 @@ def join(
     for unit in stretches(layers, choice):
         for pair in pairs_in(unit, record) if len(unit) > 1 else ():
             apart, together = _seconds(graph, record, pair, choice, memory)
-            gains.append((apart - together, together, pair))
+            if apart - together > _LEAST_GAIN * apart:
+                gains.append((apart - together, together, pair))
     found, taken = dict(choice), set[fx.Node]()
-    for gain, together, pair in sorted(gains, key=lambda one: one[0], reverse=True):
+    for _, together, pair in sorted(gains, key=lambda one: one[0], reverse=True):
         first, second = pair.first.node, pair.second.node
-        if gain <= 0 or taken & {first, second}:
+        if taken & {first, second}:
             continue
         taken |= {first, second}
         # The first keeps the time that it takes alone, so that the sum is that of the pair.

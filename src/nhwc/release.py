@@ -1,0 +1,112 @@
+"""Memory that a result need not take: what malloc keeps, and weights that only rare calls read.
+
+A planned model has its weights twice: packed for its kernels, and as they were for calls of other
+shapes and for whoever looks at them. Those go into a file that has no name and that nobody else
+can open, and are mapped from there: they take memory once they are read, and what is written to
+them stays in this process. Where there is no disk to write to, they stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .environment import cache_dir
+
+_LEAST = 1 << 23
+"""For fewer bytes no file is made."""
+
+_SMALL = 1 << 14
+"""A tensor of fewer bytes is none of those that count."""
+
+
+def trim() -> None:
+    """Give the memory that is free back to the system: malloc keeps it for what may come."""
+    if sys.platform == "linux":
+        # Other C libraries than glibc do not have it.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> int:
+    """Let `tensors` lie in a file, those that share their memory with no other; return the bytes.
+
+    >>> weight = torch.ones(2048, 2048)
+    >>> other = weight[0]
+    >>> shelve([weight])
+    0
+
+    They stay what they are, tensors that can be written to, with the same strides.
+    """
+    chosen = [tensor for tensor in {id(t): t for t in tensors}.values() if _movable(tensor)]
+    size = sum(_padded(tensor) for tensor in chosen)
+    if size < _LEAST:
+        return 0
+    folder = cache_dir() if folder is None else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _is_memory(folder):
+            return 0
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for tensor in chosen:
+                file.write(_flat(tensor).view(torch.uint8).numpy().data)
+                file.write(bytes(_padded(tensor) - tensor.nbytes))
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError):
+        return 0
+    place = 0
+    for tensor in chosen:
+        flat = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=place)
+        place += _padded(tensor)
+        tensor.data = flat.as_strided(tensor.shape, tensor.stride())
+    return size
+
+
+def _movable(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.device.type != "cpu" or not tensor.is_floating_point():
+        return False
+    if tensor.nbytes < _SMALL or tensor.is_shared():
+        return False
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    # What is dense in memory is what `empty_like` gives the same strides.
+    dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return whole and dense and _held_once(tensor)
+
+
+def _held_once(tensor: Tensor) -> bool:
+    """Whether nothing else keeps the memory, as a kernel does that reads weights in place."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    storage = tensor.untyped_storage()
+    # One is the tensor's, one is ours.
+    return count is not None and count(storage._cdata) == 2
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _is_memory(folder: Path) -> bool:
+    """Whether files in `folder` are themselves in memory, so that nothing would be gained."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    kinds = [line.split(" - ")[1].split()[0] for line in mounts if line.split()[2] == number]
+    return bool(kinds) and kinds[-1] in ("tmpfs", "ramfs")

@@ -1,0 +1,199 @@
+"""Weights that only rare calls read lie in a file: tensors like any other, and no memory taken."""
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc import release
+from nhwc.benchmark.peak import resident_bytes
+from nhwc.release import shelve
+
+from .test_optimize import force, runs_program
+
+MB = 1 << 20
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def weight(numbers=4 * MB):
+    return torch.randn(numbers // 1024, 1024)
+
+
+@pytest.fixture
+def shelved(tmp_path):
+    """A parameter that lies in a file, and what is in it."""
+    parameter = nn.Parameter(weight())
+    values = parameter.detach().clone()
+    assert shelve([parameter], tmp_path) == values.nbytes
+    return parameter, values
+
+
+def test_the_memory_is_released_and_nothing_is_left_in_the_folder(tmp_path):
+    tensors = [weight(), weight().to(torch.bfloat16), torch.randn(256, 256, 3, 3, 3)]
+    tensors.append(torch.randn(1024, 512, 3, 3).to(memory_format=torch.channels_last))
+    expected = [(tensor.clone(), tensor.stride()) for tensor in tensors]
+    storages = [weakref.ref(tensor.untyped_storage()) for tensor in tensors]
+    assert shelve(tensors, tmp_path) >= sum(tensor.nbytes for tensor in tensors)
+    assert all(storage() is None for storage in storages)
+    for tensor, (values, strides) in zip(tensors, expected, strict=True):
+        assert torch.equal(tensor, values)
+        assert tensor.stride() == strides
+    assert not [*tmp_path.iterdir()]
+
+
+@on_linux
+def test_what_is_not_read_takes_no_memory(tmp_path):
+    before = resident_bytes()
+    tensor = weight(16 * MB)
+    shelve([tensor], tmp_path)
+    assert resident_bytes() - before < 16 * MB
+    tensor.sum()
+    assert resident_bytes() - before >= 60 * MB
+
+
+def test_what_something_else_holds_stays_where_it_is(tmp_path):
+    shared, part, alone = weight(), weight(8 * MB), weight()
+    view, part = shared[0], part[::2]
+    places = shared.data_ptr(), part.data_ptr()
+    assert shelve([shared, part, alone, alone], tmp_path) == alone.nbytes
+    assert places == (shared.data_ptr(), part.data_ptr())
+    shared.zero_()
+    assert not view.any()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(64, 64),
+        torch.zeros(4 * MB).expand(4, -1),
+        torch.eye(4096).to_sparse(),
+        torch.empty(4 * MB, device="meta"),
+        torch.zeros(4 * MB).share_memory_(),
+        torch.zeros(4 * MB, dtype=torch.int32),
+    ],
+    ids=["small", "expanded", "sparse", "meta", "shared", "integers"],
+)
+def test_what_is_no_plain_large_weight_stays_where_it_is(tensor, tmp_path):
+    assert shelve([tensor], tmp_path) == 0
+
+
+def test_it_can_be_written_to_copied_and_pickled(shelved):
+    parameter, values = shelved
+    twin = copy.deepcopy(parameter)
+    with torch.no_grad():
+        parameter.add_(1)
+    assert torch.equal(parameter, values + 1)
+    assert torch.equal(twin, values)
+    assert torch.equal(pickle.loads(pickle.dumps(parameter)), values + 1)
+    assert torch.equal(parameter.double(), (values + 1).double())
+    file = io.BytesIO()
+    torch.save({"weight": parameter}, file)
+    assert len(file.getvalue()) < 1.1 * values.nbytes
+    parameter.share_memory_()
+    assert torch.equal(parameter, values + 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_its_own(shelved):
+    parameter, values = shelved
+    here, there = parameter.detach().numpy(), values.numpy()
+    child = os.fork()
+    if child == 0:
+        # Without torch, whose threads no fork survives.
+        right = (here == there).all()
+        here[:] = 0
+        os._exit(not right)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(parameter, values)
+
+
+def test_where_nothing_can_be_written_it_stays_in_memory(tmp_path):
+    tensor = weight()
+    place = tensor.data_ptr()
+    (tmp_path / "file").touch()
+    assert shelve([tensor], tmp_path / "file" / "folder") == 0
+    assert tensor.data_ptr() == place
+
+
+@on_linux
+def test_a_disk_that_is_full_costs_nothing_but_the_gain(tmp_path):
+    code = (
+        "import resource, sys, torch; from pathlib import Path; from nhwc.release import shelve\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "x = torch.ones(1 << 22); assert shelve([x], Path(sys.argv[1])) == 0; assert x.all()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert not [*tmp_path.iterdir()]
+
+
+@on_linux
+def test_files_that_are_in_memory_themselves_are_not_used(tmp_path, monkeypatch):
+    tensor, device = weight(), tmp_path.stat().st_dev
+    line = "30 1 {}:{} / /x rw,nosuid shared:2 - {} none rw,size=1g\n"
+    number = os.major(device), os.minor(device)
+    for kind, moved in (("tmpfs", 0), ("ext4", tensor.nbytes)):
+        text = line.format(*number, kind)
+        monkeypatch.setattr(release.Path, "read_text", lambda _, text=text: text)
+        assert shelve([tensor], tmp_path) == moved
+
+
+def lies_in_a_file(tensor):
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith("(deleted)")
+    return False
+
+
+@pytest.fixture(scope="module")
+def packed():
+    """An optimized model with one large weight, which its kernel has in another form."""
+    from nhwc.plan import measuring
+
+    timed = measuring._time
+    with pytest.MonkeyPatch.context() as patch:
+        # Torch's own kernel would read the weight where it lies.
+        slow = lambda option: replace(option, seconds=1.0) if option.kernel == "torch" else option
+        patch.setattr(measuring, "_time", lambda *given: tuple(map(slow, timed(*given))))
+        net = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1)).eval()
+        x = torch.randn(1, 512, 6, 6)
+        yield net, x, force(net, x, remeasure=True)
+
+
+@on_linux
+@torch.no_grad()
+def test_weights_that_were_packed_are_shelved_and_serve_other_shapes(packed, tmp_path):
+    net, x, fast = packed
+    assert runs_program(fast, x)
+    assert lies_in_a_file(fast.portable.get_submodule("0").weight)
+    assert not lies_in_a_file(net[0].weight)
+    for image in (x, torch.randn(2, 512, 5, 7)):
+        torch.testing.assert_close(fast(image), net(image), rtol=1e-4, atol=1e-4)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    assert torch.equal(loaded.portable(x), fast.portable(x))
+
+
+@torch.no_grad()
+def test_new_values_in_a_shelved_weight_are_noticed(packed):
+    net, x, fast = packed
+    twin = copy.deepcopy(fast)
+    twin.portable.get_submodule("0").weight.mul_(0.5)
+    other = copy.deepcopy(net)
+    other[0].weight.mul_(0.5)
+    torch.testing.assert_close(twin(x), other(x), rtol=1e-4, atol=1e-4)
+    kept = fast.portable.get_submodule("0").weight.clone()
+    fast.portable.get_submodule("0").weight.mul_(0.5)
+    torch.testing.assert_close(fast(x), other(x), rtol=1e-4, atol=1e-4)
+    fast.load_state_dict({**fast.state_dict(), "portable.0.weight": kept})
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
