@@ -17,7 +17,7 @@ from nhwc.inner import inner_graphs, unplanned
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
-from nhwc.verify import widened
+from nhwc.widened import widened
 
 from .browser import needs_browser, opened
 from .test_optimize import close, force

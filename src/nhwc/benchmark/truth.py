@@ -61,11 +61,10 @@ def find_truth(
     def exactly(wide: nn.Module) -> tuple[numpy.ndarray, ...]:
         return arrays_of(answer(wide, [x.double() for x in inputs]))
 
-    exact = None
+    own, exact = arrays_of(answer(model, inputs)), None
     # Whatever a forward raises in a precision it was not written for: eager is the truth then.
     with contextlib.suppress(Exception):
         exact = exactly(widened(model)) if train else run_in_float64(model, exactly)
-    own = arrays_of(answer(model, inputs))
     if exact is None:
         return Truth(own, ROUGH if amp else 1e-3)
     eager = Truth(exact, 0.0).error_of(list(own))

@@ -7,6 +7,7 @@ that asks for those (`item`, `nonzero`, a branch on a sum) is refused as it alwa
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def capture_sized(
     """
     root = fx.GraphModule(graph, renamed(graph.graph), type(graph).__name__)
     tracer, state = _Sized(root, inputs), State(root)
-    with undrawn(), torch.no_grad():
+    with undrawn(), torch.no_grad(), _without_nested():
         traced = tracer.trace(root, tracer.fixed)
         check_writes(traced)
         tracer.check_constants()
@@ -61,6 +62,22 @@ def capture_sized(
     give_copies(traced)
     name_placeholders(traced, root)
     return fx.GraphModule(root, renamed(traced), type(graph).__name__), tracer.opaque
+
+
+@contextlib.contextmanager
+def _without_nested() -> Iterator[None]:
+    """Refuse nested tensors of traced values: torch takes what has a length and crashes on it."""
+    home = torch._C._nested  # type: ignore[attr-defined]
+    own = home.nested_tensor
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise fx.proxy.TraceError("it makes a nested tensor")
+
+    home.nested_tensor = refuse
+    try:
+        yield
+    finally:
+        home.nested_tensor = own
 
 
 class _Sized(Tracer):
