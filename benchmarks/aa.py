@@ -19,7 +19,7 @@ from pathlib import Path
 from nhwc.benchmark import Case, Task
 from nhwc.benchmark.paired import measure
 from nhwc.environment import Environment, available_cores
-from nhwc.timing import Comparison
+from nhwc.timing import Comparison, verdict_of
 
 SLOWED = """
 import time
@@ -92,14 +92,13 @@ def trial(model: str, variants: tuple[str, ...], seconds: float) -> dict[str, ob
         "ratio": round(comparison.ratio, 4),
         "interval": [round(bound, 4) for bound in comparison.interval],
         "turns": len(before.turns),
-        "verdict": comparison.verdict,
     }
 
 
 def summary(result: dict) -> str:
     same, slowed = result["same"], result["slowed"]
-    silent = sum(t["verdict"] in ("same", "too noisy to tell") for t in same)
-    found = sum(t["verdict"] == "slower" for t in slowed)
+    silent = sum(verdict_of(*t["interval"]) in ("same", "too noisy to tell") for t in same)
+    found = sum(verdict_of(*t["interval"]) == "slower" for t in slowed)
     return (
         f"the same twice: no difference in {silent} of {len(same)} trials\n"
         f"a tenth slower: found in {found} of {len(slowed)} trials"

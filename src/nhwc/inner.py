@@ -98,8 +98,8 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
         key = signature(args)
-        plain = not named and key == signature(args)
-        if not plain:
+        # What is more than tensors and plain values has another signature each time.
+        if named or key != signature(args):
             reason = "it is given more than tensors and numbers, or by name"
             use = found.setdefault(None, Use(path, graph, reason=reason))
         elif key in found:
@@ -111,9 +111,8 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
 
     def leave(_: nn.Module, args: Any, result: Any) -> None:
         if _shared(args, result):
-            running[
-                path
-            ].reason = "what it returns shares memory, and the code around it may write there"
+            use = running[path]
+            use.reason = "what it returns shares memory, and the code around it may write there"
 
     return [
         graph.register_forward_pre_hook(enter, with_kwargs=True),
