@@ -97,6 +97,9 @@ class Case:
         """Assert that `y` is what float64 gives, but for rounding."""
         expected = self.expected()
         sizes = self._sum(torch.abs)
+        if name.startswith("winograd") and sizes.numel():
+            # An output is a difference of sums over its whole tile, and rounds with the largest.
+            sizes = F.max_pool2d(sizes, 7, 1, 3)
         allowed = EPS * (SLACK[name] * self.spec.depth**0.5 * sizes + 16 * expected.abs() + 4)
         assert y.shape == expected.shape
         excess = ((y.double() - expected).abs() / allowed).max() if y.numel() else 0
