@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from .passes import PASSES, Pass, run_passes
 from .planner import Planner
 from .preserve import preserved
 from .ready import check_devices, check_initialized, tensors_of
-from .release import shelve, trim
+from .release import in_memory, shelve, trim, unread
 from .runtime import Optimized, describe
 from .sizes import for_sizes
 from .timing import Comparison, Samples, interleave
@@ -30,8 +29,8 @@ from .verify import Verification, cloned
 
 Progress = Callable[[str], None]
 
-_TIMING_S = 0.8
-"""How long the paired timing at the end takes, about, where the machine is quiet."""
+_TIMING_S = 0.5
+"""How long the paired timing of a stage takes, about, where the machine is quiet."""
 
 _PATIENCE = 3
 """How many times as long it may take before a noisy machine gets the benefit of the doubt."""
@@ -70,13 +69,16 @@ def optimize(
         with preserved(work.graph):
             work.judge.check(work.graph)
             work.open(passes, (example_inputs, *map(_as_tuple, also)))
+            work.time("graph", work.graph)
+        work.shelve()
+        with preserved(work.graph):
             work.plan(exact=exact)
             work.check()
-            say("timing before and after")
-            with preserved(work.planned):
-                times, remembered = work.time()
+            if work.is_planned:
+                with preserved(work.planned):
+                    work.time("plan", work.planned)
         work.memory.save()
-        return work.finish(times, remembered, start)
+        return work.finish(start)
 
 
 @dataclass
@@ -97,6 +99,7 @@ class _Work:
         self.memory = Memory.of(self.environment)
         if self.remeasure:
             self.memory.forget()
+        self.compared: dict[str, Comparison] = {}
         # Before there is a graph: the copy in float64 is the largest of all.
         self.judge = Judge(self.model, self.example, self.memory, self.say)
 
@@ -107,15 +110,18 @@ class _Work:
         self.passes = run_passes(self.graph, passes)
         for parameter in self.graph.parameters():
             parameter.requires_grad_(False)
-        if self.judge.in_full:
-            # Capturing leaves weights in cycles of references. Beside a float64 run this is quick.
-            gc.collect()
         trim()
 
     def open(self, passes: Sequence[Pass], examples: Sequence[tuple[Any, ...]]) -> None:
         """Look into opaque parts with the sizes of each example."""
         self.examples = examples
         self.sized = [for_sizes(self.graph, one, self.opaque, passes) for one in examples]
+
+    def shelve(self) -> None:
+        """Let the weights lie in a file while there are kernels with copies of their own."""
+        graphs = [self.graph, *(one.graph for one in self.sized if one)]
+        self.shelved = shelve(p for graph in graphs for p in graph.parameters())
+        trim()
 
     def plan(self, *, exact: bool) -> None:
         self.planner = Planner(self.memory, self.say, exact=exact)
@@ -135,41 +141,51 @@ class _Work:
         self.verification = found
 
     def _judged(self) -> Verification:
-        return self.judge.judge(self.planned, self.graph, self.examples[1:], self._labels())
+        found = self.judge.judge(self.planned, self.graph, self.examples[1:], self._labels())
+        unread(self.shelved)
+        return found
 
     def _labels(self) -> str:
         """What stands behind the answers: the passes that ran, and every kernel."""
         passes = [f"{report.name} {len(report.applied)}" for report in self.passes]
         return _digest([*passes, *self.planner.kernels])
 
-    def time(self) -> tuple[dict[str, Samples], bool]:
-        """The times of the stages, taken in turns, or remembered from the same stages before."""
-        stages: dict[str, Callable[..., Any]] = {"input": self.model, "graph": self.graph}
-        if self.planned.portable is not self.graph or self.planned.serves(self.example):
-            stages["plan"] = self.planned
-        key = f"model {self._fingerprint()} {' '.join(stages)}"
+    @property
+    def is_planned(self) -> bool:
+        return self.planned.portable is not self.graph or self.planned.serves(self.example)
+
+    def time(self, stage: str, module: nn.Module) -> None:
+        """Time `module` and the model in turns; recalled if they are what was timed before."""
+        self.say(f"timing the {stage}")
+        kernels = self.planner.kernels if stage == "plan" else []
+        key = f"{stage} {self._fingerprint(kernels)}"
         known = self.memory.get(key)
-        if isinstance(known, dict) and list(known) == list(stages):
-            return {name: Samples(tuple(seconds)) for name, seconds in known.items()}, True
-        calls = {name: _call(stage, self.example) for name, stage in stages.items()}
-        device = self.environment.device
-        once = interleave(calls, rounds=1, warmup=1, device="cpu" if device == "cpu" else "cuda")
+        self.remembered = isinstance(known, list)
+        if isinstance(known, list):
+            before, after = (Samples(tuple(seconds)) for seconds in known)
+            self.compared[stage] = Comparison(before, after)
+            return
+        calls = {
+            name: _call(one, self.example) for name, one in (("input", self.model), (stage, module))
+        }
+        device = "cpu" if self.environment.device == "cpu" else "cuda"
+        once = interleave(calls, rounds=1, warmup=1, device=device)
         total = sum(samples.seconds[0] for samples in once.values())
         rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
-        times = {name: Samples(()) for name in stages}
-        for _ in range(_PATIENCE):
-            more = interleave(
-                calls, rounds=rounds, warmup=1, device="cpu" if device == "cpu" else "cuda"
-            )
+        times = dict.fromkeys(calls, Samples(()))
+        for _ in range(_PATIENCE if stage == "plan" else 1):
+            more = interleave(calls, rounds=rounds, warmup=1, device=device)
             times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
-            if _is_clear(times):
-                # What a noisy minute said is no thing to remember.
-                self.memory.put(key, {name: list(s.seconds) for name, s in times.items()})
+            found = self.compared[stage] = Comparison(times["input"], times[stage])
+            if stage == "graph" or found.verdict != "too noisy to tell":
+                # What a noisy minute said of a plan is no thing to remember.
+                self.memory.put(key, [list(found.before.seconds), list(found.after.seconds)])
                 break
-        return times, False
 
-    def finish(self, times: dict[str, Samples], remembered: bool, start: float) -> Optimized:
-        chosen, reason = _choose(times)
+    def finish(self, start: float) -> Optimized:
+        chosen, reason = _choose(self.compared)
+        last = self.compared[chosen if chosen in self.compared else [*self.compared][-1]]
+        stages = {stage: one.after for stage, one in self.compared.items()}
         report = OptimizeReport(
             model=type(self.model).__name__,
             inputs=describe(self.example),
@@ -180,15 +196,18 @@ class _Work:
             opaque=self.opaque,
             plans=tuple(self.planner.reports),
             verification=self.verification,
-            times=times,
-            remembered=remembered,
+            times={"input": last.before, **stages},
+            remembered=self.remembered,
             setup_s=time.perf_counter() - start,
             environment=self.environment,
         )
+        packed = {id(weight) for weight in self.planner.weights} if chosen == "plan" else ()
+        for weight in self.shelved:
+            if id(weight) not in packed:
+                weight.data = in_memory(weight.data)
+        trim()
         if chosen != "plan":
             return Optimized(self.model if chosen == "input" else self.graph, report=report)
-        shelve(self.planner.weights)
-        trim()
         self.planned.report, self.planned.exact = report, self.exact
         return self.planned
 
@@ -198,26 +217,20 @@ class _Work:
         told = [one for one in reports if not one.part] if self.planner.kernels else reports
         return next((one.reason for one in told if one.reason), "")
 
-    def _fingerprint(self) -> str:
+    def _fingerprint(self, kernels: Sequence[str]) -> str:
         """The same for the same graph, shapes and kernels: then times carry over."""
         codes = [graph.code for _, graph in graphs(self.graph)]
-        return _digest([*codes, repr(self.graph), *describe(self.example), *self.planner.kernels])
+        return _digest([*codes, repr(self.graph), *describe(self.example), *kernels])
 
 
-def _is_clear(times: dict[str, Samples]) -> bool:
-    chosen = _choose(times)[0]
-    return chosen == "input" or Comparison(times["input"], times[chosen]).verdict == "faster"
-
-
-def _choose(times: dict[str, Samples]) -> tuple[str, str]:
+def _choose(compared: dict[str, Comparison]) -> tuple[str, str]:
     """The fastest stage that is not slower than the input, and why, if it is not the plan."""
-    order = sorted(times, key=lambda name: times[name].median_s)
-    best = order[0]
-    if best == "input":
-        second = Comparison(times["input"], times[order[1]])
-        return "input", f"nothing was gained: the best of the rest runs {second.ratio:.2f}x as fast"
-    if best == "graph" and "plan" in times:
-        ratio = Comparison(times["graph"], times["plan"]).ratio
+    ratios = {stage: one.ratio for stage, one in compared.items()}
+    best = max(ratios, key=ratios.__getitem__)
+    if ratios[best] <= 1:
+        return "input", f"nothing was gained: the best of the rest runs {ratios[best]:.2f}x as fast"
+    if best == "graph" and "plan" in ratios:
+        ratio = ratios["plan"] / ratios["graph"]
         return "graph", f"the plan runs {ratio:.2f}x as fast as the graph it was made from"
     return best, ""
 

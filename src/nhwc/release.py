@@ -25,6 +25,9 @@ from .environment import cache_dir
 _LEAST = 1 << 23
 """For fewer bytes no file is made."""
 
+_PAGEOUT = 21
+"""madvise's MADV_PAGEOUT, which Python has no name for."""
+
 _SMALL = 1 << 14
 """A tensor of fewer bytes is none of those that count."""
 
@@ -37,25 +40,55 @@ def trim() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> int:
-    """Let `tensors` lie in a file, those that share their memory with no other; return the bytes.
+def in_memory(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy of one that lies in a file; what was read of the file goes back.
+
+    >>> weight = torch.ones(2048)
+    >>> in_memory(weight) is weight
+    True
+    """
+    if not _in_file(tensor):
+        return tensor
+    copy = tensor.clone()
+    unread([tensor])
+    return copy
+
+
+def unread(tensors: Iterable[Tensor]) -> None:
+    """Let the system have the memory again that reading `tensors` took, if they lie in a file."""
+    for tensor in filter(_in_file, tensors):
+        begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = tensor.data_ptr() + tensor.nbytes - begin
+        if sys.platform == "linux" and length > 0:
+            # What was written stays: unlike MADV_DONTNEED, this never changes a value.
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _PAGEOUT)
+
+
+def _in_file(tensor: Tensor) -> bool:
+    """Whether memory that torch did not get itself holds it: what `shelve` gave it, say."""
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return plain and not tensor.untyped_storage().resizable()
+
+
+def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor]:
+    """Let `tensors` lie in a file, those that share their memory with no other; return these.
 
     >>> weight = torch.ones(2048, 2048)
     >>> other = weight[0]
     >>> shelve([weight])
-    0
+    []
 
     They stay what they are, tensors that can be written to, with the same strides.
     """
     chosen = [tensor for tensor in {id(t): t for t in tensors}.values() if _movable(tensor)]
     size = sum(_padded(tensor) for tensor in chosen)
     if size < _LEAST:
-        return 0
+        return []
     folder = cache_dir() if folder is None else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if _is_memory(folder):
-            return 0
+            return []
         with tempfile.TemporaryFile(dir=folder) as file:
             for tensor in chosen:
                 file.write(_flat(tensor).view(torch.uint8).numpy().data)
@@ -63,13 +96,13 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> int:
             file.flush()
             mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError):
-        return 0
+        return []
     place = 0
     for tensor in chosen:
         flat = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=place)
         place += _padded(tensor)
         tensor.data = flat.as_strided(tensor.shape, tensor.stride())
-    return size
+    return chosen
 
 
 def _movable(tensor: Tensor) -> bool:

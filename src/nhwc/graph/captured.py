@@ -105,6 +105,9 @@ def _trace(
     def trace_child(child: nn.Module, below: str) -> nn.Module | None:
         return _trace(child, below, opaque, {})
 
+    # What fx wraps refers to the tracer in circles: it would keep weights that passes replace.
+    inner_reasons = tracer.opaque
+    vars(tracer).clear()
     if reason is not None:
         opaque.append(Opaque(path, type(module).__name__, reason))
         open_shell(module, path, trace_child)
@@ -117,10 +120,10 @@ def _trace(
         if type(holder) is nn.Module:
             holder.training = module.get_submodule(name).training
     for inner in dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"):
-        if inner in tracer.opaque:
+        if inner in inner_reasons:
             part = result.get_submodule(inner)
             below = f"{path}.{inner}" if path else inner
-            opaque.append(Opaque(below, type(part).__name__, tracer.opaque[inner]))
+            opaque.append(Opaque(below, type(part).__name__, inner_reasons[inner]))
             open_shell(part, below, trace_child)
     return result
 

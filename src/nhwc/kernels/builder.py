@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..formats import Format
 from .copies import nchw_step
 from .elementwise import copy_step
-from .program import Output, Program
+from .program import Output, Pool, Program
 from .steps import Step, View
 
 Shape = tuple[int, int, int, int]
@@ -140,14 +140,14 @@ class Builder:
         target.movable = False
         self._outputs.append((target, wanted, format))
 
-    def build(self) -> Program:
-        """Decide all places and return the program."""
+    def build(self, pool: Pool | None = None) -> Program:
+        """Decide all places and return the program, which takes its memory from `pool`."""
         records = []
         for make, buffers in self._records:
             made = make(*(buffer.view() for buffer in buffers))
             records += [made] if isinstance(made, Step) else list(made)
         outputs = [Output(buffer.view(), shape, format) for buffer, shape, format in self._outputs]
-        return Program(records, [b.view() for b in self._inputs], outputs)
+        return Program(records, [b.view() for b in self._inputs], outputs, pool)
 
 
 def _joined(parts: Sequence[Buffer]) -> Iterator[Buffer]:

@@ -36,11 +36,17 @@ class Output:
 class Program:
     """Runs the recorded steps on new inputs: `program(x)` returns the list of outputs.
 
-    Several threads may call at once: each call takes a block of memory of its own, which is kept
-    for later calls. The thread count is torch's at the time of the call.
+    Several threads may call at once: each call takes a block of memory of its own from `pool`,
+    which keeps it for later calls. The thread count is torch's at the time of the call.
     """
 
-    def __init__(self, steps: Sequence[Step], inputs: Sequence[View], outputs: Sequence[Output]):
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[View],
+        outputs: Sequence[Output],
+        pool: Pool | None = None,
+    ):
         # The first steps bring inputs into channels last; a call skips those it does not need.
         entries = [input_step(view) for view in inputs]
         self.steps = (*entries, *steps)
@@ -48,7 +54,8 @@ class Program:
         self.outputs = tuple(outputs)
         self.barriers = _barriers(self.steps)
         self._phases = _phases(self.barriers)
-        self._idle: dict[int, deque[_Memory]] = {}
+        self._pool = Pool() if pool is None else pool
+        self._key = object()
         # Compiled here, so that no call has to wait for it.
         for kernel in {step.kernel.name: step.kernel for step in self.steps}.values():
             _ = kernel.address
@@ -57,16 +64,15 @@ class Program:
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         self._check(inputs)
         count = torch.get_num_threads()
-        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
-        idle = self._idle.setdefault(count, deque())
+        block = self._pool.take(count)
         try:
-            memory = idle.pop()
-        except IndexError:
-            memory = _Memory(self, count)
-        try:
-            return memory.run(inputs)
+            if self._key not in block.bound:
+                offsets, size = self._place(count)
+                block.grow(size)
+                block.bound[self._key] = _Bound(self, count, offsets, block.start)
+            return block.bound[self._key].run(inputs)
         finally:
-            idle.append(memory)
+            self._pool.put(count, block)
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self.inputs):
@@ -106,13 +112,47 @@ class Program:
         return dict(zip(lives, offsets, strict=True)), total
 
 
-class _Memory:
-    """One arena with the arguments of every step bound to it."""
+class Pool:
+    """Memory for programs that run one after the other, or at once in several threads."""
 
-    def __init__(self, program: Program, threads: int) -> None:
-        offsets, size = program._place(threads)
-        self._block = torch.empty(size + LINE, dtype=torch.uint8)
-        start = -(-self._block.data_ptr() // LINE) * LINE
+    def __init__(self) -> None:
+        self._idle: dict[int, deque[_Block]] = {}
+
+    def take(self, threads: int) -> _Block:
+        """A block that nobody else has until it is put back."""
+        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
+        try:
+            return self._idle.setdefault(threads, deque()).pop()
+        except IndexError:
+            return _Block()
+
+    def put(self, threads: int, block: _Block) -> None:
+        self._idle[threads].append(block)
+
+
+class _Block:
+    """Memory, as much as the largest program needs, and the programs that are bound to it."""
+
+    def __init__(self) -> None:
+        self.bound: dict[object, _Bound] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def grow(self, size: int) -> None:
+        if size + LINE > len(self._memory):
+            self.bound = {}
+            self._memory = torch.empty(size + LINE, dtype=torch.uint8)
+
+    @property
+    def start(self) -> int:
+        return -(-self._memory.data_ptr() // LINE) * LINE
+
+
+class _Bound:
+    """The arguments of every step of a program, bound to the memory from `start` on."""
+
+    def __init__(
+        self, program: Program, threads: int, offsets: dict[object, int], start: int
+    ) -> None:
         self._outputs = program.outputs
         self._threads = threads
         io = {id(v.buffer) for v in (*program.inputs, *(o.view for o in program.outputs))}

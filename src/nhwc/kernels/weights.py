@@ -13,18 +13,19 @@ from .microkernel import panel_columns
 from .steps import View
 
 
-def pack_panels(matrix: Tensor, isa: Isa) -> Tensor:
+def fill_panels(packed: Tensor, matrix: Tensor, isa: Isa) -> None:
     """Lay out a matrix [depth, columns] panel after panel: flat, columns filled up with zeros.
 
     >>> from .isa import AVX2
-    >>> pack_panels(torch.ones(3, 40), AVX2).shape
-    torch.Size([120])
+    >>> fill_panels(torch.empty(120), torch.ones(3, 40), AVX2)
     """
     depth, columns = matrix.shape
-    whole = columns // panel_columns(isa) * panel_columns(isa)
-    full = matrix[:, :whole].reshape(depth, -1, panel_columns(isa)).transpose(0, 1)
-    rest = F.pad(matrix[:, whole:], (0, -columns % isa.width))
-    return torch.cat((full.flatten(), rest.flatten()))
+    wide, padding = panel_columns(isa), -columns % isa.width
+    panels, rest = columns // wide, columns % wide
+    full = packed[: depth * panels * wide].view(panels, depth, wide)
+    full.copy_(matrix[:, : panels * wide].unflatten(1, (panels, wide)).transpose(0, 1))
+    last = packed[depth * panels * wide :].view(depth, rest + padding)
+    last.copy_(F.pad(matrix[:, panels * wide :], (0, padding)))
 
 
 def pack_bias(bias: Tensor | None, columns: int, groups: int, isa: Isa) -> Tensor:
@@ -37,8 +38,13 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
     """One flat tensor: the panels of every group, then the bias. `weight` is K, C/groups, R, S."""
     k = len(weight) // groups
     taps_first = weight.detach().float().permute(0, 2, 3, 1).reshape(groups, k, -1)
-    panels = [pack_panels(group.t(), isa) for group in taps_first]
-    return torch.cat((*panels, pack_bias(bias, k, groups, isa)))
+    ending = pack_bias(bias, k, groups, isa)
+    packed = torch.empty((taps_first.shape[2] + 1) * len(ending))
+    panels = packed[: -len(ending)].view(groups, -1)
+    for group, place in zip(taps_first, panels, strict=True):
+        fill_panels(place, group.t(), isa)
+    packed[-len(ending) :] = ending
+    return packed
 
 
 def after(packed: Tensor | View, floats: int) -> Tensor | View:

@@ -25,7 +25,7 @@ from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .tiles import ALL, INPUT, PRODUCTS, WINOGRAD2, WINOGRAD4
 from .transforms import F4, Transform
-from .weights import after, pack_bias, pack_panels
+from .weights import after, fill_panels, pack_bias
 
 
 def serves(spec: ConvSpec) -> bool:
@@ -36,9 +36,16 @@ def serves(spec: ConvSpec) -> bool:
 
 def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The transformed filters in panels, each element after element of a tile; then the bias."""
-    isa = isas.host()
-    panels = pack_panels(t.filters(weight).flatten(0, 1), isa)
-    return torch.cat((panels, pack_bias(bias, spec.k, 1, isa)))
+    isa, depth = isas.host(), t.size**2 * spec.c
+    packed = torch.empty(packed_floats(t, spec))
+    # A panel at a time: in float64 all of them are many times the weights.
+    for first in range(0, spec.k, panel_columns(isa)):
+        filters = t.filters(weight[first : first + panel_columns(isa)])
+        padded = -(-filters.shape[2] // isa.width) * isa.width
+        fill_panels(packed[depth * first : depth * (first + padded)], filters.flatten(0, 1), isa)
+    ending = pack_bias(bias, spec.k, 1, isa)
+    packed[-len(ending) :] = ending
+    return packed
 
 
 def packed_floats(t: Transform, spec: ConvSpec) -> int:

@@ -111,11 +111,12 @@ def weight_read_elsewhere(node: fx.Node) -> str | None:
 
 
 def owners_of(gm: fx.GraphModule) -> dict[Tensor, list[str]]:
-    """Who holds each parameter, to tell which are tied."""
+    """Who holds each parameter that is tied, with several owners."""
     owners: dict[Tensor, list[str]] = {}
     for name, parameter in gm.named_parameters(remove_duplicate=False):
         owners.setdefault(parameter, []).append(name.rpartition(".")[0])
-    return owners
+    # Weights of one owner alone are to go when they are folded.
+    return {parameter: names for parameter, names in owners.items() if len(names) > 1}
 
 
 def tied_note(node: fx.Node, owners: dict[Tensor, list[str]]) -> str:

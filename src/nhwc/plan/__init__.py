@@ -22,17 +22,17 @@ from torch import Tensor, fx
 from .. import kernels
 from ..memory import Memory
 from ..ready import tensors_of
-from ..release import trim
+from ..release import trim, unread
 from .assigning import Choice, assign
-from .binding import Packs, bind
+from .binding import bind
 from .calls import is_opaque
 from .measuring import (
     Option,
     Options,
     conversion_seconds,
-    fastest,
     measure,
     sample,
+    shortest,
     switch_seconds,
 )
 from .program import Program
@@ -84,6 +84,7 @@ def make_plan(
 ) -> Plan:
     """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason."""
     found, layers = _layers(graph, inputs)
+    unread(graph.parameters())
     before = memory.measured
     with torch.no_grad():
         options = measure(graph, found, layers, memory, exact=exact, progress=progress)
@@ -100,7 +101,8 @@ def _choose(
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
-    mixture stands against the best without our kernels, and the best with as many as can be.
+    mixture stands against the best without our kernels, and the best with as many as can be. Each
+    holds all weights: there is only one at a time.
     """
     with_ours = {k: tuple(o for o in some if o.native) or some for k, some in options.items()}
     without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
@@ -122,12 +124,13 @@ def _choose(
     key = "best of " + _digest(layers, choices)
     best = memory.get(key)
     if not isinstance(best, int) or not 0 <= best < len(choices):
-        packs: Packs = {}
-        programs = [bind(graph, found, layers, choice, packs) for choice in choices]
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
-        best = fastest(programs, inputs)
+        seconds = []
+        for choice in choices:
+            seconds.append(shortest(bind(graph, found, layers, choice), inputs))
+            trim()
+        best = seconds.index(min(seconds))
         memory.put(key, best)
-        return choices[best], programs[best]
     return choices[best], bind(graph, found, layers, choices[best])
 
 

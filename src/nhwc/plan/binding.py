@@ -19,21 +19,13 @@ from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
 if TYPE_CHECKING:
+    from ..kernels.program import Pool
     from .native.kernel import Native
 
-Packs = dict[tuple[fx.Node, str], Any]
-"""Packed weights, or a kernel that holds them, by layer and kernel: programs may share them."""
 
-
-def bind(
-    graph: fx.GraphModule,
-    record: Record,
-    layers: Sequence[Layer],
-    choice: Choice,
-    packs: Packs | None = None,
-) -> Program:
-    """Prepare every chosen kernel's weights, unless `packs` has them, and string them together."""
-    return _Binder(graph, record, choice, {} if packs is None else packs).bind(layers)
+def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
+    """Prepare every chosen kernel's weights and string them together."""
+    return _Binder(graph, record, choice).bind(layers)
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -82,9 +74,9 @@ def _handed_over(record: Record, choice: Choice) -> Choice:
 
 
 class _Binder:
-    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice, packs: Packs) -> None:
-        self.packs = packs
+    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
         self.graph, self.record, self.choice = graph, record, _handed_over(record, choice)
+        self.pool: Pool | None = None
         self.slots: dict[tuple[fx.Node, Format | None], int] = {}
         self.steps: list[Step] = []
 
@@ -131,18 +123,18 @@ class _Binder:
         if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            key = layer.node, f"{option.label} alone"
-            if key not in self.packs:
-                constants = (None, None) if operator else constants_of(self.graph, layer)
-                self.packs[key] = named[0].prepare(*constants)
-            run = self.packs[key]
+            constants = (None, None) if operator else constants_of(self.graph, layer)
+            run = named[0].prepare(*constants)
         self._step(layer.name, run, inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
+        from ..kernels.program import Pool
         from .native.pairs import pairs_in
         from .native.stretch import Stretch
 
+        # One runs after the other.
+        self.pool = self.pool or Pool()
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
         stretch = Stretch(outputs)
@@ -166,7 +158,7 @@ class _Binder:
             stretch.add(native, layer, self._packed(native, layer), self.record)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in stretch.inputs)
-        run = stretch.build(self.record)
+        run = stretch.build(self.record, self.pool)
         if len(outputs) == 1:
             self._step(name, run, inputs, (outputs[0], None))
             return
@@ -178,10 +170,7 @@ class _Binder:
     def _packed(self, native: Native, layer: Layer) -> Any:
         if isinstance(layer.spec, Operator):
             return None
-        key = layer.node, native.name
-        if key not in self.packs:
-            self.packs[key] = native.pack(constants_of(self.graph, layer))
-        return self.packs[key]
+        return native.pack(constants_of(self.graph, layer))
 
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""

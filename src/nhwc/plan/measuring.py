@@ -21,6 +21,9 @@ from .specs import Layer, Operator, constants_of
 
 LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
 
+_HUGE = 1 << 26
+"""Of weights of so many bytes there is one packed copy at a time; no cache holds them anyway."""
+
 _TOLERANCE = 1e-3
 """A candidate further than this from eager, relative to its largest value, is broken."""
 
@@ -86,15 +89,13 @@ def conversion_seconds(seen: Seen, memory: Memory) -> float:
     return known
 
 
-def fastest(programs: Sequence[Callable[..., Any]], inputs: Sequence[Any]) -> int:
-    """The number of the program with the shortest median on these inputs."""
+def shortest(program: Callable[..., Any], inputs: Sequence[Any]) -> float:
+    """The seconds of the shortest of a few calls on these inputs."""
     device = next((str(x.device) for x in inputs if isinstance(x, Tensor)), "cpu")
-    calls = {str(number): _bound(program, inputs) for number, program in enumerate(programs)}
-    first = interleave(calls, rounds=1, warmup=1, device=device)
-    longest = max(samples.seconds[0] for samples in first.values())
-    rounds = max(3, min(15, int(0.2 / max(longest, 1e-6))))
-    taken = interleave(calls, rounds=rounds, warmup=0, device=device)
-    return min(range(len(programs)), key=lambda number: taken[str(number)].median_s)
+    calls = {"": _bound(program, inputs)}
+    [first] = interleave(calls, rounds=1, warmup=1, device=device)[""].seconds
+    rounds = max(3, min(15, int(0.2 / max(first, 1e-6))))
+    return min(interleave(calls, rounds=rounds, warmup=0, device=device)[""].seconds)
 
 
 def sample(value: Any, layout: Format | None) -> Any:
@@ -152,6 +153,12 @@ class _Trial:
     writes: Format | None
     call: Callable[[], Any]
 
+    @classmethod
+    def of(cls, candidate: Candidate, constants: tuple[Any, ...], values: Sequence[Any]) -> _Trial:
+        inputs = [_laid_out(value, candidate.reads) for value in values]
+        run = candidate.prepare(*constants)
+        return cls(candidate.name, candidate.reads, candidate.writes, _bound(run, inputs))
+
 
 def _time(
     graph: fx.GraphModule,
@@ -166,30 +173,37 @@ def _time(
     constants = constants_of(graph, layer) if weighted else (None, None)
     trials = [] if weighted else _trials_as_is(caller(graph, record, layer), values)
     expected = trials[0].call() if trials else None
+    device = layer.spec.device
+    evict = _evictor(graph, constants[0]) if device == "cpu" else None
+    huge = constants[0] is not None and constants[0].nbytes >= _HUGE
+    options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
     for candidate in candidates:
         if candidate.free:
             continue
-        run = candidate.prepare(*constants)
-        inputs = [_laid_out(value, candidate.reads) for value in values]
-        result = run(*inputs)
+        trial = _Trial.of(candidate, constants, values)
+        result = trial.call()
         if expected is None:
             expected = result
-        elif not _close(result, expected):
-            continue
-        reads, writes = candidate.reads, candidate.writes
-        trials.append(_Trial(candidate.name, reads, writes, _bound(run, inputs)))
-    device = layer.spec.device
+        if _close(result, expected):
+            trials.append(trial)
+        del trial
+        if huge:
+            options += _timed(trials, device, evict, switch)
+            trials.clear()
+    return (*options, *_timed(trials, device, evict, switch))
+
+
+def _timed(
+    trials: Sequence[_Trial], device: str, evict: Callable[[], object] | None, switch: float
+) -> list[Option]:
     calls = {str(number): trial.call for number, trial in enumerate(trials)}
-    evict = _evictor(graph, constants[0]) if device == "cpu" else None
-    times = _fastest(calls, device, between=evict)
-    options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
-    for number, trial in enumerate(trials):
-        seconds = times[str(number)]
+    options = []
+    for trial, seconds in zip(trials, _fastest(calls, device, between=evict).values(), strict=True):
         if trial.kernel.startswith("nhwc"):
             # Within a program of many steps, what it costs to enter one is shared by all.
             seconds = max(seconds - switch, 0.05 * seconds)
         options.append(Option(trial.kernel, trial.reads, trial.writes, seconds))
-    return tuple(options)
+    return options
 
 
 def _trials_as_is(run: Run, values: Sequence[Any]) -> list[_Trial]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..release import in_memory
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -119,12 +121,12 @@ class Layer:
 
 
 def constants_of(graph: fx.GraphModule, layer: Layer) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias, or scale and shift, of a weighted layer, detached from autograd."""
+    """Weight and bias, or scale and shift, of a weighted layer, detached and in memory."""
     op: Any = graph.get_submodule(layer.op or "")
     if isinstance(layer.spec, Affine):
         return _scale_and_shift(op)
     bias = op.bias
-    return op.weight.detach(), bias.detach() if isinstance(bias, Tensor) else None
+    return in_memory(op.weight.detach()), bias.detach() if isinstance(bias, Tensor) else None
 
 
 def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:

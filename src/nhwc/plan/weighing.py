@@ -2,11 +2,13 @@
 
 Winograd's kernels hold each filter transformed, in two to four times the numbers. Where the filters
 are large, reading them takes what the fewer multiplications save, and the times come out the same.
+A model of little else would be held several times: only those that save most for their memory stay.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from .measuring import Option, Options
@@ -18,13 +20,47 @@ _LARGE = 1 << 18
 _CLEARLY = 1.05
 """Times closer than this are the same, on a machine that does anything else."""
 
+_LIMIT = 0.75
+"""What kernels may hold beyond one copy of each weight, as a share of all weights."""
+
+_ALWAYS = 1 << 26
+"""So many bytes beyond it they may hold in any case."""
+
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 
 
 def without_waste(options: Options, layers: Sequence[Layer]) -> Options:
     """`options` without those for which another of the same layouts takes less memory."""
     specs = {layer.spec.key: layer.spec for layer in layers}
-    return {key: _worthwhile(specs[key], some) for key, some in options.items()}
+    kept = {key: _worthwhile(specs[key], some) for key, some in options.items()}
+    return _within_limits(kept, specs, Counter(layer.spec.key for layer in layers))
+
+
+def _within_limits(options: Options, specs: dict[str, Spec], counts: Counter[str]) -> Options:
+    """`options` without the transformed filters that save least time for their memory, if need be.
+
+    Filters of 3x3 are most of a wide model's weights: it would be held several times.
+    """
+    limit = max(_ALWAYS, _LIMIT * sum(_bytes(spec) * counts[key] for key, spec in specs.items()))
+    while True:
+        beyond, savings = 0.0, []
+        for key, spec in specs.items():
+            ours = [option for option in options[key] if option.native]
+            best = min(ours, key=lambda option: option.seconds, default=None)
+            if best is None or best.kernel not in _TRANSFORMED:
+                continue
+            extra = _bytes(spec) * (_copies(spec, best) - 1)
+            beyond += extra * counts[key]
+            rest = [o.seconds for o in ours if _copies(spec, o) < _copies(spec, best)]
+            savings.append(((min(rest) - best.seconds) / extra, key, best))
+        if beyond <= limit:
+            return options
+        _, key, best = min(savings, key=lambda one: one[0])
+        options = {**options, key: tuple(o for o in options[key] if o.kernel != best.kernel)}
+
+
+def _bytes(spec: Spec) -> float:
+    return 0.0 if isinstance(spec, (Operator, Affine)) else 4.0 * math.prod(spec.weight)
 
 
 def _worthwhile(spec: Spec, options: tuple[Option, ...]) -> tuple[Option, ...]:

@@ -11,6 +11,7 @@ from torch import fx
 from ...formats import Format
 from ...kernels.builder import Builder
 from ...kernels.elementwise import activation_step
+from ...kernels.program import Pool
 from ...timing import interleave
 from ..recording import Record
 from ..specs import Layer
@@ -34,12 +35,12 @@ class Stretch:
         given = [self._buffers[node] for node in layer.inputs]
         self._buffers[layer.node] = native.emit(self.builder, packed, *given)
 
-    def build(self, record: Record) -> Callable[..., Any]:
+    def build(self, record: Record, pool: Pool | None = None) -> Callable[..., Any]:
         """The program, as a function of `inputs` that returns what `outputs` are."""
         for node in self.outputs:
             shape = record.values[node].shape
             self.builder.output(self._buffers[node], shape, Format.CHANNELS_LAST)
-        program = self.builder.build()
+        program = self.builder.build(pool)
         if len(self.outputs) == 1:
             return lambda *tensors: program(*tensors)[0]
         return program
