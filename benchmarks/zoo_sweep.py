@@ -87,7 +87,7 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
     command = [sys.executable, "-m", "benchmarks.zoo_row", name]
-    threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.jobs)))
     path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
     try:
         done = subprocess.run(
