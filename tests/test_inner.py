@@ -3,8 +3,8 @@
 import copy
 import json
 import pickle
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -368,11 +368,8 @@ def test_threads_share_the_parts():
             for _ in range(5):
                 answers[number] = fast(inputs[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(len(inputs))))
     for number, images in enumerate(inputs):
         same(answers[number], exact(model, images))
 

@@ -102,6 +102,12 @@ def folded_before(layer: nn.Module) -> str | None:
     return None
 
 
+def called_again(node: fx.Node) -> str | None:
+    """That what `node` calls has other inputs too, which the fold would be wrong for."""
+    count = len(calls_of(node))
+    return f"{name_of(node)} is called at {count} sites" if count > 1 else None
+
+
 def weight_read_elsewhere(node: fx.Node) -> str | None:
     """Who else reads the weights that `node` calls its layer with, by their path."""
     for other in node.graph.find_nodes(op="get_attr"):
