@@ -1,7 +1,7 @@
 """The memory of measurements: kept, shared, and never in the way."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,11 +54,8 @@ def test_many_writers_leave_a_readable_file(path):
         memory.put(f"layer {number}", number)
         memory.save()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert json.loads(path.read_text())["entries"]
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 

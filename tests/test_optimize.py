@@ -2,8 +2,8 @@
 
 import copy
 import pickle
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -208,11 +208,8 @@ def test_threads_share_a_model(planned):
             for _ in range(5):
                 answers[index] = fast(inputs[index])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(len(inputs))))
     for x, answer in zip(inputs, answers, strict=True):
         close(answer, model(x))
 

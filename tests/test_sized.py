@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -371,11 +371,8 @@ def test_threads_share_it():
             if not torch.allclose(fast(x), model(x), atol=2e-5):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert not wrong
 
 

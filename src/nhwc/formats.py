@@ -24,6 +24,11 @@ class Format(Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the channels are densest, in two dimensions or in three."""
+        return self in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+
 
 CHANNELS_LAST_OF = {4: Format.CHANNELS_LAST, 5: Format.CHANNELS_LAST_3D}
 """The channels-last format of a tensor with so many dimensions."""

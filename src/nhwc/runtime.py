@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .formats import Format, format_of
+from .formats import format_of
 from .plan import Option, Unplannable, remake_plan
 from .plan.cuda import on_device
 from .preserve import place_of
@@ -190,7 +190,7 @@ def _described(x: Any) -> str:
         return f"[{', '.join(describe(x))}]"
     if not isinstance(x, Tensor):
         return repr(x)
-    last = format_of(x) in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+    last = format_of(x).is_last
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     return " ".join([*words, "channels_last"] if last else words)
 

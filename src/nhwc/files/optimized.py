@@ -22,7 +22,8 @@ from ..release import shelve, trim
 from ..runtime import Optimized, Recipe, describe, signature
 from ..verify import Truth, flatten, verify
 from .container import damaged, read, write
-from .serial import Foreign, dump, restore
+from .plain import Foreign
+from .serial import dump, restore
 
 
 def save(model: nn.Module, path: str | Path) -> None:

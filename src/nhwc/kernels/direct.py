@@ -15,10 +15,10 @@ from torch import Tensor
 
 from . import isa as isas
 from . import rows
-from .activations import Activation, emit_activation
+from .activations import Activation
 from .compiler import Args, Kernel
 from .isa import Isa
-from .loops import each_vector
+from .loops import activate_tile, emit_vectors, emit_whole
 from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -68,10 +68,6 @@ def _tile_rows(first: Value, count: Value, tiles: Value, i: Value) -> tuple[Valu
     return first + begin, (i + 1) * count // tiles - begin
 
 
-def _padded(e: Emitter, count: Value) -> Value:
-    return (count + (e.width - 1)) // e.width * e.width
-
-
 def _emit_products(
     e: Emitter,
     a: Args,
@@ -82,8 +78,8 @@ def _emit_products(
     group, first, tiles, (first_panel, last_panel), packed = unit
     width, depth = panel_columns(e.isa), a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
-    weights = a.weights.floats() + group * depth * _padded(e, a.k)
-    bias = a.bias.floats() + group * _padded(e, a.k)
+    weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
+    bias = a.bias.floats() + group * emit_whole(e, a.k)
     tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(0, a.segments, a.block) as inner:
         count_segments = e.min(a.block, a.segments - inner)
@@ -93,7 +89,7 @@ def _emit_products(
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
             columns = e.min(a.k - column, e.i64(width))
-            vectors = (columns + (e.width - 1)) // e.width
+            vectors = emit_vectors(e, columns)
             b = weights + panel * width * depth + inner * a.segment * vectors * e.width
             tile.set(b=b, start=bias + column, columns=columns, vectors=vectors)
             with e.range(0, tiles) as i:
@@ -109,20 +105,7 @@ def _emit_products(
                     rows=count,
                 )
                 with e.when(final & (a.code > int(Activation.RELU6))):
-                    _emit_activation(e, a, y, (count, columns))
-
-
-def _emit_activation(e: Emitter, a: Args, y: Value, size: tuple[Value, Value]) -> None:
-    """Apply what is more than a clamp to a tile just stored, while it is in the nearest cache."""
-    count, columns = size
-    slope = e.float_of_bits(a.slope)
-    with e.range(0, count) as i:
-
-        def apply(column: Value, mask: Value | None) -> None:
-            place = y + (i * a.y_pixel + column)
-            e.store(emit_activation(e, e.load(place, mask), a.code, slope), place, mask)
-
-        each_vector(e, e.i64(0), columns, apply)
+                    activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
 
 
 DIRECT = Kernel("direct", _FIELDS, _emit)

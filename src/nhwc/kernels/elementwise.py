@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 
 from .activations import Activation
 from .compiler import Args, Kernel
-from .loops import ENDING, each_vector, ending, finish, pad_channels
+from .loops import ENDING, Place, each_vector, ending, finish, pad_channels
 from .steps import Argument, Step, View, step
 from .values import Value
 from .vectors import Emitter
@@ -90,48 +93,46 @@ def _source(x: View) -> dict[str, Argument]:
     return {"x": x, "xpixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
 
 
-def _emit_sum(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+Change = Callable[[Value, Place], Value]
+"""What becomes of a vector that was read from some place."""
+ChangeOf = Callable[[Emitter, Args, Value], Change]
+"""The change of the vectors of a pixel."""
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
-        source = a.x.floats() + pixel * a.xpixel
+        source, change = a.x.floats() + pixel * a.xpixel, of(e, a, pixel)
 
         def channels(c: Value, mask: Value | None) -> None:
-            finish(e, a, [e.load(source + c, mask)], pixel, (c, mask))
+            finish(e, a, [change(e.load(source + c, mask), (c, mask))], pixel, (c, mask))
 
         each_vector(e, 0, a.c, channels)
 
 
-def _emit_product(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.pixels, thread, threads)
-    with e.range(begin, end) as pixel:
-        source = a.x.floats() + pixel * a.xpixel
-        factors = a.factor.floats() + pixel // a.shared_by * a.fpixel
-
-        def channels(c: Value, mask: Value | None) -> None:
-            shift = e.load(a.shift.floats() + c)
-            product = e.fma(e.load(source + c, mask), e.load(factors + c, mask), shift)
-            finish(e, a, [product], pixel, (c, mask))
-
-        each_vector(e, 0, a.c, channels)
+def _none(e: Emitter, a: Args, pixel: Value) -> Change:
+    return lambda value, place: value
 
 
-def _emit_prelu(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.pixels, thread, threads)
-    with e.range(begin, end) as pixel:
-        source = a.x.floats() + pixel * a.xpixel
+def _product(e: Emitter, a: Args, pixel: Value) -> Change:
+    factors, shifts = a.factor.floats() + pixel // a.shared_by * a.fpixel, a.shift.floats()
 
-        def channels(c: Value, mask: Value | None) -> None:
-            value = e.load(source + c, mask)
-            below = value * e.load(a.factor.floats() + c)
-            finish(e, a, [e.select(value < 0.0, below, value)], pixel, (c, mask))
+    def change(value: Value, place: Place) -> Value:
+        channel, mask = place
+        return e.fma(value, e.load(factors + channel, mask), e.load(shifts + channel))
 
-        each_vector(e, 0, a.c, channels)
+    return change
 
 
-SUM = Kernel("sum", ("x", "xpixel", "pixels", "c", *ENDING), _emit_sum)
-PRODUCT = Kernel(
-    "product",
-    ("x", "xpixel", "pixels", "c", "factor", "fpixel", "shared_by", "shift", *ENDING),
-    _emit_product,
-)
-PRELU = Kernel("prelu", ("x", "xpixel", "pixels", "c", "factor", *ENDING), _emit_prelu)
+def _prelu(e: Emitter, a: Args, pixel: Value) -> Change:
+    factors = a.factor.floats()
+    return lambda value, place: e.select(value < 0.0, value * e.load(factors + place[0]), value)
+
+
+def _kernel(name: str, fields: tuple[str, ...], of: ChangeOf) -> Kernel:
+    return Kernel(name, ("x", "xpixel", "pixels", "c", *fields, *ENDING), partial(_emit, of=of))
+
+
+SUM = _kernel("sum", (), _none)
+PRODUCT = _kernel("product", ("factor", "fpixel", "shared_by", "shift"), _product)
+PRELU = _kernel("prelu", ("factor",), _prelu)

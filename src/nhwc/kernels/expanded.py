@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import isa as isas
-from .activations import Activation, emit_activation
+from .activations import Activation
 from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, each_vector, ending, pad_channels
+from .loops import ENDING, activate_tile, emit_vectors, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns
 from .rows import copy_row
 from .steps import Scratch, Step, View, step
@@ -224,7 +224,7 @@ def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
     """Lay out what the band sees as the micro-kernel reads it."""
     pixels, tiles = _tiles(e, a, band)
     source = a.x.floats() + (band.image * a.h + band.seen) * a.w * a.xpixel
-    depth = (a.depth + (e.width - 1)) // e.width * e.width
+    depth = emit_whole(e, a.depth)
     with e.range(0, tiles) as i:
         first = i * pixels // tiles
         rows = (i + 1) * pixels // tiles - first
@@ -239,21 +239,15 @@ def _emit_expansion(
     """Multiply the band by one panel of weights, and apply the activation."""
     channel, columns = panel
     pixels, tiles = _tiles(e, a, band)
-    depth = (a.depth + (e.width - 1)) // e.width * e.width
-    slope, stride = e.float_of_bits(a.inner_slope), panel_columns(e.isa)
+    depth = emit_whole(e, a.depth)
+    stride = panel_columns(e.isa)
     start = a.expand_bias.floats() + channel
     call.set(b=a.expand.floats() + channel * a.depth, start=start, columns=columns)
-    call.set(vectors=(columns + (e.width - 1)) // e.width)
+    call.set(vectors=emit_vectors(e, columns))
     with e.range(0, tiles) as i:
         first = i * pixels // tiles
         rows = (i + 1) * pixels // tiles - first
         to = band.wide + first * stride
         call(a=band.packed + first * depth, y=to, rows=rows)
-        with e.when(a.inner_code > int(Activation.RELU6)), e.range(0, rows) as j:
-
-            def apply(column: Value, mask: Value | None, j: Value = j, to: Value = to) -> None:
-                place = to + (j * stride + column)
-                value = emit_activation(e, e.load(place, mask), a.inner_code, slope)
-                e.store(value, place, mask)
-
-            each_vector(e, e.i64(0), columns, apply)
+        with e.when(a.inner_code > int(Activation.RELU6)):
+            activate_tile(e, to, stride, (rows, columns), (a.inner_code, a.inner_slope))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import Activation, emit_activations
+from .activations import Activation, emit_activation, emit_activations
 from .compiler import Args
 from .steps import Argument, View
 from .values import Value
@@ -38,6 +38,17 @@ def padded(channels: int) -> int:
 def emit_padded(channels: Value) -> Value:
     """`padded`, computed by the kernel."""
     return (channels + (PADDED_TO - 1)) // PADDED_TO * PADDED_TO
+
+
+def emit_vectors(e: Emitter, count: Any) -> Value:
+    """How many vectors hold `count` floats."""
+    vectors: Value = (count + (e.width - 1)) // e.width
+    return vectors
+
+
+def emit_whole(e: Emitter, count: Any) -> Value:
+    """`count` floats filled up to whole vectors."""
+    return emit_vectors(e, count) * e.width
 
 
 def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
@@ -93,3 +104,21 @@ def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Plac
     target = a.y.floats() + (pixel * a.ypixel + channel)
     for number, value in enumerate(values):
         e.store(value, target + a.ypixel * number, mask)
+
+
+def activate_tile(
+    e: Emitter, y: Value, pixel: Any, size: tuple[Value, Value], how: tuple[Value, Value]
+) -> None:
+    """Apply what is more than a clamp to a tile just stored, while it is in the nearest cache.
+
+    `size` is its pixels, `pixel` floats apart, and its channels; `how` the code and the slope.
+    """
+    (pixels, channels), (code, slope) = size, how
+    with e.range(0, pixels) as i:
+
+        def apply(channel: Value, mask: Value | None) -> None:
+            place = y + (i * pixel + channel)
+            value = emit_activation(e, e.load(place, mask), code, e.float_of_bits(slope))
+            e.store(value, place, mask)
+
+        each_vector(e, e.i64(0), channels, apply)

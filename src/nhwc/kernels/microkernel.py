@@ -19,6 +19,7 @@ from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
+from .loops import emit_vectors
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
 
@@ -192,7 +193,7 @@ def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
     rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
     chunks, rest = t.k // width, t.k % width
     chunk_floats, unroll = rows * width, min(_UNROLL, width)
-    segment_floats = (t.k + (width - 1)) // width * chunk_floats
+    segment_floats = emit_vectors(e, t.k) * chunk_floats
     with e.range(0, t.segments) as segment:
         a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
         with e.range(0, chunks) as chunk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .activations import Activation
 from .compiler import Args, Kernel
-from .loops import ENDING, Place, each_block, each_vector, ending, finish
+from .loops import ENDING, Place, each_block, each_vector, emit_vectors, ending, finish
 from .steps import Argument, Step, View, step
 from .values import Value
 from .vectors import Emitter
@@ -181,7 +181,7 @@ _AT_ONCE = 4
 
 
 def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    vectors = (a.c + (e.width - 1)) // e.width
+    vectors = emit_vectors(e, a.c)
     begin, end = e.share(a.n * vectors, thread, threads)
     divisor = e.broadcast(e.to_float(a.pixels))
     with e.range(begin, end) as piece:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..errors import InputError
 from . import isa as isas
-from .activations import Activation, emit_activation, emit_activations
+from .activations import Activation, emit_activations
 from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, Place, each_vector, ending, pad_channels
+from .loops import ENDING, Place, activate_tile, emit_vectors, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -34,7 +34,7 @@ _FIELDS = (
     *ENDING,
 )
 
-_PIXELS = 4
+_TILES = 4
 """How many tiles of the micro-kernel a band should fill: then its weights are read for many."""
 
 
@@ -105,7 +105,7 @@ def projected_depthwise_step(
 def _bands(images: int, height: int, width: int, isa: Isa) -> int:
     """Into how many bands to cut an image, so that all threads have as much to do."""
     threads = torch.get_num_threads()
-    bands = -(-height // max(1, _PIXELS * isa.rows // width))
+    bands = -(-height // max(1, _TILES * isa.rows // width))
     while images * bands % threads and bands < height:
         bands += 1
     return bands
@@ -151,7 +151,7 @@ def _pack(
     """Store neighbouring pixels of a band in the rows of the micro-kernel's tiles."""
     channel, _ = place
     slope = e.float_of_bits(a.inner_slope)
-    depth = (a.c + (e.width - 1)) // e.width * e.width
+    depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
         first = at // e.isa.rows * e.isa.rows
@@ -165,12 +165,11 @@ def _emit_products(
     """Multiply the band by every panel of weights."""
     begin, pixels = where
     width = panel_columns(e.isa)
-    depth = (a.c + (e.width - 1)) // e.width * e.width
-    slope = e.float_of_bits(a.slope)
+    depth = emit_whole(e, a.c)
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)
-        vectors = (columns + (e.width - 1)) // e.width
+        vectors = emit_vectors(e, columns)
         b = a.project.floats() + column * a.c
         call.set(b=b, start=a.project_bias.floats() + column, columns=columns, vectors=vectors)
         with e.range(0, pixels, e.isa.rows) as first:
@@ -179,11 +178,5 @@ def _emit_products(
             other = (a.residual.floats() + (at * a.rpixel + column)).address()
             residual = e.select(a.residual != 0, other, e.i64(0))
             call(a=packed + first * depth, y=y, residual=residual, rows=rows)
-            with e.when(a.code > int(Activation.RELU6)), e.range(0, rows) as i:
-
-                def apply(column: Value, mask: Value | None, y: Value = y, i: Value = i) -> None:
-                    place = y + (i * a.ypixel + column)
-                    value = emit_activation(e, e.load(place, mask), a.code, slope)
-                    e.store(value, place, mask)
-
-                each_vector(e, e.i64(0), columns, apply)
+            with e.when(a.code > int(Activation.RELU6)):
+                activate_tile(e, y, a.ypixel, (rows, columns), (a.code, a.slope))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .compiler import Args
+from .loops import emit_whole
 from .values import Value
 from .vectors import Emitter
 
@@ -60,8 +61,7 @@ def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: V
 
 def emit_segment_floats(e: Emitter, a: Args) -> Value:
     """The room that a segment of one row takes."""
-    floats: Value = (a.segment + (e.width - 1)) // e.width * e.width
-    return floats
+    return emit_whole(e, a.segment)
 
 
 def copy_row(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
@@ -100,8 +100,7 @@ def _windows(
 
 
 def _run_floats(e: Emitter, a: Args) -> Value:
-    floats: Value = (a.run * a.c + (e.width - 1)) // e.width * e.width
-    return floats
+    return emit_whole(e, a.run * a.c)
 
 
 def _whole_window(e: Emitter, a: Args, source: Value, rows: Value, here: Value) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import isa as isas
 from .compiler import Args, Kernel
-from .loops import ENDING, ending, finish
+from .loops import ENDING, emit_vectors, ending, finish
 from .microkernel import panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -150,7 +150,7 @@ def _emit_row(e: Emitter, a: Args, window: tuple[Value, int], pixel: Value, chan
             for vectors in range(1, e.isa.vectors + 1)
         }
         columns = e.min(a.k - channel, e.i64(width))
-        e.switch((columns + (e.width - 1)) // e.width, cases)
+        e.switch(emit_vectors(e, columns), cases)
 
 
 def _emit_tile(

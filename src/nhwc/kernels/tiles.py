@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
+from .loops import emit_whole
 from .microkernel import TileCall, panel_columns
 from .transforms import F2, F4, Transform, emit_twice
 from .values import INT, POINTER, Value
@@ -78,10 +79,6 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
     e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
 
 
-def _padded(e: Emitter, count: Value) -> Value:
-    return (count + (e.width - 1)) // e.width * e.width
-
-
 def _in_block(e: Emitter, a: Args, tile: Value) -> tuple[Value, Value, Value, Value]:
     """Tiles in the block of `tile`; then of its group: first tile in the block, tiles, its row."""
     first = tile // a.block * a.block
@@ -94,7 +91,7 @@ def _in_block(e: Emitter, a: Args, tile: Value) -> tuple[Value, Value, Value, Va
 def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
     """Transform one tile of all channels into the packed rows of its block."""
     count, group, rows, row = _in_block(e, a, tile)
-    depth = _padded(e, a.c)
+    depth = emit_whole(e, a.c)
     place = _place(a, tile, t)
     top, left = place.top - a.pad_h, place.left - a.pad_w
     source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
@@ -142,11 +139,11 @@ def _emit_panel(
 ) -> None:
     """Multiply a block of tiles by a panel of weights, and transform the sums back."""
     block, panel, packed, sums = work
-    width, depth = panel_columns(e.isa), _padded(e, a.c)
+    width, depth = panel_columns(e.isa), emit_whole(e, a.c)
     first = block * a.block
     count = e.min(a.block, _tiles(a) - first)
     begin = panel * width
-    columns = e.min(e.i64(width), _padded(e, a.k) - begin)
+    columns = e.min(e.i64(width), emit_whole(e, a.k) - begin)
     zeros = e.stack(width)
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)

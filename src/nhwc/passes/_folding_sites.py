@@ -90,7 +90,7 @@ def layer_unfit(layer: nn.Module) -> str | None:
         return f"{type(layer).__name__} has a forward of its own"
     if is_lazy(fields.weight):
         return "it is lazy: run the model once first"
-    if not fields.weight.dtype.is_floating_point:
+    if fields.weight is not None and not fields.weight.dtype.is_floating_point:
         return f"its weight is {fields.weight.dtype}"
     return None
 
@@ -100,6 +100,12 @@ def folded_before(layer: nn.Module) -> str | None:
     if isinstance(layer, folded.FOLDED):
         return "it holds a batch norm already, which it could not take out any more"
     return None
+
+
+def called_again(node: fx.Node) -> str | None:
+    """That what `node` calls has other inputs too, which the fold would be wrong for."""
+    count = len(calls_of(node))
+    return f"{name_of(node)} is called at {count} sites" if count > 1 else None
 
 
 def weight_read_elsewhere(node: fx.Node) -> str | None:

@@ -12,6 +12,7 @@ from ..graph.report import PassReport, Site
 from ..graph.tracer import is_frozen_batch_norm
 from ._arithmetic import fold_after, fold_before, frozen, overflows, scale_and_shift, undoable
 from ._folding_sites import (
+    called_again,
     calls_of,
     folded_before,
     input_of,
@@ -114,9 +115,8 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
         or layer_unfit(layer)
         or folded_before(layer)
         or weight_read_elsewhere(conv)
+        or called_again(conv)
     )
-    if reason is None and len(calls_of(conv)) > 1:
-        reason = f"{name_of(conv)} is called at {len(calls_of(conv))} sites"
     if reason is None and isinstance(layer, _ConvTransposeNd):
         reason = "it comes before a transposed convolution, whose borders see less of the shift"
     if reason is not None:

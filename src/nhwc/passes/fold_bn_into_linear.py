@@ -15,7 +15,7 @@ from ..graph import clean, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift, undoable
 from ._folding_sites import (
-    calls_of,
+    called_again,
     input_of,
     is_batch_norm,
     layer_unfit,
@@ -54,7 +54,7 @@ def _fold(node: fx.Node, linear: fx.Node, norm: fx.Node, instead: fx.Node | None
     reason = (
         norm_unfit(batch_norm)
         or layer_unfit(layer)
-        or _called_again(linear)
+        or called_again(linear)
         or weight_read_elsewhere(linear)
     )
     others = [user for user in readers(first) if user is not second]
@@ -80,7 +80,7 @@ def _folded(
     features = layer.out_features if linear_first else layer.in_features
     if len(scale) != features:
         return None, f"{len(scale)} features of the batch norm, {features} of the linear layer"
-    rank = rank_of(value)
+    rank = None if value is None else rank_of(value)
     if rank not in (None, 2):
         return None, f"its input has {rank} dimensions: the batch norm is not along the last one"
     if rank is None and not linear_first:
@@ -93,8 +93,3 @@ def _folded(
     either = undoable(folded, layer, scale, shift)
     lost = "its input may have more than 2 dimensions, and for those the fold could not be undone"
     return either, None if either else lost
-
-
-def _called_again(linear: fx.Node) -> str | None:
-    count = len(calls_of(linear))
-    return f"{name_of(linear)} is called at {count} sites" if count > 1 else None

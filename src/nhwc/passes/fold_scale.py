@@ -12,7 +12,13 @@ from torch.nn.modules.conv import _ConvNd
 from ..graph import attribute, clean, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, frozen, overflows
-from ._folding_sites import calls_of, folded_before, layer_unfit, name_of, weight_read_elsewhere
+from ._folding_sites import (
+    called_again,
+    folded_before,
+    layer_unfit,
+    name_of,
+    weight_read_elsewhere,
+)
 from ._matching import TO_IMAGE, only_user, permutation
 
 _PRODUCTS = (operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_")
@@ -78,9 +84,12 @@ def _fits(layer: Any, factor: Tensor, permuted: bool) -> bool:
 
 
 def _folded(node: fx.Node, layer: Any, factor: Tensor) -> tuple[nn.Module | None, str]:
-    reason = layer_unfit(layer) or folded_before(layer) or weight_read_elsewhere(node)
-    if reason is None and len(calls_of(node)) > 1:
-        reason = f"{name_of(node)} is called at {len(calls_of(node))} sites"
+    reason = (
+        layer_unfit(layer)
+        or folded_before(layer)
+        or weight_read_elsewhere(node)
+        or called_again(node)
+    )
     if reason is None and factor.dtype != layer.weight.dtype:
         reason = f"the factor is {factor.dtype}, the weights are {layer.weight.dtype}"
     if reason is not None:

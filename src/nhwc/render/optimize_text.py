@@ -106,11 +106,10 @@ def _plan(plan: PlanReport) -> list[str]:
 
 
 def _for_these_sizes(plan: PlanReport) -> str:
-    first = plan.opened[0]
-    more = f" and {len(plan.opened) - 1} more" if len(plan.opened) > 1 else ""
+    opened = some([one.path for one in plan.opened])
     done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
     return (
-        f"for these shapes alone, with sizes known: {first.path or 'the model'}{more} can be traced"
+        f"for these shapes alone, with sizes known: {opened} can be traced"
         f"{', ' * bool(done)}{', '.join(done)}. Other shapes run as the graph above, without a plan"
     )
 

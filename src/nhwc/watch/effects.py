@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..formats import Format
 from .calls import Call, TensorSpec
-
-_LAST = (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
 
 
 class Effect(Enum):
@@ -119,7 +116,7 @@ class Tracker:
 
     def is_last(self, spec: TensorSpec) -> bool:
         """Whether the memory under `spec` has the channel densest, as far as can be known."""
-        if spec.format in _LAST:
+        if spec.format.is_last:
             return True
         return spec.source is not None and self._kept.get(spec.source, False)
 
@@ -141,7 +138,7 @@ class Tracker:
         out = made[0]
         if last and not (call.backward and len(last) < len(images)):
             return self._after_last(call, last, out)
-        if out.format in _LAST:
+        if out.format.is_last:
             return Outcome(Effect.RESTORES, origin)
         return Outcome(Effect.PLAIN, origin)
 
@@ -165,11 +162,11 @@ class Tracker:
     def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
         # What was ambiguous when it was made is not known to be channels last, whatever its views.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
-        known = [i for i in known if i.format not in _LAST or i.marked]
+        known = [i for i in known if not i.format.is_last or i.marked]
         name = short_name(call.operator)
         if name in MIXING and out.densest is None:
             return Outcome(Effect.NEUTRAL)
-        if out.densest is None or out.format in _LAST:
+        if out.densest is None or out.format.is_last:
             return Outcome(Effect.KEEPS)
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1

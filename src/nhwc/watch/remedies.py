@@ -6,8 +6,6 @@ from ..formats import Format
 from .calls import Call, TensorSpec
 from .effects import Effect, short_name
 
-_LAST = (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
-
 
 def remedy(call: Call, effect: Effect) -> str:
     """Say why this call had that effect and what to write instead, in one or two sentences."""
@@ -142,7 +140,7 @@ _SPECIAL = {
 
 
 def _misread(call: Call, name: str) -> str:
-    image = next((i for i in call.inputs if i.format in _LAST and not i.marked), None)
+    image = next((i for i in call.inputs if i.format.is_last and not i.marked), None)
     if image is not None:
         return (
             f"The input of `{name}` is one image with a batch stride of {image.strides[0]} (a "

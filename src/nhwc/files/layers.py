@@ -1,0 +1,76 @@
+"""A layer of torch as its class's name and what its constructor takes, and back."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from .plain import from_plain, refusal, to_plain
+from .vocabulary import module_names, modules
+
+
+def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
+    """The class and the arguments that make such a layer; `path` is its own, for the refusal."""
+    layer = _layer_of(module)
+    kind = module_names().get(layer)
+    if kind is None:
+        raise refusal(
+            path, f"it calls a {type(module).__name__}, whose own code it takes to load it"
+        )
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
+        raise refusal(path, "it has hooks or parametrizations, which are code of your own")
+    arguments = {}
+    for name in _arguments_of(layer):
+        arguments[name] = _dump_argument(module, name, f"{path}.{name}")
+    return {"class": kind, "arguments": arguments}
+
+
+def _arguments_of(layer: type[nn.Module]) -> list[str]:
+    """What the constructor takes, apart from where and in which precision."""
+    if issubclass(layer, nn.RNNBase):  # It says *args: what follows is what its base takes.
+        names = [name for name in nn.RNNBase.__constants__ if name not in ("mode", "proj_size")]
+        return names + {nn.LSTM: ["proj_size"], nn.RNN: ["nonlinearity"]}.get(layer, [])
+    return [
+        name
+        for name, parameter in inspect.signature(layer).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in ("device", "dtype")
+    ]
+
+
+def _layer_of(module: nn.Module) -> type[nn.Module]:
+    """The class whose code a call of `module` runs: that of a subclass which only adds to it."""
+    kinds = type(module).__mro__
+    for number, kind in enumerate(kinds):
+        if kind in module_names():
+            added = {name for other in kinds[:number] for name in vars(other)}
+            own = {name for name in added if not name.startswith("__")} | (added & {"__call__"})
+            return type(module) if own & {*dir(kind)} else kind
+    return type(module)
+
+
+def _dump_argument(module: nn.Module, name: str, path: str) -> Any:
+    if isinstance(module, nn.MultiheadAttention):
+        special = {"bias": "in_proj_bias", "add_bias_kv": "bias_k"}
+        if name in special:
+            return getattr(module, special[name]) is not None
+    value = getattr(module, name, None)
+    if isinstance(value, nn.Module):
+        return {"module": dump_layer(value, path)}
+    if name == "bias":
+        return value is not None and value is not False
+    return to_plain(value)
+
+
+def restore_layer(data: dict[str, Any]) -> nn.Module:
+    """The layer that `dump_layer` was given, without values for its parameters."""
+    kind = modules()[data["class"]]
+    arguments = {}
+    for name, value in data["arguments"].items():
+        nested = isinstance(value, dict) and "module" in value
+        arguments[name] = restore_layer(value["module"]) if nested else from_plain(value, {})
+    with torch.device("meta"):
+        return kind(**arguments)
