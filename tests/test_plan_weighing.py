@@ -56,3 +56,18 @@ def kept(spec, **seconds):
 )
 def test_which_kernels_are_worth_their_memory(spec, seconds, expected):
     assert kept(spec, **seconds) == expected
+
+
+def test_a_model_of_large_filters_holds_few_of_them_transformed():
+    specs = [convolution(512), convolution(384), convolution(256)]
+    seconds = {"nhwc winograd4x4": 1.0, "nhwc winograd2x2": 1.2, "nhwc direct": 3.0}
+    options = {
+        spec.key: tuple(Option(name, LAST, LAST, s) for name, s in seconds.items())
+        for spec in specs
+    }
+    few = [Layer(spec, None, ()) for spec in specs]
+    assert without_waste(options, few) == options
+    found = without_waste(options, few * 10)
+    # The smaller a filter, the more is saved for each number that is held.
+    assert [len(found[spec.key]) for spec in specs] == [1, 2, 2]
+    assert "nhwc winograd4x4" not in {option.kernel for some in found.values() for option in some}

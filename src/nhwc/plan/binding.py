@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format
+from ..release import trim
 from .assigning import Choice, written
 from .calls import caller
 from .candidates import candidates_of, natives_of
@@ -21,6 +22,9 @@ from .specs import Layer, Operator, constants_of
 if TYPE_CHECKING:
     from ..kernels.program import Pool
     from .native.kernel import Native
+
+_TRIMMED = 1 << 24
+"""After so many bytes of weights, what packing left is given back to the system."""
 
 
 def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
@@ -79,6 +83,7 @@ class _Binder:
         self.pool: Pool | None = None
         self.slots: dict[tuple[fx.Node, Format | None], int] = {}
         self.steps: list[Step] = []
+        self.unpacked = 0
 
     def bind(self, layers: Sequence[Layer]) -> Program:
         feeds: list[int | None] = []
@@ -123,7 +128,7 @@ class _Binder:
         if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            constants = (None, None) if operator else constants_of(self.graph, layer)
+            constants = (None, None) if operator else self._constants(layer)
             run = named[0].prepare(*constants)
         self._step(layer.name, run, inputs, (layer.node, None))
 
@@ -149,7 +154,7 @@ class _Binder:
                 continue
             if layer.node in pairs:
                 pair = pairs[layer.node]
-                native = pair.native(constants_of(self.graph, pair.first), self.record)
+                native = pair.native(self._constants(pair.first), self.record)
                 layer = pair.layer
             else:
                 natives = natives_of(self.graph, self.record, layer)
@@ -170,7 +175,16 @@ class _Binder:
     def _packed(self, native: Native, layer: Layer) -> Any:
         if isinstance(layer.spec, Operator):
             return None
-        return native.pack(constants_of(self.graph, layer))
+        return native.pack(self._constants(layer))
+
+    def _constants(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
+        """The layer's weights, after what packing others left was given back."""
+        constants = constants_of(self.graph, layer)
+        self.unpacked += constants[0].nbytes
+        if self.unpacked > _TRIMMED:
+            trim()
+            self.unpacked = 0
+        return constants
 
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""

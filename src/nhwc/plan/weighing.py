@@ -49,10 +49,11 @@ def _within_limits(options: Options, specs: dict[str, Spec], counts: Counter[str
             best = min(ours, key=lambda option: option.seconds, default=None)
             if best is None or best.kernel not in _TRANSFORMED:
                 continue
-            extra = _bytes(spec) * (_copies(spec, best) - 1)
-            beyond += extra * counts[key]
             rest = [o.seconds for o in ours if _copies(spec, o) < _copies(spec, best)]
-            savings.append(((min(rest) - best.seconds) / extra, key, best))
+            if rest:
+                extra = _bytes(spec) * (_copies(spec, best) - 1)
+                beyond += extra * counts[key]
+                savings.append(((min(rest) - best.seconds) / extra, key, best))
         if beyond <= limit:
             return options
         _, key, best = min(savings, key=lambda one: one[0])

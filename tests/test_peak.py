@@ -1,0 +1,51 @@
+"""A large model takes no more than three times the memory that one call of it needs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nhwc.benchmark.peak import peak_bytes
+
+CODE = """
+import json, sys, torch
+from torch import nn
+import nhwc
+from nhwc.benchmark.peak import peak_bytes, reset_peak
+
+
+def block():
+    return [nn.Conv2d(512, 512, 3, padding=1), nn.BatchNorm2d(512), nn.ReLU()]
+
+
+def model():
+    head = [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(8192, 2048)]
+    return nn.Sequential(*[layer for _ in range(8) for layer in block()], *head).eval()
+
+
+def peak_of(work):
+    net = model()
+    reset_peak()
+    result = work(net, x)
+    return (peak_bytes() - before) / sum(weight.nbytes for weight in net.parameters())
+
+
+x = torch.randn(1, 512, 14, 14)
+# The library itself, its threads and the compiled kernels are no part of the model.
+nhwc.optimize(nn.Sequential(*block(), *block()).eval(), x)
+reset_peak()
+before = peak_bytes()
+print(json.dumps([peak_of(nhwc.audit), peak_of(nhwc.optimize)]))
+"""
+
+
+@pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell")
+def test_audit_and_optimize_stay_under_three_times_the_models_own_peak(tmp_path, monkeypatch):
+    # Kernels are measured anew: that takes more than to remember them.
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", CODE], stdout=subprocess.PIPE, check=True)
+    audit, optimize = json.loads(done.stdout)
+    # A call needs all weights, and little else.
+    assert audit < 2
+    assert optimize < 3
