@@ -49,6 +49,9 @@ FIELDS = (
     "high",
     "mode",
     "columns",
+    "ahead",
+    "ahead_row",
+    "ahead_rows",
     "rows",
     "vectors",
 )
@@ -56,7 +59,8 @@ FIELDS = (
 
 The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
 none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
-`residual` are read and written.
+`residual` are read and written. Meanwhile what is packed next is asked for: `ahead_rows` rows of
+`segments` times `k` floats from `ahead` on, `ahead_row` apart; none if the caller sets nothing.
 """
 
 
@@ -83,6 +87,7 @@ class TileCall:
     def __init__(self, e: Emitter, address: Value) -> None:
         self._e, self._address = e, address
         self._block = e.stack(len(FIELDS), INT)
+        self.set(ahead_rows=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
@@ -118,9 +123,12 @@ class Tile:
     high: Value
     mode: Value
     columns: Value
+    ahead: Value
+    ahead_row: Value
+    ahead_rows: Value
 
 
-_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT, INT)
+_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, *[INT] * 6, POINTER, INT, INT)
 
 
 def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
@@ -142,9 +150,11 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
     full = t.columns >= vectors * e.width
     mask = e.lanes(t.columns - (vectors - 1) * e.width)
     sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(rows)]
-    with e.when((t.residual != 0) & ((t.mode & FINAL) != 0)):
-        base = t.residual.floats()
-        _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
+    with e.when((t.mode & FINAL) != 0):
+        _each(e, sums, t.y, t.y_row, None, lambda v, p, m: e.prefetch(p, write=True))
+        with e.when(t.residual != 0):
+            base = t.residual.floats()
+            _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),
@@ -198,6 +208,9 @@ def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
         a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
         with e.range(0, chunks) as chunk:
             here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
+            with e.range(0, t.ahead_rows) as row:
+                place = row * t.ahead_row + segment * t.k + chunk * width
+                e.prefetch(t.ahead + place, level=2)
             with e.range(0, width, unroll) as i:
                 _emit_steps(e, here + i, weights + i * columns, sums, unroll)
         here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
