@@ -18,7 +18,7 @@ from . import rows
 from .activations import Activation
 from .compiler import Args, Kernel
 from .isa import Isa
-from .loops import activate_tile, emit_vectors, emit_whole
+from .loops import activate_tile, emit_whole
 from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -98,9 +98,8 @@ def _emit_products(
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
             columns = e.min(a.k - column, e.i64(width))
-            vectors = emit_vectors(e, columns)
-            b = weights + panel * width * depth + inner * a.segment * vectors * e.width
-            tile.set(b=b, start=bias + column, columns=columns, vectors=vectors)
+            b = weights + panel * width * depth + inner * a.segment * emit_whole(e, columns)
+            tile.set(b=b, start=bias + column, columns=columns)
             with e.range(0, tiles) as i:
                 at, count = tile_of(i)
                 here = group * a.k + column

@@ -53,29 +53,31 @@ FIELDS = (
     "ahead_row",
     "ahead_rows",
     "rows",
-    "vectors",
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows and a panel `vectors` wide.
+"""y = clamp(start + a @ b + residual) for `rows` rows and a panel of weights.
 
 The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
 none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
-`residual` are read and written. Meanwhile what is packed next is asked for: `ahead_rows` rows of
-`segments` times `k` floats from `ahead` on, `ahead_row` apart; none if the caller sets nothing.
+`residual` are read and written, and the last vector is as wide as they need. Meanwhile what is
+packed next is asked for: `ahead_rows` rows of `segments` times `k` floats from `ahead` on,
+`ahead_row` apart; none if the caller sets nothing.
 """
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
-    given = [getattr(a, name) for name in FIELDS[:-2]]
+    given = [getattr(a, name) for name in FIELDS[:-1]]
 
-    def of_width(vectors: int) -> Callable[[], None]:
+    def of_width(parts: int) -> Callable[[], None]:
         cases = {
-            rows: (lambda rows=rows: _tile_function(e, rows, vectors)(*given))
+            rows: (lambda rows=rows: _tile_function(e, rows, parts)(*given))
             for rows in range(1, e.isa.rows + 1)
         }
         return lambda: e.switch(a.rows, cases)
 
-    e.switch(a.vectors, {v: of_width(v) for v in range(1, e.isa.vectors + 1)})
+    parts = (a.columns + (e.isa.least - 1)) // e.isa.least
+    most = panel_columns(e.isa) // e.isa.least
+    e.switch(parts, {number: of_width(number) for number in range(1, most + 1)})
 
 
 TILE = Kernel("tile", FIELDS, _emit)
@@ -131,25 +133,30 @@ class Tile:
 _KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, *[INT] * 6, POINTER, INT, INT)
 
 
-def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
+def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
+    """The function for `rows` rows and `parts` times the least columns that a vector may have."""
+
     def emit(own: Emitter, *values: Value) -> None:
-        _emit_body(own, Tile(*values), rows, vectors)
+        whole, rest = divmod(parts * e.isa.least, e.width)
+        last = [own.of_width(rest)] if rest else []
+        _emit_body(own, Tile(*values), rows, [own] * whole + last)
 
     def call(*given: Value) -> None:
         pairs = zip(given, _KINDS, strict=True)
         inner(*(v.floats() if kind == POINTER else v for v, kind in pairs))
 
-    inner = e.function(f"tile_{rows}x{vectors}", _KINDS, emit)
+    inner = e.function(f"tile_{rows}x{parts}", _KINDS, emit)
     return call
 
 
 Accumulators = list[list[Variable]]
 
 
-def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
-    full = t.columns >= vectors * e.width
-    mask = e.lanes(t.columns - (vectors - 1) * e.width)
-    sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(rows)]
+def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
+    """`vectors` are the emitters of the vectors of a row, the last of which may be narrower."""
+    before, last = (len(vectors) - 1) * e.width, vectors[-1]
+    full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
+    sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
     with e.when((t.mode & FINAL) != 0):
         _each(e, sums, t.y, t.y_row, None, lambda v, p, m: e.prefetch(p, write=True))
         with e.when(t.residual != 0):
@@ -158,14 +165,14 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),
-        lambda: _start_from_bias(e, t, sums),
+        lambda: _start_from_bias(t, sums),
     )
     _emit_product(e, t, sums)
     with e.when((t.mode & FINAL) != 0):
         _finish(e, t, sums, full, mask)
     for part in (None, mask):
         with e.when(full if part is None else ~full):
-            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: e.store(v.value, p, m))
+            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: v.emitter.store(v.value, p, m))
 
 
 def _each(
@@ -183,16 +190,19 @@ def _each(
             act(variable, here + j * e.width, mask if j == len(line) - 1 else None)
 
 
-def _start_from_bias(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    for j in range(len(sums[0])):
-        bias = e.load(t.start + j * e.width)
-        for line in sums:
-            line[j].value = bias
+def _start_from_bias(t: Tile, sums: Accumulators) -> None:
+    start = t.start
+    for column in zip(*sums, strict=True):
+        own = column[0].emitter
+        bias = own.load(start)
+        for variable in column:
+            variable.value = bias
+        start = start + own.width
 
 
 def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
     def begin(variable: Variable, place: Value, part: Value | None) -> None:
-        variable.value = e.load(place, part)
+        variable.value = variable.emitter.load(place, part)
 
     for part in (None, mask):
         with e.when(full if part is None else ~full):
@@ -211,29 +221,48 @@ def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
             with e.range(0, t.ahead_rows) as row:
                 place = row * t.ahead_row + segment * t.k + chunk * width
                 e.prefetch(t.ahead + place, level=2)
-            with e.range(0, width, unroll) as i:
-                _emit_steps(e, here + i, weights + i * columns, sums, unroll)
+            for first, part in _of_one_width(sums):
+                with e.range(0, width, unroll) as i:
+                    _emit_steps(
+                        e, here + i, weights + (i * columns + first), (part, columns), unroll
+                    )
         here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
         with e.range(0, rest) as i:
-            _emit_steps(e, here + i, weights + i * columns, sums, 1)
+            for first, part in _of_one_width(sums):
+                _emit_steps(e, here + i, weights + (i * columns + first), (part, columns), 1)
 
 
-def _emit_steps(e: Emitter, a: Value, b: Value, sums: Accumulators, steps: int) -> None:
-    vectors = len(sums[0])
+def _of_one_width(sums: Accumulators) -> list[tuple[int, Accumulators]]:
+    """The whole vectors, and apart from them a narrower last one; with the first column of each.
+
+    Two widths in one loop would share a broadcast, and for that LLVM runs out of registers.
+    """
+    emitters = [variable.emitter for variable in sums[0]]
+    last = len(emitters) - (emitters[-1].width < emitters[0].width)
+    parts = [(0, [line[:last] for line in sums])]
+    if last < len(emitters):
+        parts.append((last * emitters[0].width, [line[last:] for line in sums]))
+    return parts
+
+
+def _emit_steps(
+    e: Emitter, a: Value, b: Value, panel: tuple[Accumulators, int], steps: int
+) -> None:
+    sums, columns = panel
     for step in range(steps):
-        places = [b + (step * vectors + j) * e.width for j in range(vectors)]
+        places = [b + (step * columns + j * e.width) for j in range(len(sums[0]))]
         for place in places:
             e.prefetch(place + _AHEAD, level=2)
-        weights = [e.load(place) for place in places]
+        weights = [one.emitter.load(p) for one, p in zip(sums[0], places, strict=True)]
         for i, line in enumerate(sums):
-            factor = e.broadcast(e.read(a + (i * e.width + step)))
+            factor = e.read(a + (i * e.width + step))
             for variable, weight in zip(line, weights, strict=True):
-                variable.value = e.fma(factor, weight, variable.value)
+                variable.value = variable.emitter.fma(factor, weight, variable.value)
 
 
 def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
     def add(variable: Variable, place: Value, part: Value | None) -> None:
-        variable.value = variable.value + e.load(place, part)
+        variable.value = variable.value + variable.emitter.load(place, part)
 
     with e.when(t.residual != 0):
         base = t.residual.floats()
@@ -243,4 +272,5 @@ def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -
     low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
     for line in sums:
         for variable in line:
-            variable.value = e.max(low, e.min(high, variable.value))
+            own = variable.emitter
+            variable.value = own.max(low, own.min(high, variable.value))
