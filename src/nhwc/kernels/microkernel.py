@@ -14,12 +14,11 @@ was packed for it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
-from .loops import emit_vectors
+from .products import Accumulators, Tile, emit_product
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
 
@@ -27,13 +26,6 @@ ADD = 1
 """Mode: the accumulators start from what `y` holds, instead of from the bias."""
 FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
-
-_UNROLL = 4
-_AHEAD = 2048
-"""How many floats before its use a weight is asked for: what comes from far away takes that long,
-and what the processor itself fetches ahead ends with each page.
-"""
-
 
 FIELDS = (
     "a",
@@ -108,28 +100,6 @@ def panel_columns(isa: Isa) -> int:
     return isa.vectors * isa.width
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The fields of one call, with addresses as pointers."""
-
-    a: Value
-    b: Value
-    k: Value
-    segments: Value
-    y: Value
-    y_row: Value
-    start: Value
-    residual: Value
-    residual_row: Value
-    low: Value
-    high: Value
-    mode: Value
-    columns: Value
-    ahead: Value
-    ahead_row: Value
-    ahead_rows: Value
-
-
 _KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, *[INT] * 6, POINTER, INT, INT)
 
 
@@ -149,9 +119,6 @@ def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
     return call
 
 
-Accumulators = list[list[Variable]]
-
-
 def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     """`vectors` are the emitters of the vectors of a row, the last of which may be narrower."""
     before, last = (len(vectors) - 1) * e.width, vectors[-1]
@@ -167,7 +134,7 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
         lambda: _start_from_y(e, t, sums, full, mask),
         lambda: _start_from_bias(t, sums),
     )
-    _emit_product(e, t, sums)
+    emit_product(e, t, sums)
     with e.when((t.mode & FINAL) != 0):
         _finish(e, t, sums, full, mask)
     for part in (None, mask):
@@ -209,57 +176,6 @@ def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Va
             _each(e, sums, t.y, t.y_row, part, begin)
 
 
-def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
-    chunks, rest = t.k // width, t.k % width
-    chunk_floats, unroll = rows * width, min(_UNROLL, width)
-    segment_floats = emit_vectors(e, t.k) * chunk_floats
-    with e.range(0, t.segments) as segment:
-        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
-        with e.range(0, chunks) as chunk:
-            here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
-            with e.range(0, t.ahead_rows) as row:
-                place = row * t.ahead_row + segment * t.k + chunk * width
-                e.prefetch(t.ahead + place, level=2)
-            for first, part in _of_one_width(sums):
-                with e.range(0, width, unroll) as i:
-                    _emit_steps(
-                        e, here + i, weights + (i * columns + first), (part, columns), unroll
-                    )
-        here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
-        with e.range(0, rest) as i:
-            for first, part in _of_one_width(sums):
-                _emit_steps(e, here + i, weights + (i * columns + first), (part, columns), 1)
-
-
-def _of_one_width(sums: Accumulators) -> list[tuple[int, Accumulators]]:
-    """The whole vectors, and apart from them a narrower last one; with the first column of each.
-
-    Two widths in one loop would share a broadcast, and for that LLVM runs out of registers.
-    """
-    emitters = [variable.emitter for variable in sums[0]]
-    last = len(emitters) - (emitters[-1].width < emitters[0].width)
-    parts = [(0, [line[:last] for line in sums])]
-    if last < len(emitters):
-        parts.append((last * emitters[0].width, [line[last:] for line in sums]))
-    return parts
-
-
-def _emit_steps(
-    e: Emitter, a: Value, b: Value, panel: tuple[Accumulators, int], steps: int
-) -> None:
-    sums, columns = panel
-    for step in range(steps):
-        places = [b + (step * columns + j * e.width) for j in range(len(sums[0]))]
-        for place in places:
-            e.prefetch(place + _AHEAD, level=2)
-        weights = [one.emitter.load(p) for one, p in zip(sums[0], places, strict=True)]
-        for i, line in enumerate(sums):
-            factor = e.read(a + (i * e.width + step))
-            for variable, weight in zip(line, weights, strict=True):
-                variable.value = variable.emitter.fma(factor, weight, variable.value)
-
-
 def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
     def add(variable: Variable, place: Value, part: Value | None) -> None:
         variable.value = variable.value + variable.emitter.load(place, part)
@@ -270,7 +186,10 @@ def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -
             with e.when(full if part is None else ~full):
                 _each(e, sums, base, t.residual_row, part, add)
     low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
-    for line in sums:
-        for variable in line:
-            own = variable.emitter
-            variable.value = own.max(low, own.min(high, variable.value))
+    every = [variable for line in sums for variable in line]
+    with e.when(high < float("inf")):
+        for variable in every:
+            variable.value = variable.emitter.min(high, variable.value)
+    with e.when(low > float("-inf")):
+        for variable in every:
+            variable.value = variable.emitter.max(low, variable.value)
