@@ -2,17 +2,21 @@
 
     python -m benchmarks.zoo_row resnet18
 
-prints the row as JSON. `zoo_sweep.py` starts one such process for every model.
+prints the row as JSON. `zoo_sweep.py` has a process for every model.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import os
+import resource
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +30,47 @@ from nhwc.verify import Truth, observe, random_inputs
 from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
 
+# Here, so that the rows forked from a process with this module need not do it each.
+import_torchvision()
+importlib.import_module("timm")
+
 SIDES = (64, 96, 128, 224, 256, 299, 384, 448)
 CLIPS = ((8, 64), (16, 64), (16, 112), (32, 64), (16, 224))
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Limits:
+    """What the process of a row may take."""
+
+    bytes: int
+    processor_s: int
+    threads: int
+
+
+def say_row(name: str, said: str, limits: Limits) -> None:
+    """Say the row of a model in the last line of the file `said`, within the limits."""
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.bytes, limits.bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s + 5))
+    torch.set_num_threads(limits.threads)
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    print(json.dumps(row_of(name)), flush=True)
+
+
+def row_of(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"outcome": "failed", "reason": ""}
     start = time.perf_counter()
     step = "build"
     try:
-        for step in fill(row, sys.argv[1]):  # noqa: B007 - the last one done is named
+        for step in fill(row, name):  # noqa: B007 - the last one done is named
             pass
     except Exception as error:
         text = " ".join(str(error).split())
         refused = isinstance(error, nhwc.NhwcError)
         row["outcome"] = "refused" if refused else "failed"
         row["reason"] = f"after {step}: {type(error).__name__}: {text}"[:300]
-    print(json.dumps(row | {"seconds": round(time.perf_counter() - start, 1)}))
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def fill(row: dict[str, Any], name: str) -> Iterator[str]:
@@ -194,4 +222,4 @@ def digest(model: nn.Module) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(row_of(sys.argv[1])))

@@ -17,26 +17,32 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
+import multiprocessing
 import random
 import re
-import resource
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import torch
+
 from .zoo_names import names
+from .zoo_row import Limits, say_row
 from .zoo_tables import Row, html, markdown, summary
 
-ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "zoo_sweep.json"
+
+SERVER = multiprocessing.get_context("forkserver")
+"""Processes are forked where torch, torchvision and timm are imported already."""
 
 _WAITING = 10
 """How many times its processor time a model may take on a machine that is busy otherwise."""
+_BEYOND = ("can't allocate memory", "MemoryError", "bad_alloc")
+"""What stands in the reason of a row whose process wanted more memory than it might have."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
     todo = [name for name in chosen if args.again or name not in rows]
     end = time.monotonic() + args.stop_after
+    SERVER.set_forkserver_preload(["benchmarks.zoo_row"])
     with ThreadPoolExecutor(args.jobs) as pool:
         waiting = {pool.submit(one_row, name, args, end): name for name in todo}
         for future in as_completed(waiting):
@@ -80,38 +87,28 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
     """The row of one model, from a process of its own; None if it is too late to start one."""
     if time.monotonic() > end:
         return None
-    size, seconds = int(args.gigabytes * 1e9), math.ceil(args.seconds)
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
-
-    command = [sys.executable, "-m", "benchmarks.zoo_row", name]
-    threads = str(max(1, (os.cpu_count() or 1) // args.jobs))
-    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=_WAITING * args.seconds,
-            preexec_fn=limit,
-        )
-    except subprocess.TimeoutExpired:
-        return {"outcome": "over the limit", "reason": f"more than {_WAITING * seconds} s"}
-    if done.returncode == -signal.SIGXCPU:
+    seconds = math.ceil(args.seconds)
+    limits = Limits(
+        int(args.gigabytes * 1e9), seconds, max(1, torch.get_num_threads() // args.jobs)
+    )
+    with tempfile.NamedTemporaryFile("r", errors="replace") as said:
+        process = SERVER.Process(target=say_row, args=(name, said.name, limits))
+        process.start()
+        process.join(_WAITING * args.seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return {"outcome": "over the limit", "reason": f"more than {_WAITING * seconds} s"}
+        lines = said.read().strip().splitlines() or [""]
+    if process.exitcode == -signal.SIGXCPU:
         return {"outcome": "over the limit", "reason": f"more than {seconds} s of processor time"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines and lines[-1].startswith("{"):
-        row: Row = json.loads(lines[-1])
-        beyond = ("can't allocate memory", "MemoryError", "bad_alloc")
-        if any(sign in row["reason"] for sign in beyond):
-            row["outcome"] = "over the limit"
-        return row | {"jobs": args.jobs}
-    last = done.stderr.strip().splitlines()[-1:] or [""]
-    return {"outcome": "failed", "reason": f"ended with {done.returncode}: {last[0][:200]}"}
+    if process.exitcode or not lines[-1].startswith("{"):
+        reason = f"ended with {process.exitcode}: {lines[-1][:200]}"
+        return {"outcome": "failed", "reason": reason}
+    row: Row = json.loads(lines[-1])
+    if any(sign in row["reason"] for sign in _BEYOND):
+        row["outcome"] = "over the limit"
+    return row | {"jobs": args.jobs}
 
 
 def keep(rows: Mapping[str, Row], path: Path) -> None:

@@ -525,3 +525,97 @@ def test_a_detector_of_torchvision():
     for ours, theirs in zip(fast(images), model(images), strict=True):
         close(ours["scores"], theirs["scores"], 1e-3)
         close(ours["boxes"], theirs["boxes"], 1e-2)
+
+
+class Heads(nn.Module):
+    """Layers called straight from code that no graph can be made of, one in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.logits = block(3, 8), nn.Conv2d(8, 5, 3, padding=1)
+        self.step, self.score = nn.Conv2d(8, 8, 1), nn.Linear(5, 3)
+        self.hooked = nn.Conv2d(5, 5, 1)
+        self.hooked.register_forward_hook(lambda module, args, result: result + 1)
+
+    def forward(self, x):
+        x = self.trunk(x)
+        while x.abs().max() > 2:
+            x = self.step(x) * 0.1
+        x = self.hooked(self.logits(x)).mean((2, 3))
+        return self.score(x)
+
+
+class ReadingHeads(Heads):
+    """Reads the weights of its layers too."""
+
+    def forward(self, x):
+        return super().forward(x) + self.score.bias
+
+
+@pytest.fixture
+def gaining(monkeypatch):
+    """Whether a layer alone gains by a kernel is for timing, not for tests."""
+    import nhwc.planner as module
+
+    monkeypatch.setattr(module, "gains", lambda *_: True)
+
+
+@torch.no_grad()
+def test_layers_that_opaque_code_calls_are_planned_as_graphs_are(image, gaining):
+    model = made(Heads)
+    before = copy.deepcopy(model.state_dict())
+    fast = force(model, image * 40)
+    assert {part for part, *_ in planned(fast.report)} == {"trunk", "step", "logits", "score"}
+    assert served(fast, image * 40)["step"][0] > 0
+    for x in (image, image * 40, image[:1], image.to(memory_format=torch.channels_last)):
+        same(fast(x), exact(model, x))
+        same(copy.deepcopy(fast)(x), exact(model, x))
+    assert fast.report.verification.in_float64
+    close(model.state_dict(), before, 0)
+
+
+@torch.no_grad()
+def test_layers_whose_weights_are_read_are_left_alone(image, gaining):
+    model = made(ReadingHeads)
+    fast = force(model, image)
+    assert {part for part, *_ in planned(fast.report)} == {"trunk"}
+    same(fast(image), exact(model, image))
+
+
+@torch.no_grad()
+def test_a_layer_alone_that_gains_nothing_is_left_to_torch_and_the_report_says_so(
+    image, monkeypatch
+):
+    import nhwc.planner as module
+
+    monkeypatch.setattr(module, "gains", lambda *_: False)
+    fast = force(made(Heads), image * 40)
+    assert {part for part, *_ in planned(fast.report)} == {"trunk"}
+    slower = "no kernel is faster than torch's on what it is given"
+    assert reasons(fast.report) == {"step": slower, "logits": slower, "score": slower}
+
+
+@torch.no_grad()
+def test_what_a_layer_alone_gains_is_measured_once(image, monkeypatch):
+    import nhwc.plan as module
+
+    force(made(Heads), image * 40)
+    monkeypatch.setattr(module, "fastest", None)
+    assert force(made(Heads), image * 40).report.plans
+
+
+@torch.no_grad()
+def test_a_wrong_plan_of_a_layer_alone_is_found(image, gaining, monkeypatch):
+    import nhwc.planner as module
+
+    add = module.Planner._add
+
+    def wrong(self, plans, graph, inputs, part=""):
+        add(self, plans, graph, inputs, part)
+        if part == "score":
+            [(key, run)] = plans.programs.items()
+            plans.programs[key] = lambda x: run(x) * 1.001
+
+    monkeypatch.setattr(module.Planner, "_add", wrong)
+    with pytest.raises(nhwc.VerificationError, match="relative error"):
+        force(made(Heads), image * 40)

@@ -101,7 +101,7 @@ class _Work:
         self.judge = Judge(self.model, self.example, self.memory, self.say)
 
     def rewrite(self, passes: Sequence[Pass]) -> None:
-        captured = capture(self.model)
+        captured = capture(self.model, layers=True)
         self.opaque = captured.opaque
         self.graph: fx.GraphModule = captured.module
         self.passes = run_passes(self.graph, passes)

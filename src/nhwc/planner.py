@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .graph import is_one_call
+from .graph import is_one_call, is_one_layer
 from .inner import inner_graphs, put, twin, uses
 from .memory import Memory
 from .optimization import KernelTime, LayerReport, PlanReport
-from .plan import Option, Plan, Unplannable, make_plan
+from .plan import Option, Plan, Unplannable, gains, make_plan
 from .plan.cuda import on_device
 from .preserve import preserved
 from .runtime import Optimized, Recipe, describe, signature
@@ -106,6 +106,8 @@ class Planner:
         try:
             with preserved(graph):
                 plan = make_plan(graph, inputs, self.memory, exact=self.exact, progress=progress)
+                if is_one_layer(graph) and not gains(plan, graph, inputs, self.memory):
+                    raise Unplannable("no kernel is faster than torch's on what it is given")
         except Unplannable as error:
             self.reports.append(PlanReport(shapes, (), 0, 0, str(error), part))
             return

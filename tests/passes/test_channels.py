@@ -158,19 +158,49 @@ def _norm_of_two(self, x):
 
 
 STAYS = {
-    "another order": lambda: Mixer((0, 3, 2, 1), (0, 3, 2, 1)),
-    "read between": lambda: Block(
-        lambda self, x: (y := self.n(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2) * y.mean(),
-        n=nn.LayerNorm(6),
+    "another order": (lambda: Mixer((0, 3, 2, 1), (0, 3, 2, 1)), None),
+    "read between": (
+        lambda: Block(
+            lambda self, x: (y := self.n(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2) * y.mean(),
+            n=nn.LayerNorm(6),
+        ),
+        "n has 2 readers, and no permute back",
     ),
-    "a norm over more": lambda: Block(_norm_of_two, n=nn.LayerNorm((4, 6))),
-    "something else between": lambda: Block(
-        lambda self, x: self.n(x.permute(0, 2, 3, 1)).cumsum(1).permute(0, 3, 1, 2),
-        n=nn.LayerNorm(6),
+    "never back": (
+        lambda: Block(lambda self, x: self.n(x.permute(0, 2, 3, 1)).sum((1, 2)), n=nn.Linear(6, 4)),
+        "sum(): it is neither a layer nor an activation that could run over the channels",
     ),
-    "a layer with hooks": lambda: Block(_norm_of_two, n=_hooked(nn.LayerNorm(6))),
-    "only an activation": lambda: Block(_norm_of_two, n=nn.ReLU()),
-}
+    "a norm over more": (
+        lambda: Block(_norm_of_two, n=nn.LayerNorm((4, 6))), "n: it normalizes over 2 dimensions",
+    ),
+    "something else between": (
+        lambda: Block(
+            lambda self, x: self.n(x.permute(0, 2, 3, 1)).cumsum(1).permute(0, 3, 1, 2),
+            n=nn.LayerNorm(6),
+        ),
+        "cumsum(): it is neither a layer nor an activation that could run over the channels",
+    ),
+    "called twice": (
+        lambda: Block(
+            lambda self, x: self.n(self.n(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2),
+            n=nn.Linear(6, 6),
+        ),
+        "n: it is called 2 times",
+    ),
+    "a layer with hooks": (
+        lambda: Block(_norm_of_two, n=_hooked(nn.LayerNorm(6))),
+        "n: it has hooks (weight_norm and spectral_norm are hooks too: bake them in with "
+        "torch.nn.utils.remove_weight_norm)",
+    ),
+    "a layer of a class of its own": (
+        lambda: Block(_norm_of_two, n=_Centred(6)), "n: it is a _Centred, a class of its own",
+    ),
+    "only an activation": (lambda: Block(_norm_of_two, n=nn.ReLU()), None),
+}  # fmt: skip
+
+
+class _Centred(nn.LayerNorm):
+    pass
 
 
 def _hooked(module):
@@ -179,10 +209,13 @@ def _hooked(module):
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_what_is_more_than_that_stays(name):
-    model = random_(STAYS[name]())
+def test_what_is_more_than_that_stays_and_the_report_says_why(name):
+    make, reason = STAYS[name]
+    model = random_(make())
     changed, (report,) = rewrite(model, mend_permute)
-    assert not report.applied
+    assert [(site.applied, site.reason) for site in report.sites] == [(False, reason)] * bool(
+        reason
+    )
     assert_same(model, changed, IMAGE)
 
 

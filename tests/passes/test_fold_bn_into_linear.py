@@ -33,6 +33,15 @@ MUST = {
         lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Dropout(), linear()),
         IMAGES,
     ),
+    "before, a sum of images, pooled": (
+        lambda: Block(
+            lambda self, x: self.l(self.n((self.c(x) + self.c(x) * 2).mean((2, 3)))),
+            c=nn.Conv2d(2, 2, 1),
+            n=nn.BatchNorm1d(2),
+            l=nn.Linear(2, 4),
+        ),
+        IMAGES,
+    ),
     "functional": (functional, ROWS),
     "chain": (
         lambda: nn.Sequential(
@@ -83,6 +92,16 @@ MUST_NOT = {
         lambda: nn.Sequential(nn.BatchNorm1d(6), linear()),
         ROWS,
         "more than 2 dimensions",
+    ),
+    "before, of three dimensions and one": (
+        lambda: Block(
+            lambda self, x: self.l(self.n(self.c(x).mean(3) * self.c(x).mean((0, 2, 3)))),
+            c=nn.Conv2d(2, 2, 1),
+            n=nn.BatchNorm1d(2),
+            l=nn.Linear(2, 4),
+        ),
+        torch.randn(5, 2, 2, 1),
+        "3 dimensions",
     ),
     "called twice": (
         lambda: Block(

@@ -4,6 +4,7 @@ from .captured import Captured as Captured
 from .captured import capture as capture
 from .captured import graphs as graphs
 from .captured import is_one_call as is_one_call
+from .captured import is_one_layer as is_one_layer
 from .captured import own_copy as own_copy
 from .edit import add_module as add_module
 from .edit import attribute as attribute

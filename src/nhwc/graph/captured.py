@@ -19,7 +19,7 @@ from .layers import Spread, assert_none
 from .report import Opaque
 from .shells import open_shell
 from .traced import check_writes, is_constant
-from .tracer import State, Tracer, explain, opaque_by_nature
+from .tracer import State, Tracer, explain, is_leaf, opaque_by_nature
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Captured:
     notes: tuple[str, ...] = ()
 
 
-def capture(model: nn.Module) -> Captured:
+def capture(model: nn.Module, *, layers: bool = False) -> Captured:
     """Copy `model` into a GraphModule: what cannot be traced stays in it as a call to a copy.
 
     >>> captured = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
@@ -39,7 +39,7 @@ def capture(model: nn.Module) -> Captured:
     ['input_1', '_0', '_1', 'output']
 
     Inside an opaque part, the children that can be traced are GraphModules of their own; `graphs`
-    finds them all.
+    finds them all. With `layers`, a convolution or linear layer that its code calls is one, too.
     """
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
@@ -49,7 +49,7 @@ def capture(model: nn.Module) -> Captured:
         own = own_copy(model)
         opaque: list[Opaque] = []
         concrete = _optional_arguments(own)
-        graph = _trace(own, "", opaque, concrete)
+        graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in concrete.items())
@@ -85,8 +85,13 @@ def own_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def is_one_layer(graph: fx.GraphModule) -> bool:
+    """Whether `graph` is no more than a layer that opaque code calls."""
+    return "layer" in graph.meta
+
+
 def _trace(
-    module: nn.Module, path: str, opaque: list[Opaque], concrete: dict[str, Any]
+    module: nn.Module, path: str, opaque: list[Opaque], concrete: dict[str, Any], layers: bool
 ) -> fx.GraphModule | None:
     """A GraphModule of `module`, or None with the reason in `opaque`; either way opened up."""
     tracer, state = Tracer(), State(module)
@@ -103,7 +108,9 @@ def _trace(
             reason = explain(error)
 
     def trace_child(child: nn.Module, below: str) -> nn.Module | None:
-        return _trace(child, below, opaque, {})
+        if not is_leaf(child):
+            return _trace(child, below, opaque, {}, layers)
+        return _as_one_layer(child, below) if layers and isinstance(child, _LAYERS) else None
 
     if reason is not None:
         opaque.append(Opaque(path, type(module).__name__, reason))
@@ -175,6 +182,34 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
 
 # TorchScript does not know the type that torch.fx gives its own, in versions that have one.
 _FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
+
+
+_LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def _as_one_layer(layer: nn.Module, path: str) -> fx.GraphModule | None:
+    """A GraphModule that does nothing but call `layer`, unless others may see that call."""
+    if opaque_by_nature(layer) is not None:
+        return None
+    root = nn.Module()
+    root.layer, root.training = layer, layer.training
+    graph = fx.Graph()
+    graph.output(graph.call_module("layer", (graph.placeholder("input"),)))
+    result = fx.GraphModule(root, graph, type(layer).__name__)
+    result.meta |= {"path": path, "layer": True}
+    return result
+
+
+def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
+    """`graph`, traced from `root`, with layers where the trace went through graphs of one."""
+    for node in graph.graph.find_nodes(op="call_module"):
+        path, _, name = str(node.target).rpartition(".")
+        around = root.get_submodule(path)
+        if name == "layer" and isinstance(around, fx.GraphModule) and is_one_layer(around):
+            graph.set_submodule(path, around.get_submodule(name))
+            node.target = path
+    graph.recompile()
+    return graph
 
 
 def _as_one_call(module: nn.Module) -> fx.GraphModule:

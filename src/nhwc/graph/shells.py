@@ -33,7 +33,7 @@ def open_shell(
             continue
         if not _runs(child) or not _only_called(name, child, above):
             open_shell(child, below, trace, above)
-        elif not is_leaf(child):
+        else:
             graph = trace(child, below)
             if graph is not None:
                 setattr(shell, name, graph)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..preserve import undrawn
-from .captured import give_copies, name_placeholders, renamed
+from .captured import give_copies, name_placeholders, renamed, unwrap_layers
 from .edit import attribute
 from .traced import (
     SHAPE_ATTRIBUTES,
@@ -61,7 +61,8 @@ def capture_sized(
     tracer.spare_writes()
     give_copies(traced)
     name_placeholders(traced, root)
-    return fx.GraphModule(root, renamed(traced), type(graph).__name__), tracer.opaque
+    result = fx.GraphModule(root, renamed(traced), type(graph).__name__)
+    return unwrap_layers(result, root), tracer.opaque
 
 
 @contextlib.contextmanager

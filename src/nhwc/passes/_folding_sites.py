@@ -90,7 +90,7 @@ def layer_unfit(layer: nn.Module) -> str | None:
         return f"{type(layer).__name__} has a forward of its own"
     if is_lazy(fields.weight):
         return "it is lazy: run the model once first"
-    if not fields.weight.dtype.is_floating_point:
+    if fields.weight is not None and not fields.weight.dtype.is_floating_point:
         return f"its weight is {fields.weight.dtype}"
     return None
 

@@ -18,39 +18,52 @@ from ..graph.traced import definer
 _KEEPS = {"relu", "relu_", "silu", "gelu", "sigmoid", "tanh", "dropout", "hardswish", "hardtanh"}
 _KEEPS |= {"contiguous", "float", "to", "clone", "leaky_relu", "elu", "linear", "softmax"}
 _KEEPS |= {"adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "interpolate", "pad"}
+_BROADCASTS = {"add", "add_", "iadd", "sub", "mul", "mul_", "imul", "div", "truediv"}
 _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 
+_Ranks = dict[fx.Node, int | None]
 
-def rank_of(node: object, depth: int = 200) -> int | None:
+
+def rank_of(node: fx.Node) -> int | None:
     """The number of dimensions of the tensor `node` stands for, or None if that cannot be told.
 
     Convolutions are taken to be given batches: without one there is a dimension less.
     """
-    if not isinstance(node, fx.Node) or depth == 0:
-        return None
-    value = node.args[0] if node.args else None
+    ranks: _Ranks = {}
+    for one in node.graph.nodes:
+        ranks[one] = _rank(one, ranks)
+        if one is node:
+            break
+    return ranks[node]
+
+
+def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
     module = module_of(node)
     if module is not None:
-        return _rank_after(module, value, depth - 1)
+        return _rank_after(module, _rank_in(node, 0, ranks))
     if node.op not in ("call_function", "call_method"):
         return None
     name = str(getattr(node.target, "__name__", node.target))
     if name in _KEEPS:
-        return rank_of(value, depth - 1)
+        return _rank_in(node, 0, ranks)
+    if name in _BROADCASTS:
+        first, second = _rank_in(node, 0, ranks), _rank_in(node, 1, ranks)
+        return None if first is None or second is None else max(first, second)
     if name in ("view", "reshape"):
         shape = node.args[1] if len(node.args) == 2 else node.args[1:]
         return len(shape) if isinstance(shape, list | tuple) else None
     if name == "flatten":
-        return (
-            2
-            if (_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
-            == (
-                1,
-                -1,
-            )
-            else None
-        )
-    return _reduced(node, depth - 1) if name in ("mean", "sum", "amax") else None
+        ends = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
+        return 2 if ends == (1, -1) else None
+    return _reduced(node, ranks) if name in ("mean", "sum", "amax") else None
+
+
+def _rank_in(node: fx.Node, place: int, ranks: _Ranks) -> int | None:
+    """The rank of an operand; a number has none to add."""
+    value = node.args[place] if len(node.args) > place else None
+    if isinstance(value, int | float):
+        return 0
+    return ranks.get(value) if isinstance(value, fx.Node) else None
 
 
 def takes_batches(value: fx.Node, conv: nn.Module, norm: nn.Module) -> bool:
@@ -78,7 +91,7 @@ def _is_test(node: fx.Node, size: fx.Node, rank: int) -> bool:
     return node.target is operator.eq and node.args in ((size, rank), (rank, size))
 
 
-def _rank_after(module: Any, value: object, depth: int) -> int | None:
+def _rank_after(module: Any, given: int | None) -> int | None:
     if isinstance(module, nn.Flatten):
         return 2 if (module.start_dim, module.end_dim) == (1, -1) else None
     if isinstance(module, _ConvNd | _BatchNorm):
@@ -87,14 +100,12 @@ def _rank_after(module: Any, value: object, depth: int) -> int | None:
         if digit and (isinstance(module, _ConvNd) or digit[1] != "1"):
             return int(digit[1]) + 2
     keeps = isinstance(module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm)
-    if keeps or type(module).__module__.startswith(_KEEPING_HOMES):
-        return rank_of(value, depth)
-    return None
+    return given if keeps or type(module).__module__.startswith(_KEEPING_HOMES) else None
 
 
-def _reduced(node: fx.Node, depth: int) -> int | None:
+def _reduced(node: fx.Node, ranks: _Ranks) -> int | None:
     dims, keep = _argument(node, 1, "dim", None), _argument(node, 2, "keepdim", False)
-    rank = rank_of(node.args[0], depth)
+    rank = _rank_in(node, 0, ranks)
     if rank is None or not isinstance(dims, int | list | tuple) or not isinstance(keep, bool):
         return None
     gone = 1 if isinstance(dims, int) else len(dims)

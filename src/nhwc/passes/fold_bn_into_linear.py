@@ -80,7 +80,7 @@ def _folded(
     features = layer.out_features if linear_first else layer.in_features
     if len(scale) != features:
         return None, f"{len(scale)} features of the batch norm, {features} of the linear layer"
-    rank = rank_of(value)
+    rank = None if value is None else rank_of(value)
     if rank not in (None, 2):
         return None, f"its input has {rank} dimensions: the batch norm is not along the last one"
     if rank is None and not linear_first:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.mended import ChannelNorm
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._arithmetic import twin
 from ._folding_sites import calls_of, layer_unfit, name_of
 from ._matching import TO_IMAGE, TO_LAST, activation_of, only_user, permutation
@@ -27,42 +25,61 @@ def mend_permute(gm: fx.GraphModule) -> PassReport:
     for start in list(gm.graph.nodes):
         if permutation(start) != TO_LAST:
             continue
-        between, end = _between(start)
-        layers = [n for n in between if isinstance(module_of(n), nn.Linear | nn.LayerNorm)]
-        if end is None or not layers:
+        between, end, reason = _between(start)
+        layers = [node for node in between if _is_layer(node)]
+        if not layers:
             continue
-        sites.append(Site(name_of(layers[0]), " + ".join(map(name_of, between)), True))
+        what = " + ".join(map(name_of, between))
+        sites.append(Site(name_of(layers[0]), what, not reason, reason))
+        if end is None:
+            continue
         for node in layers:
             _mend(node)
         for permute in (end, start):
             erase(permute, permute.all_input_nodes[0])
-    if sites:
+    if any(site.applied for site in sites):
         clean(gm)
     return PassReport("mend_permute", tuple(sites))
 
 
-def _between(start: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
-    """The chain of nodes that may be mended, up to the permute back; None if it breaks off."""
+def _between(start: fx.Node) -> tuple[list[fx.Node], fx.Node | None, str]:
+    """The chain behind `start` and the permute back; if it breaks off, where to and why."""
     found: list[fx.Node] = []
-    node = only_user(start)
-    while node is not None and permutation(node) != TO_IMAGE:
-        if not _mendable(node):
-            return found, None
+    last = start
+    while (node := only_user(last)) is not None:
+        if permutation(node) == TO_IMAGE:
+            return found, node, ""
         found.append(node)
-        node = only_user(node)
-    return found, node
+        reason = _unfit(node)
+        if reason:
+            return found, None, f"{name_of(node)}: {reason}"
+        last = node
+    return found, None, f"{name_of(last)} has {len(last.users)} readers, and no permute back"
 
 
-def _mendable(node: fx.Node) -> bool:
+def _is_layer(node: fx.Node) -> bool:
+    return isinstance(module_of(node), nn.Linear | nn.LayerNorm)
+
+
+def _unfit(node: fx.Node) -> str:
+    """Why `node` cannot run over the channels instead of the last dimension; empty if it can."""
     if activation_of(node) is not None:
-        return True
+        return ""
     layer: Any = module_of(node)
-    if len(node.args) != 1 or node.kwargs or len(calls_of(node)) > 1:
-        return False
-    if type(layer) is nn.LayerNorm:
-        own = opaque_by_nature(layer) or "forward" in vars(layer) or is_parametrized(layer)
-        return len(layer.normalized_shape) == 1 and not own
-    return type(layer) is nn.Linear and layer_unfit(layer) is None
+    if not _is_layer(node):
+        return "it is neither a layer nor an activation that could run over the channels"
+    if len(node.args) != 1 or node.kwargs:
+        return "it is called with more than its input"
+    if len(calls_of(node)) > 1:
+        return f"it is called {len(calls_of(node))} times"
+    unfit = layer_unfit(layer)
+    if unfit is not None:
+        return unfit
+    if type(layer) not in (nn.LayerNorm, nn.Linear):
+        return f"it is a {type(layer).__name__}, a class of its own"
+    if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) != 1:
+        return f"it normalizes over {len(layer.normalized_shape)} dimensions"
+    return ""
 
 
 def _mend(node: fx.Node) -> None:

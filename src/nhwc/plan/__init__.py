@@ -38,11 +38,11 @@ from .measuring import (
 from .program import Program
 from .purity import why_impure
 from .recognize import layers_of
-from .recording import Record, record
+from .recording import Record, layout_of, record
 from .specs import Layer
 from .weighing import without_waste
 
-__all__ = ["Option", "Plan", "Unplannable", "make_plan", "remake_plan"]
+__all__ = ["Option", "Plan", "Unplannable", "gains", "make_plan", "remake_plan"]
 
 
 _HOPELESS = 1.3
@@ -129,6 +129,17 @@ def _choose(
         memory.put(key, best)
         return choices[best], programs[best]
     return choices[best], bind(graph, found, layers, choices[best])
+
+
+def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], memory: Memory) -> bool:
+    """Whether the program of `plan` was faster than `graph` on these inputs, in their layout."""
+    layouts = [str(layout_of(x)) for x in tensors_of(inputs)]
+    key = " ".join(["gain of", _digest(list(plan.layers), [plan.choice]), *layouts])
+    known = memory.get(key)
+    if not isinstance(known, bool):
+        known = bool(fastest([graph, plan.program], inputs))
+        memory.put(key, known)
+    return known
 
 
 def _seconds(choice: Choice) -> float:

@@ -38,7 +38,7 @@ def assign(
     ]
     for choice in starts:
         _descend(problem, choice)
-    return min(starts, key=problem.total)
+    return min(starts, key=lambda choice: problem.cost(choice, layers))
 
 
 class _Problem:
@@ -63,15 +63,11 @@ class _Problem:
     def options(self, layer: Layer) -> tuple[Option, ...]:
         return self._options[layer.spec.key]
 
-    def total(self, choice: Choice) -> float:
-        kernels = sum(option.seconds for option in choice.values())
-        values = {node for layer in self.layers for node in layer.inputs}
-        return kernels + sum(self._conversions(choice, node) for node in values)
-
-    def local(self, choice: Choice, layer: Layer) -> float:
-        """The part of the total that changing this one layer can change."""
-        values = {*layer.inputs, layer.node}
-        return choice[layer.node].seconds + sum(self._conversions(choice, v) for v in values)
+    def cost(self, choice: Choice, layers: Sequence[Layer]) -> float:
+        """The part of the sum that these layers decide: their kernels, and copies next to them."""
+        kernels = sum(choice[layer.node].seconds for layer in layers)
+        values = {value for layer in layers for value in (*layer.inputs, layer.node)}
+        return kernels + sum(self._conversions(choice, value) for value in values)
 
     def neighbours(self, layer: Layer) -> list[Layer]:
         nodes = [*layer.inputs, *layer.node.users]
@@ -134,7 +130,7 @@ def _improve_one(problem: _Problem, choice: Choice, layer: Layer) -> bool:
     costs = []
     for option in options:
         choice[layer.node] = option
-        costs.append(problem.local(choice, layer))
+        costs.append(problem.cost(choice, [layer]))
     best = min(range(len(options)), key=costs.__getitem__)
     # Equal costs keep what is there, or the search would never end.
     keep = costs[options.index(before)] <= costs[best]
@@ -144,11 +140,11 @@ def _improve_one(problem: _Problem, choice: Choice, layer: Layer) -> bool:
 
 def _improve_stretch(problem: _Problem, choice: Choice, stretch: list[Layer]) -> bool:
     before = {layer.node: choice[layer.node] for layer in stretch}
-    cost = problem.total(choice)
+    cost = problem.cost(choice, stretch)
     for layout in (Format.CHANNELS_LAST, Format.CONTIGUOUS):
         for layer in stretch:
             choice[layer.node] = _preferred(problem.options(layer), layout)
-        if problem.total(choice) < cost:
+        if problem.cost(choice, stretch) < cost:
             return True
         choice.update(before)
     return False
