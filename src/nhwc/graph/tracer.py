@@ -25,8 +25,10 @@ from .traced import (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
-_RECORDED = (torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor)
-_RECORDED += (torch.zeros, torch.cat, torch.stack)
+_RECORDED: tuple[Callable[..., Any], ...] = (
+    *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
+    *(torch.cat, torch.stack),
+)
 """What cannot see that an argument is traced: a size, a device, what stands for a whole list."""
 
 
@@ -44,6 +46,8 @@ class Tracer(fx.Tracer):
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        # Torch lists its functions once, which must not be while some of them are wrapped.
+        torch.overrides.get_overridable_functions()
         graph = super().trace(root, concrete_args)
         for node in graph.nodes:
             if node.target in _RECORDED:
