@@ -1,5 +1,6 @@
 """Capture: what a graph is made of, and what torchvision's and timm's whole models come to."""
 
+import math
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -151,3 +152,85 @@ def test_code_that_cannot_be_read_keeps_its_children():
     child = shell.child
     open_shell(shell, "", lambda module, path: nn.Identity())
     assert shell.child is child
+
+
+class Grid(nn.Module):
+    """Coordinates of the pixels: tensors made of sizes and devices that are traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x):
+        h, w = x.shape[2:]
+        rows = torch.linspace(-1, 1, h, device=x.device)
+        columns = torch.arange(w, device=x.device, dtype=x.dtype)
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        return torch.cat(x.chunk(2), 1) + self.conv(grid[None]).repeat(1, 2, 1, 1) * torch.tensor(h)
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        size = x.shape[-1]
+        return (x @ x.mT + torch.full((size, size), -math.inf).triu(1)).softmax(-1) + torch.eye(
+            size
+        )
+
+
+class WritesInto(nn.Module):
+    """What it made is read before it is written to, and after."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        made = torch.zeros(x.shape[0], 3, 6, 6, device=x.device)
+        before = self.conv(made)
+        made.copy_(x)
+        return before - self.conv(made)
+
+
+class WritesByOut(nn.Module):
+    def forward(self, x):
+        made = torch.ones(x.shape, dtype=x.dtype)
+        torch.add(x, 1, out=made)
+        return made * 2
+
+
+@pytest.mark.parametrize("kind", [Grid, Masked, WritesInto, WritesByOut])
+def test_tensors_made_of_traced_sizes_are_made_anew_each_time(kind):
+    model, make = kind().eval(), torch.arange
+    captured = capture(model)
+    assert not captured.opaque
+    assert torch.arange is make
+    for batch in (2, 4):
+        x = torch.randn(batch, 3, 6, 6)
+        torch.testing.assert_close(captured.module(x), model(x))
+    assert pickle.loads(pickle.dumps(captured.module)).code == captured.module.code
+
+
+class Assigns(nn.Module):
+    def forward(self, x):
+        made = torch.zeros(x.shape[0], 3, 6, 6)
+        made[:, 1] = x[:, 0]
+        return made
+
+
+class WritesIntoView(nn.Module):
+    def forward(self, x):
+        made = torch.zeros(x.shape[0], 3, 6, 6)
+        view = made[:, 1]
+        view += x[:, 0]
+        return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Assigns, "it assigns to elements"), (WritesIntoView, "it writes in place into a value")],
+)
+def test_writes_that_no_graph_shows_keep_their_code(kind, reason):
+    captured = capture(kind())
+    assert reason in captured.opaque[0].reason
+    x = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(captured.module(x), kind()(x))

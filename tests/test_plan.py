@@ -38,6 +38,22 @@ def image():
     return torch.randn(2, 4, 9, 9)
 
 
+@fx.wrap
+def rolled(x, by):
+    """A leaf of the trace that writes into the list it is given, as Swin3D's do."""
+    by[0] += x.size(3)
+    return x.roll(by, [3])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("call", [lambda x: rolled(x, [2]), lambda x: rolled(x, by=[2])])
+def test_lists_are_new_ones_at_every_call(memory, image, call):
+    graph = traced(call)
+    plan = make_plan(graph, (image,), memory)
+    for _ in range(2):
+        torch.testing.assert_close(plan.program(image), graph(image))
+
+
 def test_shapes_are_constants_and_data_is_not(image):
     graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
     found = record(graph, (image,))

@@ -74,7 +74,8 @@ def halves(self, x):
 
 def grid(self, x):
     h, w = x.shape[-2:]
-    ys, xs = torch.meshgrid(torch.arange(h) / h, torch.arange(w) / w, indexing="ij")
+    columns = torch.tensor([column / w for column in range(w)])
+    ys, xs = torch.meshgrid(torch.arange(h) / h, columns, indexing="ij")
     return self.norm(self.conv(x)) + torch.stack((ys, xs)).sum(0)
 
 

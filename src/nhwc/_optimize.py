@@ -29,7 +29,7 @@ from .verify import Verification, cloned
 
 Progress = Callable[[str], None]
 
-_TIMING_S = 0.5
+_TIMING_S = 0.4
 """How long the paired timing of a stage takes, about, where the machine is quiet."""
 
 _PATIENCE = 3
@@ -169,12 +169,12 @@ class _Work:
             name: _call(one, self.example) for name, one in (("input", self.model), (stage, module))
         }
         device = "cpu" if self.environment.device == "cpu" else "cuda"
-        once = interleave(calls, rounds=1, warmup=1, device=device)
+        once = interleave(calls, rounds=1, warmup=0, device=device)
         total = sum(samples.seconds[0] for samples in once.values())
         rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
         times = dict.fromkeys(calls, Samples(()))
         for _ in range(_PATIENCE if stage == "plan" else 1):
-            more = interleave(calls, rounds=rounds, warmup=1, device=device)
+            more = interleave(calls, rounds=rounds, warmup=0, device=device)
             times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
             found = self.compared[stage] = Comparison(times["input"], times[stage])
             if stage == "graph" or found.verdict != "too noisy to tell":

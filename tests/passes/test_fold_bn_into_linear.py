@@ -8,6 +8,7 @@ from nhwc.graph.folded import FoldedLinear
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_, script
 
 ROWS = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+GRIDS = torch.randn(2, 6, 3, 4, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(5, 2, 3, 1, generator=torch.Generator().manual_seed(0))
 
 
@@ -20,6 +21,16 @@ def functional():
         n = self.n
         y = F.linear(x, self.c.weight, self.c.bias)
         return F.batch_norm(y, n.running_mean, n.running_var, n.weight, n.bias, eps=n.eps)
+
+    return Block(run, c=linear(), n=nn.BatchNorm1d(4))
+
+
+def by_rows(prepare):
+    """As LeViT has it: the batch norm is given rows, whatever images they belong to."""
+
+    def run(self, x):
+        y = self.c(prepare(x))
+        return self.n(y.flatten(0, 1)).reshape_as(y)
 
     return Block(run, c=linear(), n=nn.BatchNorm1d(4))
 
@@ -42,6 +53,7 @@ MUST = {
         ),
         IMAGES,
     ),
+    "rows of images": (lambda: by_rows(lambda x: x.flatten(2).transpose(1, 2)), GRIDS),
     "functional": (functional, ROWS),
     "chain": (
         lambda: nn.Sequential(
@@ -102,6 +114,16 @@ MUST_NOT = {
         ),
         torch.randn(5, 2, 2, 1),
         "3 dimensions",
+    ),
+    "rows of nobody knows what": (
+        lambda: by_rows(lambda x: x),
+        torch.randn(5, 4, 6),
+        "more than 3 dimensions",
+    ),
+    "rows of rows": (
+        lambda: by_rows(lambda x: x.reshape(2, 5, 4, 6)),
+        torch.randn(10, 4, 6),
+        "4 dimensions",
     ),
     "called twice": (
         lambda: Block(

@@ -27,7 +27,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         metavar="NxCxHxW",
         action="append",
-        help="shape of an input (default 1x3x224x224); repeat it for several inputs",
+        help="shape of the input (default 1x3x224x224); repeat it for the inputs after the first, "
+        "which may have any number of dimensions",
     )
     parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
@@ -51,29 +52,40 @@ def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
 def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
     """Build the model and random inputs that the command line names, on its device."""
     device = parse_device(args.device)
-    shapes = [parse_shape(text) for text in args.input or ["1x3x224x224"]]
+    first, *others = args.input or ["1x3x224x224"]
+    shapes = [parse_shape(first), *map(parse_sizes, others)]
     model = load_model(args.model, weights=args.weights, seed=args.seed).to(device)
     generator = torch.Generator().manual_seed(args.seed)
     return model, [torch.randn(shape, generator=generator).to(device) for shape in shapes]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Read `1x3x224x224`.
+    """Read the shape of an image, or of a clip.
 
     >>> parse_shape("8x3x224x224")
     (8, 3, 224, 224)
     """
-    if not re.fullmatch(r"\d+([x,]\d+)*", text):
-        raise InputError(f"input {text!r} is no shape. Try --input 1x3x224x224.")
-    shape = tuple(int(part) for part in re.split("[x,]", text))
+    shape = parse_sizes(text)
     if len(shape) not in (4, 5):
         raise InputError(
             f"input {text} has {len(shape)} dimensions; a vision model needs 4 (N, C, H, W), "
             "or 5 (N, C, D, H, W). Try --input 1x3x224x224."
         )
-    if 0 in shape:
-        raise InputError(f"input {text} is empty: a dimension is 0. Try --input 1x3x224x224.")
     return shape
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read the shape of any tensor.
+
+    >>> parse_sizes("16")
+    (16,)
+    """
+    if not re.fullmatch(r"\d+([x,]\d+)*", text):
+        raise InputError(f"input {text!r} is no shape. Try --input 1x3x224x224.")
+    sizes = tuple(int(part) for part in re.split("[x,]", text))
+    if 0 in sizes:
+        raise InputError(f"input {text} is empty: a dimension is 0. Try --input 1x3x224x224.")
+    return sizes
 
 
 def parse_device(text: str) -> torch.device:

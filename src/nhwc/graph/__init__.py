@@ -10,6 +10,8 @@ from .edit import add_module as add_module
 from .edit import attribute as attribute
 from .edit import clean as clean
 from .edit import erase as erase
+from .edit import filled as filled
 from .edit import fresh_name as fresh_name
 from .edit import module_of as module_of
 from .edit import replace_module as replace_module
+from .writes import written_into as written_into

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
@@ -22,6 +23,23 @@ def attribute(owner: nn.Module, path: str) -> Any:
     for part in path.split("."):
         owner = getattr(owner, part)
     return owner
+
+
+def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:
+    """Arguments of a node with values for nodes, in lists that whoever is called may write into.
+
+    >>> filled(([1, 2], {"dim": 0}), lambda node: None)
+    ([1, 2], {'dim': 0})
+    """
+    if isinstance(arguments, fx.Node):
+        return value_of(arguments)
+    if isinstance(arguments, list):
+        return [filled(item, value_of) for item in arguments]
+    if isinstance(arguments, dict):
+        return {key: filled(item, value_of) for key, item in arguments.items()}
+    if type(arguments) is tuple:
+        return tuple([filled(item, value_of) for item in arguments])
+    return fx.node.map_arg(arguments, value_of)
 
 
 def replace_module(node: fx.Node, module: nn.Module) -> None:

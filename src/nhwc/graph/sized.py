@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..preserve import undrawn
 from .captured import give_copies, name_placeholders, renamed, unwrap_layers
-from .edit import attribute
+from .edit import attribute, filled
 from .traced import (
     SHAPE_ATTRIBUTES,
     SHAPE_METHODS,
@@ -160,7 +160,7 @@ class _Sized(Tracer):
         return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
 
     def _arguments(self, node: fx.Node) -> Any:
-        return fx.node.map_arg((node.args, node.kwargs), self.seen)
+        return filled((node.args, node.kwargs), self.seen)
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

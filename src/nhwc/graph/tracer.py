@@ -25,6 +25,12 @@ from .traced import (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
+_RECORDED: tuple[Callable[..., Any], ...] = (
+    *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
+    *(torch.cat, torch.stack),
+)
+"""What cannot see that an argument is traced: a size, a device, what stands for a whole list."""
+
 
 class Tracer(fx.Tracer):
     """torch.fx's tracer, with each module that cannot be traced kept as one call.
@@ -33,9 +39,21 @@ class Tracer(fx.Tracer):
     """
 
     def __init__(self) -> None:
-        super().__init__(autowrap_functions=_untraceable_functions(), param_shapes_constant=True)
+        wrapped = (*_untraceable_functions(), *_RECORDED)
+        super().__init__(autowrap_functions=wrapped, param_shapes_constant=True)
+        self._autowrap_search.append(torch)
         self.opaque: dict[str, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        # Torch lists its functions once, which must not be while some of them are wrapped.
+        torch.overrides.get_overridable_functions()
+        graph = super().trace(root, concrete_args)
+        for node in graph.nodes:
+            if node.target in _RECORDED:
+                # It would have the graph's code wrap a name with a dot in it, which cannot be.
+                node.meta.pop("is_wrapped", None)
+        return graph
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Value(node, self)
@@ -156,6 +174,7 @@ def explain(error: Exception) -> str:
 _PLAIN = {
     "inputs to control flow": "it branches on data",
     "cannot be iterated": "it loops over data",
+    "does not support item assignment": "it assigns to elements of a traced value",
     "support for arbitrary number of arguments": "it unpacks a traced value with *",
     "'len' is not supported": "it uses the length of a traced value",
     "cannot be interpreted as an integer": "it counts with a traced value",

@@ -37,6 +37,18 @@ def input_of(node: fx.Node) -> fx.Node | None:
     return values[0] if values and isinstance(values[0], fx.Node) else None
 
 
+def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What makes rows of the result of a linear layer for `norm` alone, and takes that back."""
+    flat = input_of(norm)
+    if flat is None or flat.target != "flatten" or flat.args[1:] != (0, 1) or len(flat.users) > 1:
+        return None
+    again = next(iter(norm.users)) if len(norm.users) == 1 else None
+    linear = flat.args[0]
+    if again is None or again.target != "reshape_as" or again.args != (norm, linear):
+        return None
+    return (flat, again) if isinstance(module_of(linear), nn.Linear) else None
+
+
 def readers(node: fx.Node) -> list[fx.Node]:
     """Who uses the values of `node`; to ask for its shape does not count."""
     return [user for user in node.users if not _asks_shape(user)]

@@ -17,7 +17,15 @@ from ..graph.traced import definer
 
 _KEEPS = {"relu", "relu_", "silu", "gelu", "sigmoid", "tanh", "dropout", "hardswish", "hardtanh"}
 _KEEPS |= {"contiguous", "float", "to", "clone", "leaky_relu", "elu", "linear", "softmax"}
-_KEEPS |= {"adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "interpolate", "pad"}
+_KEEPS |= {
+    "transpose",
+    "permute",
+    "adaptive_avg_pool2d",
+    "avg_pool2d",
+    "max_pool2d",
+    "interpolate",
+    "pad",
+}
 _BROADCASTS = {"add", "add_", "iadd", "sub", "mul", "mul_", "imul", "div", "truediv"}
 _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 
@@ -53,8 +61,9 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
         shape = node.args[1] if len(node.args) == 2 else node.args[1:]
         return len(shape) if isinstance(shape, list | tuple) else None
     if name == "flatten":
-        ends = _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1)
-        return 2 if ends == (1, -1) else None
+        return _flat(_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+    if name == "reshape_as":
+        return _rank_in(node, 1, ranks)
     return _reduced(node, ranks) if name in ("mean", "sum", "amax") else None
 
 
@@ -93,7 +102,7 @@ def _is_test(node: fx.Node, size: fx.Node, rank: int) -> bool:
 
 def _rank_after(module: Any, given: int | None) -> int | None:
     if isinstance(module, nn.Flatten):
-        return 2 if (module.start_dim, module.end_dim) == (1, -1) else None
+        return _flat(module.start_dim, module.end_dim)
     if isinstance(module, _ConvNd | _BatchNorm):
         digit = re.search(r"([123])d", str(module._get_name()))
         # BatchNorm1d takes (N, C) and (N, C, L) alike.
@@ -101,6 +110,10 @@ def _rank_after(module: Any, given: int | None) -> int | None:
             return int(digit[1]) + 2
     keeps = isinstance(module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm)
     return given if keeps or type(module).__module__.startswith(_KEEPING_HOMES) else None
+
+
+def _flat(start: object, end: object) -> int | None:
+    return start + 1 if isinstance(start, int) and start >= 0 and end == -1 else None
 
 
 def _reduced(node: fx.Node, ranks: _Ranks) -> int | None:

@@ -22,6 +22,7 @@ from ._folding_sites import (
     norm_unfit,
     owners_of,
     readers,
+    rows_around,
     tied_note,
     weight_read_elsewhere,
 )
@@ -47,8 +48,8 @@ def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
         elif isinstance(module_of(after), _ConvNd):
             assert after is not None
             sites.append(_fold_forward(node, after, owners))
-        elif not isinstance(module_of(before), nn.Linear) and not isinstance(
-            module_of(after), nn.Linear
+        elif rows_around(node) is None and not any(
+            isinstance(module_of(beside), nn.Linear) for beside in (before, after)
         ):
             sites.append(_skip(node, name_of(node), _lone(before)))
     if any(site.applied for site in sites):

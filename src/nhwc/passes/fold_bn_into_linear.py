@@ -2,7 +2,8 @@
 
 They are the same only for (N, C): of a (N, L, C) tensor a batch norm scales dimension 1, a linear
 layer works on the last. Where the graph does not show which it is, the fold keeps the means to
-serve both.
+serve both. Code that gives a batch norm the rows of a (N, L, C), and makes that of them again,
+is folded where the graph shows three dimensions.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ._folding_sites import (
     norm_unfit,
     owners_of,
     readers,
+    rows_around,
     tied_note,
     weight_read_elsewhere,
 )
@@ -37,7 +39,12 @@ def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
             continue
         before = input_of(node)
         after = next(iter(node.users)) if len(node.users) == 1 else None
-        if before is not None and isinstance(module_of(before), nn.Linear):
+        rows = rows_around(node)
+        if rows is not None:
+            flat, again = rows
+            linear = flat.all_input_nodes[0]
+            sites.append(_fold(node, linear, node, linear, (flat, again)))
+        elif before is not None and isinstance(module_of(before), nn.Linear):
             sites.append(_fold(node, before, node, before))
         elif after is not None and isinstance(module_of(after), nn.Linear):
             sites.append(_fold(node, after, node, before))
@@ -46,7 +53,13 @@ def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
     return PassReport("fold_bn_into_linear", tuple(sites))
 
 
-def _fold(node: fx.Node, linear: fx.Node, norm: fx.Node, instead: fx.Node | None) -> Site:
+def _fold(
+    node: fx.Node,
+    linear: fx.Node,
+    norm: fx.Node,
+    instead: fx.Node | None,
+    rows: tuple[fx.Node, ...] = (),
+) -> Site:
     layer: Any = module_of(linear)
     batch_norm: Any = module_of(norm)
     first, second = (linear, norm) if instead is linear else (norm, linear)
@@ -57,34 +70,41 @@ def _fold(node: fx.Node, linear: fx.Node, norm: fx.Node, instead: fx.Node | None
         or called_again(linear)
         or weight_read_elsewhere(linear)
     )
-    others = [user for user in readers(first) if user is not second]
+    others = [user for user in readers(first) if user not in (second, *rows)]
     if others:
         reason = f"the output of {name_of(first)} is also used by {name_of(others[0])}"
     folded = None
     if reason is None:
-        folded, reason = _folded(layer, batch_norm, input_of(first), first is linear)
+        dims = 3 if rows else 2
+        folded, reason = _folded(layer, batch_norm, input_of(first), dims, first is linear)
     if folded is None or instead is None:
         return Site(str(node.target), what, False, reason or "")
     owner = node.graph.owning_module
     assert owner is not None
     note = tied_note(linear, owners_of(owner))
-    erase(norm, instead)
+    if rows:
+        flat, again = rows
+        erase(again, linear)
+        erase(norm, flat)
+        erase(flat, linear)
+    else:
+        erase(norm, instead)
     replace_module(linear, folded)
     return Site(str(node.target), what, True, note)
 
 
 def _folded(
-    layer: Any, norm: Any, value: fx.Node | None, linear_first: bool
+    layer: Any, norm: Any, value: fx.Node | None, dims: int, linear_first: bool
 ) -> tuple[nn.Module | None, str | None]:
     scale, shift = scale_and_shift(norm)
     features = layer.out_features if linear_first else layer.in_features
     if len(scale) != features:
         return None, f"{len(scale)} features of the batch norm, {features} of the linear layer"
     rank = None if value is None else rank_of(value)
-    if rank not in (None, 2):
+    if rank not in (None, dims):
         return None, f"its input has {rank} dimensions: the batch norm is not along the last one"
-    if rank is None and not linear_first:
-        return None, "its input may have more than 2 dimensions: the graph does not show it"
+    if rank is None and (dims > 2 or not linear_first):
+        return None, f"its input may have more than {dims} dimensions: the graph does not show it"
     folded = (fold_after if linear_first else fold_before)(layer, scale, shift)
     if overflows(folded):
         return None, f"the folded weights do not fit {layer.weight.dtype}"

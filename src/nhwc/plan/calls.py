@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from ..graph import filled
 from ..graph.layers import LAYERS
 from .recording import Record
 from .specs import Layer
@@ -24,14 +25,14 @@ def caller(graph: fx.GraphModule, record: Record, layer: Layer) -> Callable[...,
     )
     if not kwargs and args[: len(layer.inputs)] == layer.inputs:
         constants = args[len(layer.inputs) :]
-        if not any(_holds_node(value) for value in constants):
+        if not any(_holds_node(value) or isinstance(value, list) for value in constants):
             if not constants:
                 return function
             return lambda *inputs: function(*inputs, *constants)
 
     def call(*inputs: Any) -> Any:
         given = dict(zip(layer.inputs, inputs, strict=True))
-        a, k = fx.node.map_arg((args, kwargs), lambda n: given[n])
+        a, k = filled((args, kwargs), given.__getitem__)
         return function(*a, **k)
 
     return call

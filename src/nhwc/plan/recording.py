@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format, format_of
+from ..graph import filled
 from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 
@@ -76,6 +77,9 @@ class _Recorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, result: Record) -> None:
         super().__init__(graph)
         self.result = result
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        return filled((n.args, n.kwargs), self.env.__getitem__)
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
