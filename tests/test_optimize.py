@@ -469,12 +469,25 @@ def test_models_without_a_graph_still_come_back_right(model, image):
         close(fast(x), model(x))
 
 
-def test_why_there_is_no_plan_is_said(image):
-    fast = force(Aliasing().eval(), image)
+class Flipping(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Flipping(), "no graph could be made of any part of it"),
+        (Aliasing(), "no kernel is faster than torch's on what it is given"),
+    ],
+)
+def test_why_there_is_no_plan_is_said(model, reason, image, monkeypatch):
+    monkeypatch.setattr("nhwc.planner.gains", lambda *_: False)
+    fast = force(model.eval(), image)
     (plan,) = fast.report.plans
     assert not plan.planned
-    assert plan.reason == fast.report.reason == "no graph could be made of any part of it"
-    assert [part.kind for part in fast.report.opaque] == ["Aliasing"]
+    assert plan.reason == fast.report.reason == reason
+    assert [part.kind for part in fast.report.opaque] == [type(model).__name__]
 
 
 @torch.no_grad()

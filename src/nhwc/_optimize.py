@@ -30,7 +30,7 @@ from .verify import Verification, cloned
 
 Progress = Callable[[str], None]
 
-_TIMING_S = 0.8
+_TIMING_S = 0.6
 """How long the paired timing at the end takes, about, where the machine is quiet."""
 
 _PATIENCE = 3
@@ -153,13 +153,13 @@ class _Work:
             return {name: Samples(tuple(seconds)) for name, seconds in known.items()}, True
         calls = {name: _call(stage, self.example) for name, stage in stages.items()}
         device = self.environment.device
-        once = interleave(calls, rounds=1, warmup=1, device="cpu" if device == "cpu" else "cuda")
+        once = interleave(calls, rounds=1, warmup=0, device="cpu" if device == "cpu" else "cuda")
         total = sum(samples.seconds[0] for samples in once.values())
         rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
         times = {name: Samples(()) for name in stages}
         for _ in range(_PATIENCE):
             more = interleave(
-                calls, rounds=rounds, warmup=1, device="cpu" if device == "cpu" else "cuda"
+                calls, rounds=rounds, warmup=0, device="cpu" if device == "cpu" else "cuda"
             )
             times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
             if _is_clear(times):

@@ -33,7 +33,7 @@ ACTIVATIONS = {
     Activation.MISH: F.mish,
 }
 
-channels = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 48, 64, 70])
+channels = st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 70])
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 

@@ -18,7 +18,7 @@ from . import rows
 from .activations import Activation
 from .compiler import Args, Kernel
 from .isa import Isa
-from .loops import activate_tile, emit_vectors, emit_whole
+from .loops import activate_tile, emit_whole
 from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -55,7 +55,9 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             at, count = tile_of(i)
             into = packed + (at - first) * row_floats
             rows.emit_pack(e, a, a.x.floats() + group * a.c, (at, count), into)
-        _emit_products(e, a, TileCall(e, a.tile), (group, first, tiles, panels, packed), tile_of)
+        following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
+        part = (group, (first, following), tiles, panels, packed)
+        _emit_products(e, a, TileCall(e, a.tile), part, tile_of)
 
 
 def _part(e: Emitter, index: Value, parts: Value, count: Value) -> tuple[Value, Value]:
@@ -72,14 +74,21 @@ def _emit_products(
     e: Emitter,
     a: Args,
     tile: TileCall,
-    unit: tuple[Value, Value, Value, tuple[Value, Value], Value],
+    unit: tuple[Value, tuple[Value, Value], Value, tuple[Value, Value], Value],
     tile_of: partial[tuple[Value, Value]],
 ) -> None:
-    group, first, tiles, (first_panel, last_panel), packed = unit
+    """Multiply the packed rows by their panels; `following` rows on is what is packed next, or 0.
+
+    Of those, each panel asks for a part.
+    """
+    group, (first, following), tiles, (first_panel, last_panel), packed = unit
     width, depth = panel_columns(e.isa), a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
     weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
     bias = a.bias.floats() + group * emit_whole(e, a.k)
+    x, panels = a.x.floats() + group * a.c, last_panel - first_panel
+    each = (e.isa.rows + (panels - 1)) // panels
+    tile.set(ahead_row=a.x_pixel, ahead_rows=e.select(following != 0, each, e.i64(0)))
     tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(0, a.segments, a.block) as inner:
         count_segments = e.min(a.block, a.segments - inner)
@@ -89,16 +98,17 @@ def _emit_products(
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
             columns = e.min(a.k - column, e.i64(width))
-            vectors = emit_vectors(e, columns)
-            b = weights + panel * width * depth + inner * a.segment * vectors * e.width
-            tile.set(b=b, start=bias + column, columns=columns, vectors=vectors)
+            b = weights + panel * width * depth + inner * a.segment * emit_whole(e, columns)
+            tile.set(b=b, start=bias + column, columns=columns)
             with e.range(0, tiles) as i:
                 at, count = tile_of(i)
                 here = group * a.k + column
                 done = (at - first) * a.segments + inner * count
                 y = a.y.floats() + (at * a.y_pixel + here)
                 residual = (a.residual.floats() + (at * a.residual_pixel + here)).address()
+                ahead = at + following + (panel - first_panel) * each
                 tile(
+                    ahead=x + (ahead * a.x_pixel + inner * a.segment),
                     a=packed + done * segment_floats,
                     y=y,
                     residual=e.select(a.residual != 0, residual, e.i64(0)),

@@ -23,7 +23,7 @@ from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, activate_tile, emit_vectors, emit_whole, ending, pad_channels
+from .loops import ENDING, activate_tile, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns
 from .rows import copy_row
 from .steps import Scratch, Step, View, step
@@ -243,7 +243,6 @@ def _emit_expansion(
     stride = panel_columns(e.isa)
     start = a.expand_bias.floats() + channel
     call.set(b=a.expand.floats() + channel * a.depth, start=start, columns=columns)
-    call.set(vectors=emit_vectors(e, columns))
     with e.range(0, tiles) as i:
         first = i * pixels // tiles
         rows = (i + 1) * pixels // tiles - first

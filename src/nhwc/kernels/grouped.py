@@ -62,6 +62,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
         with e.range(0, a.wo, _TILE) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
             left = e.min(wanted, a.wo - _TILE)
+            following = a.y.floats() + (((row + 1) * a.wo + left) * a.ypixel + channel)
+            _fetch_row(e, a, first + left * stride * a.xpixel, following, stride)
             sums = [e.variable(0.0) for _ in range(_TILE)]
             for one in sums:
                 one.value = e.load(a.bias.floats() + channel)
@@ -89,6 +91,18 @@ def _fetch_following(e: Emitter, weights: Value, size: Value, row: Value, rows: 
     """Ask for the weights of the next vector, a part of them with each row of this one."""
     with e.range(size + row * size // rows, size + (row + 1) * size // rows, e.width) as i:
         e.prefetch(weights + i, level=2)
+
+
+def _fetch_row(e: Emitter, a: Args, x: Value, y: Value, stride: int) -> None:
+    """Ask for the pixels under a tile, and at `y`, that the next row of outputs will come to.
+
+    A vector of each pixel is too far from that of the next one for the processor to foresee.
+    """
+    for i in range(3, 3 + stride):
+        for n in range(_TILE * stride):
+            e.prefetch(x + (i * a.w + n) * a.xpixel, level=2)
+    for n in range(_TILE):
+        e.prefetch(y + n * a.ypixel, write=True)
 
 
 class _Columns:

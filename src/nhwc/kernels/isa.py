@@ -14,7 +14,8 @@ class Isa:
     """What a generator must know of a processor: how wide its vectors are and how many it has.
 
     `rows` and `vectors` are the tile of the matrix product: rows x vectors accumulators, the
-    vectors of one weight row and one broadcast must fit into the registers.
+    vectors of one weight row and one broadcast must fit into the registers. The last columns of a
+    product may take a vector of `least` lanes: half a wide one is half the work for some.
 
     >>> AVX2.width, AVX2.rows * AVX2.vectors + AVX2.vectors + 1 <= AVX2.registers
     (8, True)
@@ -25,15 +26,16 @@ class Isa:
     registers: int
     rows: int
     vectors: int
+    least: int
     fma: bool
     needs: tuple[str, ...]
     without: tuple[str, ...] = ()
 
 
-AVX512 = Isa("avx512", 16, 32, 14, 2, True, ("avx512f", "avx512vl", "fma"))
-AVX2 = Isa("avx2", 8, 16, 6, 2, True, ("avx2", "fma"), ("avx512",))
-NEON = Isa("neon", 4, 32, 8, 3, True, ("neon",))
-PLAIN = Isa("plain", 4, 16, 4, 2, False, (), ("avx", "fma", "xop"))
+AVX512 = Isa("avx512", 16, 32, 14, 2, 8, True, ("avx512f", "avx512vl", "fma"))
+AVX2 = Isa("avx2", 8, 16, 6, 2, 8, True, ("avx2", "fma"), ("avx512",))
+NEON = Isa("neon", 4, 32, 8, 3, 4, True, ("neon",))
+PLAIN = Isa("plain", 4, 16, 4, 2, 4, False, (), ("avx", "fma", "xop"))
 """Four floats at a time, which every 64-bit processor has in some form."""
 
 ALL = (AVX512, AVX2, NEON, PLAIN)

@@ -14,12 +14,11 @@ was packed for it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
-from .loops import emit_vectors
+from .products import Accumulators, Tile, emit_product
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
 
@@ -27,13 +26,6 @@ ADD = 1
 """Mode: the accumulators start from what `y` holds, instead of from the bias."""
 FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
-
-_UNROLL = 4
-_AHEAD = 2048
-"""How many floats before its use a weight is asked for: what comes from far away takes that long,
-and what the processor itself fetches ahead ends with each page.
-"""
-
 
 FIELDS = (
     "a",
@@ -49,29 +41,35 @@ FIELDS = (
     "high",
     "mode",
     "columns",
+    "ahead",
+    "ahead_row",
+    "ahead_rows",
     "rows",
-    "vectors",
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows and a panel `vectors` wide.
+"""y = clamp(start + a @ b + residual) for `rows` rows and a panel of weights.
 
 The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
 none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
-`residual` are read and written.
+`residual` are read and written, and the last vector is as wide as they need. Meanwhile what is
+packed next is asked for: `ahead_rows` rows of `segments` times `k` floats from `ahead` on,
+`ahead_row` apart; none if the caller sets nothing.
 """
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
-    given = [getattr(a, name) for name in FIELDS[:-2]]
+    given = [getattr(a, name) for name in FIELDS[:-1]]
 
-    def of_width(vectors: int) -> Callable[[], None]:
+    def of_width(parts: int) -> Callable[[], None]:
         cases = {
-            rows: (lambda rows=rows: _tile_function(e, rows, vectors)(*given))
+            rows: (lambda rows=rows: _tile_function(e, rows, parts)(*given))
             for rows in range(1, e.isa.rows + 1)
         }
         return lambda: e.switch(a.rows, cases)
 
-    e.switch(a.vectors, {v: of_width(v) for v in range(1, e.isa.vectors + 1)})
+    parts = (a.columns + (e.isa.least - 1)) // e.isa.least
+    most = panel_columns(e.isa) // e.isa.least
+    e.switch(parts, {number: of_width(number) for number in range(1, most + 1)})
 
 
 TILE = Kernel("tile", FIELDS, _emit)
@@ -83,6 +81,7 @@ class TileCall:
     def __init__(self, e: Emitter, address: Value) -> None:
         self._e, self._address = e, address
         self._block = e.stack(len(FIELDS), INT)
+        self.set(ahead_rows=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
@@ -101,61 +100,46 @@ def panel_columns(isa: Isa) -> int:
     return isa.vectors * isa.width
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The fields of one call, with addresses as pointers."""
-
-    a: Value
-    b: Value
-    k: Value
-    segments: Value
-    y: Value
-    y_row: Value
-    start: Value
-    residual: Value
-    residual_row: Value
-    low: Value
-    high: Value
-    mode: Value
-    columns: Value
+_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, *[INT] * 6, POINTER, INT, INT)
 
 
-_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, INT, INT, INT, INT, INT)
+def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
+    """The function for `rows` rows and `parts` times the least columns that a vector may have."""
 
-
-def _tile_function(e: Emitter, rows: int, vectors: int) -> Callable[..., None]:
     def emit(own: Emitter, *values: Value) -> None:
-        _emit_body(own, Tile(*values), rows, vectors)
+        whole, rest = divmod(parts * e.isa.least, e.width)
+        last = [own.of_width(rest)] if rest else []
+        _emit_body(own, Tile(*values), rows, [own] * whole + last)
 
     def call(*given: Value) -> None:
         pairs = zip(given, _KINDS, strict=True)
         inner(*(v.floats() if kind == POINTER else v for v, kind in pairs))
 
-    inner = e.function(f"tile_{rows}x{vectors}", _KINDS, emit)
+    inner = e.function(f"tile_{rows}x{parts}", _KINDS, emit)
     return call
 
 
-Accumulators = list[list[Variable]]
-
-
-def _emit_body(e: Emitter, t: Tile, rows: int, vectors: int) -> None:
-    full = t.columns >= vectors * e.width
-    mask = e.lanes(t.columns - (vectors - 1) * e.width)
-    sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(rows)]
-    with e.when((t.residual != 0) & ((t.mode & FINAL) != 0)):
-        base = t.residual.floats()
-        _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
+def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
+    """`vectors` are the emitters of the vectors of a row, the last of which may be narrower."""
+    before, last = (len(vectors) - 1) * e.width, vectors[-1]
+    full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
+    sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
+    with e.when((t.mode & FINAL) != 0):
+        _each(e, sums, t.y, t.y_row, None, lambda v, p, m: e.prefetch(p, write=True))
+        with e.when(t.residual != 0):
+            base = t.residual.floats()
+            _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),
-        lambda: _start_from_bias(e, t, sums),
+        lambda: _start_from_bias(t, sums),
     )
-    _emit_product(e, t, sums)
+    emit_product(e, t, sums)
     with e.when((t.mode & FINAL) != 0):
         _finish(e, t, sums, full, mask)
     for part in (None, mask):
         with e.when(full if part is None else ~full):
-            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: e.store(v.value, p, m))
+            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: v.emitter.store(v.value, p, m))
 
 
 def _each(
@@ -173,54 +157,28 @@ def _each(
             act(variable, here + j * e.width, mask if j == len(line) - 1 else None)
 
 
-def _start_from_bias(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    for j in range(len(sums[0])):
-        bias = e.load(t.start + j * e.width)
-        for line in sums:
-            line[j].value = bias
+def _start_from_bias(t: Tile, sums: Accumulators) -> None:
+    start = t.start
+    for column in zip(*sums, strict=True):
+        own = column[0].emitter
+        bias = own.load(start)
+        for variable in column:
+            variable.value = bias
+        start = start + own.width
 
 
 def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
     def begin(variable: Variable, place: Value, part: Value | None) -> None:
-        variable.value = e.load(place, part)
+        variable.value = variable.emitter.load(place, part)
 
     for part in (None, mask):
         with e.when(full if part is None else ~full):
             _each(e, sums, t.y, t.y_row, part, begin)
 
 
-def _emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
-    chunks, rest = t.k // width, t.k % width
-    chunk_floats, unroll = rows * width, min(_UNROLL, width)
-    segment_floats = emit_vectors(e, t.k) * chunk_floats
-    with e.range(0, t.segments) as segment:
-        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
-        with e.range(0, chunks) as chunk:
-            here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
-            with e.range(0, width, unroll) as i:
-                _emit_steps(e, here + i, weights + i * columns, sums, unroll)
-        here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
-        with e.range(0, rest) as i:
-            _emit_steps(e, here + i, weights + i * columns, sums, 1)
-
-
-def _emit_steps(e: Emitter, a: Value, b: Value, sums: Accumulators, steps: int) -> None:
-    vectors = len(sums[0])
-    for step in range(steps):
-        places = [b + (step * vectors + j) * e.width for j in range(vectors)]
-        for place in places:
-            e.prefetch(place + _AHEAD, level=2)
-        weights = [e.load(place) for place in places]
-        for i, line in enumerate(sums):
-            factor = e.broadcast(e.read(a + (i * e.width + step)))
-            for variable, weight in zip(line, weights, strict=True):
-                variable.value = e.fma(factor, weight, variable.value)
-
-
 def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
     def add(variable: Variable, place: Value, part: Value | None) -> None:
-        variable.value = variable.value + e.load(place, part)
+        variable.value = variable.value + variable.emitter.load(place, part)
 
     with e.when(t.residual != 0):
         base = t.residual.floats()
@@ -228,6 +186,10 @@ def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -
             with e.when(full if part is None else ~full):
                 _each(e, sums, base, t.residual_row, part, add)
     low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
-    for line in sums:
-        for variable in line:
-            variable.value = e.max(low, e.min(high, variable.value))
+    every = [variable for line in sums for variable in line]
+    with e.when(high < float("inf")):
+        for variable in every:
+            variable.value = variable.emitter.min(high, variable.value)
+    with e.when(low > float("-inf")):
+        for variable in every:
+            variable.value = variable.emitter.max(low, variable.value)

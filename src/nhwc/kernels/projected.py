@@ -20,7 +20,7 @@ from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, Place, activate_tile, emit_vectors, emit_whole, ending, pad_channels
+from .loops import ENDING, Place, activate_tile, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -169,9 +169,8 @@ def _emit_products(
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)
-        vectors = emit_vectors(e, columns)
         b = a.project.floats() + column * a.c
-        call.set(b=b, start=a.project_bias.floats() + column, columns=columns, vectors=vectors)
+        call.set(b=b, start=a.project_bias.floats() + column, columns=columns)
         with e.range(0, pixels, e.isa.rows) as first:
             rows, at = e.min(pixels - first, e.isa.rows), begin + first
             y = a.y.floats() + (at * a.ypixel + column)

@@ -148,8 +148,7 @@ def _emit_panel(
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
     filters = a.weights.floats() + begin * t.size**2 * a.c
-    call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0)
-    call.set(columns=columns, vectors=columns // e.width)
+    call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0, columns=columns)
     with e.range(0, t.size**2) as element:
         call.set(b=filters + element * a.c * columns)
         with e.range(0, count, a.group) as group:

@@ -35,8 +35,8 @@ class Transform:
         """Weights K, C, 3, 3 as size * size matrices C x K, computed in float64."""
         g = torch.tensor(self.filter, dtype=torch.float64)
         k, c = weight.shape[:2]
-        images = g @ weight.detach().double() @ g.t()
-        return images.permute(2, 3, 1, 0).reshape(self.size**2, c, k).float()
+        taps = weight.detach().permute(2, 3, 1, 0).reshape(9, c * k).double()
+        return (torch.kron(g, g) @ taps).float().reshape(self.size**2, c, k)
 
 
 def _input2(e: Emitter, d: Sequence[Value]) -> list[Value]:

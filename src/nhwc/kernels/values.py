@@ -138,7 +138,7 @@ class Variable:
     """A value that changes as the kernel runs: assign to `.value`. It lives in a register."""
 
     def __init__(self, emitter: Emitter, start: Value) -> None:
-        self._emitter, self._element = emitter, start.element
+        self.emitter, self._element = emitter, start.element
         with emitter.builder.goto_entry_block():
             self._slot = emitter.builder.alloca(start.llvm.type)
         self._type = start.llvm.type
@@ -146,9 +146,9 @@ class Variable:
 
     @property
     def value(self) -> Value:
-        loaded = self._emitter.builder.load(self._slot, typ=self._type)
-        return Value(self._emitter, loaded, self._element)
+        loaded = self.emitter.builder.load(self._slot, typ=self._type)
+        return Value(self.emitter, loaded, self._element)
 
     @value.setter
     def value(self, new: Any) -> None:
-        self._emitter.builder.store(self._emitter.value(new, self._type).llvm, self._slot)
+        self.emitter.builder.store(self.emitter.value(new, self._type).llvm, self._slot)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from llvmlite import ir
@@ -26,6 +27,10 @@ class Emitter:
         self.isa, self.module, self.builder = isa, module, builder
         self.width = isa.width
         self.vector_type = ir.VectorType(FLOAT, isa.width)
+
+    def of_width(self, width: int) -> Emitter:
+        """What writes the same function with narrower vectors."""
+        return Emitter(replace(self.isa, width=width), self.module, self.builder)
 
     # Values out of Python numbers, and one kind out of another.
 

@@ -23,6 +23,8 @@ def pack_panels(matrix: Tensor, isa: Isa) -> Tensor:
     depth, columns = matrix.shape
     whole = columns // panel_columns(isa) * panel_columns(isa)
     full = matrix[:, :whole].reshape(depth, -1, panel_columns(isa)).transpose(0, 1)
+    if whole == columns:
+        return full.flatten()
     rest = F.pad(matrix[:, whole:], (0, -columns % isa.width))
     return torch.cat((full.flatten(), rest.flatten()))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..graph import attribute, clean, fresh_name
+from ..graph import attribute, clean, fresh_name, written_into
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 
@@ -56,19 +55,14 @@ def _foldable(node: fx.Node) -> bool:
             return False
     else:
         return False
-    return not name.startswith(_RANDOM) and not _in_place(node)
-
-
-def _in_place(node: fx.Node) -> bool:
-    name = str(getattr(node.target, "__name__", node.target))
-    written = name.endswith("_") and not name.endswith("__")
-    inplace = node.target in (operator.setitem, operator.iadd, operator.imul, operator.isub)
-    return written or inplace or "out" in node.kwargs or node.kwargs.get("inplace") is True
+    return not name.startswith(_RANDOM) and written_into(node) is None
 
 
 def _written(graph: fx.Graph, values: dict[fx.Node, Any]) -> fx.Node | None:
     for node in graph.nodes:
-        if _in_place(node) and node.args and node.args[0] in values:
+        target = written_into(node)
+        # Several at once (`out=`) are none of these nodes, but may be made of them.
+        if target is not None and (not isinstance(target, fx.Node) or target in values):
             return node  # type: ignore[no-any-return]
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import clean, erase, module_of, replace_module, written_into
 from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
 from ._folding_sites import layer_unfit, name_of
@@ -117,13 +117,5 @@ def _may_take(layer: nn.Module | None) -> bool:
 
 def _may_write_input(node: fx.Node) -> bool:
     """Whether `node` writes in place into something that is not certainly its own."""
-    name = str(getattr(node.target, "__name__", node.target))
-    module: Any = module_of(node)
-    if module is not None:
-        writes = getattr(module, "inplace", False)
-    else:
-        writes = name.endswith("_") and not name.endswith("__")
-        writes = writes or name in ("setitem", "iadd", "imul", "isub")
-        writes = writes or node.kwargs.get("inplace") is True
-    fresh = node.args and isinstance(module_of(node.args[0]), _ConvNd | nn.Linear | Fused)
-    return bool(writes and not fresh)
+    written = written_into(node)
+    return written is not None and not isinstance(module_of(written), _ConvNd | nn.Linear | Fused)

@@ -25,6 +25,10 @@ _TOLERANCE = 1e-3
 """A candidate further than this from eager, relative to its largest value, is broken."""
 
 
+_FAR_BEHIND = 1.5
+"""A candidate that takes this many times as long as the best will not come out before it."""
+
+
 @dataclass(frozen=True)
 class Option:
     """A candidate for a layer, with the layouts it reads and writes and the time it took."""
@@ -90,9 +94,9 @@ def fastest(programs: Sequence[Callable[..., Any]], inputs: Sequence[Any]) -> in
     """The number of the program with the shortest median on these inputs."""
     device = next((str(x.device) for x in inputs if isinstance(x, Tensor)), "cpu")
     calls = {str(number): _bound(program, inputs) for number, program in enumerate(programs)}
-    first = interleave(calls, rounds=1, warmup=1, device=device)
+    first = interleave(calls, rounds=1, warmup=0, device=device)
     longest = max(samples.seconds[0] for samples in first.values())
-    rounds = max(3, min(15, int(0.2 / max(longest, 1e-6))))
+    rounds = max(3, min(15, int(0.1 / max(longest, 1e-6))))
     taken = interleave(calls, rounds=rounds, warmup=0, device=device)
     return min(range(len(programs)), key=lambda number: taken[str(number)].median_s)
 
@@ -208,14 +212,20 @@ def _trials_as_is(run: Run, values: Sequence[Any]) -> list[_Trial]:
 def _fastest(
     runs: dict[str, Callable[[], Any]], device: str, between: Callable[[], object] | None = None
 ) -> dict[str, float]:
-    """The shortest of a few calls each: what disturbs a call only ever makes it longer."""
+    """The shortest of a few calls each: what disturbs a call only ever makes it longer.
+
+    What is far behind after two calls is not called again.
+    """
     if not runs:
         return {}
-    first = interleave(runs, rounds=1, warmup=0, device=device, between=between)
-    longest = max(samples.seconds[0] for samples in first.values())
-    rounds = max(3, min(10, int(0.02 / max(longest, 1e-6))))
-    taken = interleave(runs, rounds=rounds, warmup=0, device=device, between=between)
-    return {name: min(samples.seconds) for name, samples in taken.items()}
+    taken = interleave(runs, rounds=2, warmup=0, device=device, between=between)
+    times = {name: min(samples.seconds) for name, samples in taken.items()}
+    close = [name for name in runs if times[name] < _FAR_BEHIND * min(times.values())]
+    longest = max(times[name] for name in close)
+    rounds = max(2, min(5, int(0.02 / max(longest, 1e-6))))
+    best = {name: runs[name] for name in close}
+    taken = interleave(best, rounds=rounds, warmup=0, device=device, between=between)
+    return times | {n: min(times[n], *samples.seconds) for n, samples in taken.items()}
 
 
 def _evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], object] | None:

@@ -6,21 +6,10 @@ another node's value would write into the copy.
 
 from __future__ import annotations
 
-import inspect
-import operator
-from typing import Any
-
-import torch.nn.functional as F
 from torch import fx
 
+from ..graph import written_into
 from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
-
-_WRITING_OPERATORS = {
-    *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),
-    *(operator.imatmul, operator.imod, operator.imul, operator.ior, operator.ipow),
-    *(operator.irshift, operator.isub, operator.itruediv, operator.ixor),
-    *(operator.setitem, operator.delitem),
-}
 
 _MAY_BE_VIEWS = {
     "chunk", "contiguous", "detach", "dropout", "expand", "expand_as", "flatten", "getitem",
@@ -39,7 +28,7 @@ def why_impure(graph: fx.GraphModule) -> str | None:
     for node in graph.graph.nodes:
         if node.op == "placeholder" and str(node.target).startswith("*"):
             return f"it takes a varying number of arguments ({node.target})"
-        target = _written_into(graph, node)
+        target = written_into(node)
         if target is None:
             continue
         if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
@@ -47,31 +36,6 @@ def why_impure(graph: fx.GraphModule) -> str | None:
         readers = [user for user in target.users if user is not node and not _asks_shape(user)]
         if readers or _may_be_view(graph, target):
             return f"{node.name} writes into {target.name}, which others may read"
-    return None
-
-
-def _written_into(graph: fx.GraphModule, node: fx.Node) -> Any:
-    first = node.args[0] if node.args else None
-    if node.kwargs.get("inplace") is True:
-        return node.kwargs.get("input", first)
-    if node.op == "call_method":
-        name = str(node.target)
-        return first if name.endswith("_") and not name.endswith("__") else None
-    if node.op == "call_module":
-        return first if getattr(graph.get_submodule(str(node.target)), "inplace", False) else None
-    if not callable(node.target):
-        return None
-    if node.kwargs.get("out") is not None:
-        return node.kwargs["out"]
-    name = getattr(node.target, "__name__", "")
-    if node.target in _WRITING_OPERATORS:
-        return first
-    if name.endswith("_") and not name.endswith("__"):
-        return first
-    if getattr(node.target, "__module__", "") == F.__name__ and len(node.args) > 1:
-        parameters = list(inspect.signature(node.target).parameters)
-        if dict(zip(parameters, node.args, strict=False)).get("inplace") is True:
-            return first
     return None
 
 
