@@ -18,7 +18,7 @@ from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
-from .products import Accumulators, Tile, emit_product
+from .products import UNROLL, Accumulators, Tile, emit_product
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
 
@@ -124,7 +124,8 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     before, last = (len(vectors) - 1) * e.width, vectors[-1]
     full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
-    with e.when((t.mode & FINAL) != 0):
+    # A long product asks for the result's rows one by one.
+    with e.when(((t.mode & FINAL) != 0) & (t.k < UNROLL * rows)):
         _each(e, sums, t.y, t.y_row, None, lambda v, p, m: e.prefetch(p, write=True))
         with e.when(t.residual != 0):
             base = t.residual.floats()

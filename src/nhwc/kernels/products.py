@@ -8,7 +8,8 @@ from .loops import emit_vectors
 from .values import Value, Variable
 from .vectors import Emitter
 
-_UNROLL = 4
+UNROLL = 4
+"""Products of a row between one and the next time that the loop comes around."""
 _AHEAD = 2048
 """How many floats before its use a weight is asked for: what comes from far away takes that long,
 and what the processor itself fetches ahead ends with each page.
@@ -44,7 +45,7 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
     """Add to `sums` what `t.segments` segments of packed rows make with the panel."""
     rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
     chunks, rest = t.k // width, t.k % width
-    chunk_floats, unroll = rows * width, min(_UNROLL, width)
+    chunk_floats, unroll = rows * width, min(UNROLL, width)
     segment_floats = emit_vectors(e, t.k) * chunk_floats
     with e.range(0, t.segments) as segment:
         a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
@@ -55,6 +56,8 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
                 e.prefetch(t.ahead + place, level=2)
             for first, part in _of_one_width(sums):
                 with e.range(0, width, unroll) as i:
+                    if not first:
+                        _fetch_result(e, t, sums, (chunk * width + i) // unroll)
                     _emit_steps(
                         e, here + i, weights + (i * columns + first), (part, columns), unroll
                     )
@@ -62,6 +65,17 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
         with e.range(0, rest) as i:
             for first, part in _of_one_width(sums):
                 _emit_steps(e, here + i, weights + (i * columns + first), (part, columns), 1)
+
+
+def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
+    """Ask for a row of the result and of the residual: all at once would hold up other loads."""
+    row = e.min(row, len(sums) - 1)
+    added = t.residual != 0
+    other = e.select(added, t.residual, t.y.address()).floats()
+    other_row = e.select(added, t.residual_row, t.y_row)
+    for j in range(len(sums[0])):
+        e.prefetch(t.y + (row * t.y_row + j * e.width), write=True)
+        e.prefetch(other + (row * other_row + j * e.width))
 
 
 def _of_one_width(sums: Accumulators) -> list[tuple[int, Accumulators]]:
