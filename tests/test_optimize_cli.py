@@ -88,8 +88,9 @@ def test_what_was_left_alone_is_in_the_text():
     reason = report.passes[4].skipped[0].reason
     assert reason.split(" ")[0] in optimize_text(report, "reused")
     text = optimize_text(force(Aliasing().eval(), x).report, "aliasing")
-    assert "plan for 1x3x8x8 float32: none" in text
     assert "(Aliasing) stays" in text
+    # Whether a kernel is faster for so small a layer is for timing to say.
+    assert "plan for conv, 1x3x8x8 float32" in text or "no kernel is faster" in text
 
 
 @needs_browser[1]

@@ -55,7 +55,7 @@ def test_the_memory_is_released_and_nothing_is_left_in_the_folder(tmp_path):
 def test_what_is_not_read_takes_no_memory(tmp_path):
     before = resident_bytes()
     tensor = weight(16 * MB)
-    shelve([tensor], tmp_path)
+    assert shelve([tensor], tmp_path) == [tensor]
     assert resident_bytes() - before < 16 * MB
     tensor.sum()
     assert resident_bytes() - before >= 60 * MB
