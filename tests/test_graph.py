@@ -225,12 +225,26 @@ class WritesIntoView(nn.Module):
         return made
 
 
+class WritesByOutIntoConstant(nn.Module):
+    """A second call must find zeros again where the first one wrote."""
+
+    def forward(self, x):
+        made = torch.zeros(2, 3, 6, 6)
+        before = made.sum() + x
+        torch.add(x, 1, out=made)
+        return before - made * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [(Assigns, "it assigns to elements"), (WritesIntoView, "it writes in place into a value")],
+    [
+        (Assigns, "it assigns to elements"),
+        (WritesIntoView, "it writes in place into a value"),
+        (WritesByOutIntoConstant, "it writes a traced value into a tensor that it made"),
+    ],
 )
 def test_writes_that_no_graph_shows_keep_their_code(kind, reason):
     captured = capture(kind())
     assert reason in captured.opaque[0].reason
-    x = torch.randn(2, 3, 6, 6)
-    torch.testing.assert_close(captured.module(x), kind()(x))
+    for x in torch.randn(2, 2, 3, 6, 6):
+        torch.testing.assert_close(captured.module(x), kind()(x))

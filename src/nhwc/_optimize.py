@@ -165,9 +165,7 @@ class _Work:
             before, after = (Samples(tuple(seconds)) for seconds in known)
             self.compared[stage] = Comparison(before, after)
             return
-        calls = {
-            name: _call(one, self.example) for name, one in (("input", self.model), (stage, module))
-        }
+        calls = {"input": _call(self.model, self.example), stage: _call(module, self.example)}
         device = "cpu" if self.environment.device == "cpu" else "cuda"
         once = interleave(calls, rounds=1, warmup=0, device=device)
         total = sum(samples.seconds[0] for samples in once.values())

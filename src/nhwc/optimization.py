@@ -67,7 +67,7 @@ class OptimizeReport:
     """How the model came about that `optimize` returned.
 
     `times` has the samples of `input` (the model as it was given), `graph` (after the passes) and
-    `plan`, taken in turns; `chosen` names the one that was returned.
+    `plan`, these two each in turns with it; `chosen` names the one that was returned.
     """
 
     model: str

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from .traced import (
     CONSTANT,
@@ -106,8 +107,8 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().create_proxy(kind, target, *args, **kwargs)
-        written = written_into(result.node)
-        if written is not None and is_constant(written):
+        written = tree_leaves([written_into(result.node), result.node.kwargs.get("out")])
+        if any(isinstance(target, fx.Node) and is_constant(target) for target in written):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
         return result
 
