@@ -19,7 +19,7 @@ import torch
 
 import nhwc
 from nhwc.environment import Environment
-from nhwc.optimization import LayerReport, OptimizeReport
+from nhwc.optimizer.report import LayerReport, OptimizeReport
 
 from .kernels import peak_gflops
 

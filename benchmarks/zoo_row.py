@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import nhwc
-from nhwc.parts import verify_or_parts
+from nhwc.optimizer.parts import verify_or_parts
 from nhwc.ready import tensors_of
 from nhwc.verify import Truth, observe, random_inputs
 from nhwc.vision import import_torchvision

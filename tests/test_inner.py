@@ -13,7 +13,7 @@ from torch import nn
 
 import nhwc
 from nhwc import InputError
-from nhwc.inner import inner_graphs, unplanned
+from nhwc.optimizer.inner import inner_graphs, unplanned
 from nhwc.passes import FOLDING
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
@@ -421,7 +421,9 @@ def test_more_examples_are_planned_and_held_against_the_original(image):
 
 @torch.no_grad()
 def test_where_the_plans_lose_the_graph_comes_back_without_them(image, monkeypatch):
-    monkeypatch.setattr("nhwc._optimize._choose", lambda times: ("graph", "the plan is slower"))
+    monkeypatch.setattr(
+        "nhwc.optimizer.stages.winner", lambda times: ("graph", "the plan is slower")
+    )
     model = made(TwoWays)
     fast = nhwc.optimize(model, image)
     assert parts_of(fast) == {}
@@ -440,7 +442,7 @@ def test_a_second_time_measures_nothing(image):
 
 
 def test_a_wrong_plan_of_a_part_is_found(image, monkeypatch):
-    import nhwc.planner as module
+    import nhwc.optimizer.planner as module
 
     def wrong(graph, *args, **options):
         plan, program = make(graph, *args, **options), None
@@ -557,7 +559,7 @@ class ReadingHeads(Heads):
 @pytest.fixture
 def gaining(monkeypatch):
     """Whether a layer alone gains by a kernel is for timing, not for tests."""
-    import nhwc.planner as module
+    import nhwc.optimizer.planner as module
 
     monkeypatch.setattr(module, "gains", lambda *_: True)
 
@@ -588,7 +590,7 @@ def test_layers_whose_weights_are_read_are_left_alone(image, gaining):
 def test_a_layer_alone_that_gains_nothing_is_left_to_torch_and_the_report_says_so(
     image, monkeypatch
 ):
-    import nhwc.planner as module
+    import nhwc.optimizer.planner as module
 
     monkeypatch.setattr(module, "gains", lambda *_: False)
     fast = force(made(Heads), image * 40)
@@ -608,7 +610,7 @@ def test_what_a_layer_alone_gains_is_measured_once(image, monkeypatch):
 
 @torch.no_grad()
 def test_a_wrong_plan_of_a_layer_alone_is_found(image, gaining, monkeypatch):
-    import nhwc.planner as module
+    import nhwc.optimizer.planner as module
 
     add = module.Planner._add
 

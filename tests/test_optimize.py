@@ -11,9 +11,9 @@ from torch import nn
 
 import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
-from nhwc._optimize import _choose
 from nhwc.benchmark.peak import resident_bytes
 from nhwc.graph.report import PassReport
+from nhwc.optimizer.contest import winner
 from nhwc.passes import FOLDING
 from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
@@ -60,14 +60,14 @@ def planned(image):
 
 def force(model, *inputs, **options):
     """The optimized model as if its plan had won: which one wins is for timing, not for tests."""
-    import nhwc._optimize as module
+    import nhwc.optimizer.stages as module
 
-    choose = module._choose
-    module._choose = lambda compared: ("plan" if "plan" in compared else "graph", "")
+    choose = module.winner
+    module.winner = lambda compared: ("plan" if "plan" in compared else "graph", "")
     try:
         return optimize(model, *inputs, **options)
     finally:
-        module._choose = choose
+        module.winner = choose
 
 
 def close(a, b, tolerance=2e-5):
@@ -396,14 +396,16 @@ def test_passes_are_what_one_asks_for(image):
 def test_the_fastest_is_returned_and_the_reason_said(medians, chosen, says):
     times = {name: Samples((s, s, s)) for name, s in medians.items()}
     before = times.pop("input")
-    name, reason = _choose({stage: Comparison(before, after) for stage, after in times.items()})
+    name, reason = winner({stage: Comparison(before, after) for stage, after in times.items()})
     assert name == chosen
     assert says in reason
 
 
 @torch.no_grad()
 def test_where_nothing_is_gained_the_model_itself_comes_back(image, monkeypatch):
-    monkeypatch.setattr("nhwc._optimize._choose", lambda times: ("input", "nothing was gained"))
+    monkeypatch.setattr(
+        "nhwc.optimizer.stages.winner", lambda times: ("input", "nothing was gained")
+    )
     model = residual()
     same = optimize(model, image)
     assert same.portable is model
@@ -483,7 +485,7 @@ class Flipping(nn.Module):
     ],
 )
 def test_why_there_is_no_plan_is_said(model, reason, image, monkeypatch):
-    monkeypatch.setattr("nhwc.planner.gains", lambda *_: False)
+    monkeypatch.setattr("nhwc.optimizer.planner.gains", lambda *_: False)
     fast = force(model.eval(), image)
     (plan,) = fast.report.plans
     assert not plan.planned

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc.parts import verify_or_parts
+from nhwc.optimizer.parts import verify_or_parts
 from nhwc.verify import observe, verify
 
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import InputError
 from nhwc.graph import capture
+from nhwc.optimizer.sizes import for_sizes
 from nhwc.passes import PASSES, run_passes
 from nhwc.render.optimize_text import optimize_text
-from nhwc.sizes import for_sizes
 from nhwc.verify import observe, random_inputs, verify
 from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
@@ -412,7 +412,7 @@ def test_saved_for_its_shapes_it_refuses_others(tmp_path):
 
 @torch.no_grad()
 def test_a_graph_that_computes_something_else_is_dropped(monkeypatch):
-    import nhwc._optimize as module
+    import nhwc.optimizer.stages as module
 
     def spoiled(*args):
         sized = for_sizes(*args)

@@ -3,7 +3,6 @@
 from ._audit import Audit as Audit
 from ._audit import audit as audit
 from ._fuse import fuse as fuse
-from ._optimize import optimize as optimize
 from .benchmark import bench as bench
 from .environment import Environment as Environment
 from .errors import FileError as FileError
@@ -22,6 +21,7 @@ from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
 from .operators import ops as ops
+from .optimizer import optimize as optimize
 from .strict import strict as strict
 from .training import train as train
 from .watch.findings import Finding as Finding

@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from .._audit import audit
-from .._optimize import optimize
 from ..errors import InputError
 from ..files import save
-from ..inner import unplanned
-from ..optimization import OptimizeReport
+from ..optimizer import optimize
+from ..optimizer.inner import unplanned
+from ..optimizer.report import OptimizeReport
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
 from ..runtime import Optimized

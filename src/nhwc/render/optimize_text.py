@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from ..graph.report import PassReport
-from ..optimization import LayerReport, OptimizeReport, PlanReport
+from ..optimizer.report import LayerReport, OptimizeReport, PlanReport
 from ..ready import some
 from .text import milliseconds, paint, plural, wrap
 

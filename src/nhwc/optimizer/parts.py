@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .graph import graphs, is_one_call
-from .preserve import preserved
-from .runtime import Optimized
-from .verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
+from ..graph import graphs, is_one_call
+from ..preserve import preserved
+from ..runtime import Optimized
+from ..verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
 
 _ASTRAY = 1e-2
 """An original further than this from its own float64 run decides by values: it says nothing."""

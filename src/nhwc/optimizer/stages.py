@@ -5,35 +5,28 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from .environment import Environment
-from .errors import InputError
-from .graph import capture, graphs
-from .memory import Memory
-from .optimization import OptimizeReport
-from .passes import PASSES, Pass, run_passes
+from ..environment import Environment
+from ..errors import InputError
+from ..graph import capture, graphs
+from ..memory import Memory
+from ..passes import PASSES, Pass, run_passes
+from ..preserve import preserved
+from ..ready import check_devices, check_initialized, tensors_of
+from ..release import in_memory, shelve, trim, unread
+from ..runtime import Optimized, describe
+from ..verify import Verification
+from .contest import Contest, winner
 from .planner import Planner
-from .preserve import preserved
-from .ready import check_devices, check_initialized, tensors_of
-from .release import in_memory, shelve, trim, unread
-from .runtime import Optimized, describe
+from .report import OptimizeReport
 from .sizes import for_sizes
-from .timing import Comparison, Samples, interleave
 from .verdict import Judge
-from .verify import Verification, cloned
 
 Progress = Callable[[str], None]
-
-_TIMING_S = 0.4
-"""How long the paired timing of a stage takes, about, where the machine is quiet."""
-
-_PATIENCE = 3
-"""How many times as long it may take before a noisy machine gets the benefit of the doubt."""
 
 
 def optimize(
@@ -63,7 +56,7 @@ def optimize(
     _check(model, example_inputs)
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
-        work = _Work(model, example_inputs, exact, say, remeasure)
+        work = _Work(model, example_inputs, say, exact=exact, remeasure=remeasure)
         say("capturing the graph")
         work.rewrite(passes)
         with preserved(work.graph):
@@ -81,27 +74,27 @@ def optimize(
         return work.finish(start)
 
 
-@dataclass
 class _Work:
     """One optimization under way."""
 
-    model: nn.Module
-    example: tuple[Any, ...]
-    exact: bool
-    say: Progress
-    remeasure: bool
-    memory: Memory = field(init=False)
-    environment: Environment = field(init=False)
-
-    def __post_init__(self) -> None:
-        device = next((x.device for x in tensors_of(self.example)), "cpu")
+    def __init__(
+        self,
+        model: nn.Module,
+        example: tuple[Any, ...],
+        say: Progress,
+        *,
+        exact: bool,
+        remeasure: bool,
+    ) -> None:
+        self.model, self.example, self.say, self.exact = model, example, say, exact
+        device = next((x.device for x in tensors_of(example)), "cpu")
         self.environment = Environment.here(device)
         self.memory = Memory.of(self.environment)
-        if self.remeasure:
+        if remeasure:
             self.memory.forget()
-        self.compared: dict[str, Comparison] = {}
+        self.contest = Contest(model, example, self.memory, self.environment.device)
         # Before there is a graph: the copy in float64 is the largest of all.
-        self.judge = Judge(self.model, self.example, self.memory, self.say)
+        self.judge = Judge(model, example, self.memory, say)
 
     def rewrite(self, passes: Sequence[Pass]) -> None:
         captured = capture(self.model, layers=True)
@@ -155,35 +148,12 @@ class _Work:
         return self.planned.portable is not self.graph or self.planned.serves(self.example)
 
     def time(self, stage: str, module: nn.Module) -> None:
-        """Time `module` and the model in turns; recalled if they are what was timed before."""
         self.say(f"timing the {stage}")
         kernels = self.planner.kernels if stage == "plan" else []
-        key = f"{stage} {self._fingerprint(kernels)}"
-        known = self.memory.get(key)
-        self.remembered = isinstance(known, list)
-        if isinstance(known, list):
-            before, after = (Samples(tuple(seconds)) for seconds in known)
-            self.compared[stage] = Comparison(before, after)
-            return
-        calls = {"input": _call(self.model, self.example), stage: _call(module, self.example)}
-        device = "cpu" if self.environment.device == "cpu" else "cuda"
-        once = interleave(calls, rounds=1, warmup=0, device=device)
-        total = sum(samples.seconds[0] for samples in once.values())
-        rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
-        times = dict.fromkeys(calls, Samples(()))
-        for _ in range(_PATIENCE if stage == "plan" else 1):
-            more = interleave(calls, rounds=rounds, warmup=0, device=device)
-            times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
-            found = self.compared[stage] = Comparison(times["input"], times[stage])
-            if stage == "graph" or found.verdict != "too noisy to tell":
-                # What a noisy minute said of a plan is no thing to remember.
-                self.memory.put(key, [list(found.before.seconds), list(found.after.seconds)])
-                break
+        self.contest.time(stage, module, f"{stage} {self._fingerprint(kernels)}")
 
     def finish(self, start: float) -> Optimized:
-        chosen, reason = _choose(self.compared)
-        last = self.compared[chosen if chosen in self.compared else [*self.compared][-1]]
-        stages = {stage: one.after for stage, one in self.compared.items()}
+        chosen, reason = winner(self.contest.compared)
         report = OptimizeReport(
             model=type(self.model).__name__,
             inputs=describe(self.example),
@@ -194,8 +164,8 @@ class _Work:
             opaque=self.opaque,
             plans=tuple(self.planner.reports),
             verification=self.verification,
-            times={"input": last.before, **stages},
-            remembered=self.remembered,
+            times=self.contest.times(chosen),
+            remembered=self.contest.remembered,
             setup_s=time.perf_counter() - start,
             environment=self.environment,
         )
@@ -221,18 +191,6 @@ class _Work:
         return _digest([*codes, repr(self.graph), *describe(self.example), *kernels])
 
 
-def _choose(compared: dict[str, Comparison]) -> tuple[str, str]:
-    """The fastest stage that is not slower than the input, and why, if it is not the plan."""
-    ratios = {stage: one.ratio for stage, one in compared.items()}
-    best = max(ratios, key=ratios.__getitem__)
-    if ratios[best] <= 1:
-        return "input", f"nothing was gained: the best of the rest runs {ratios[best]:.2f}x as fast"
-    if best == "graph" and "plan" in ratios:
-        ratio = ratios["plan"] / ratios["graph"]
-        return "graph", f"the plan runs {ratio:.2f}x as fast as the graph it was made from"
-    return best, ""
-
-
 def _check(model: Any, inputs: tuple[Any, ...]) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
@@ -254,12 +212,6 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
 
 def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
-
-
-def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    # What writes into its input gets one of its own: the next run must see the same.
-    own = cloned(inputs)
-    return lambda: function(*own)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .environment import Environment
-from .graph.report import Opaque, PassReport
-from .timing import Comparison, Samples
-from .verify import Verification
+from ..environment import Environment
+from ..graph.report import Opaque, PassReport
+from ..timing import Comparison, Samples
+from ..verify import Verification
 
 
 @dataclass(frozen=True)

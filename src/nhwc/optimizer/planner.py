@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .graph import is_one_call, is_one_layer
+from ..graph import is_one_call, is_one_layer
+from ..memory import Memory
+from ..plan import Option, Plan, Unplannable, gains, make_plan
+from ..plan.cuda import on_device
+from ..preserve import preserved
+from ..runtime import Optimized, Recipe, describe, signature
 from .inner import inner_graphs, put, twin, uses
-from .memory import Memory
-from .optimization import KernelTime, LayerReport, PlanReport
-from .plan import Option, Plan, Unplannable, gains, make_plan
-from .plan.cuda import on_device
-from .preserve import preserved
-from .runtime import Optimized, Recipe, describe, signature
+from .report import KernelTime, LayerReport, PlanReport
 from .sizes import Sized
 
 

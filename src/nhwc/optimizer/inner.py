@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from .graph import graphs
-from .preserve import preserved
-from .ready import tensors_of
-from .runtime import Optimized, signature
-from .verify import cloned
+from ..graph import graphs
+from ..preserve import preserved
+from ..ready import tensors_of
+from ..runtime import Optimized, signature
+from ..verify import cloned
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph.report import Opaque, PassReport
-from .graph.sized import capture_sized
-from .passes import Pass
-from .preserve import preserved
-from .verify import cloned
+from ..graph.report import Opaque, PassReport
+from ..graph.sized import capture_sized
+from ..passes import Pass
+from ..preserve import preserved
+from ..verify import cloned
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from .errors import ModelFailed
-from .memory import Memory
+from ..errors import ModelFailed
+from ..memory import Memory
+from ..release import trim
+from ..runtime import Optimized, describe
+from ..verify import Check, Truth, Verification, observe, random_inputs, verify
 from .parts import verify_or_parts
-from .release import trim
-from .runtime import Optimized, describe
-from .verify import Check, Truth, Verification, observe, random_inputs, verify
 
 _TRIALS = 3
 """On how many inputs the answers are compared."""
