@@ -55,7 +55,7 @@ def test_a_loaded_model_is_planned_and_answers_the_same(saved, image):
 def test_loading_makes_choices_from_memory(saved, monkeypatch):
     _, path = saved
     nhwc.load(path)
-    monkeypatch.setattr("nhwc.plan.measuring.interleave", None)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
     assert len(nhwc.load(path).recipes) == 2
 
 

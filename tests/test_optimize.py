@@ -239,7 +239,7 @@ def test_a_moved_model_answers_in_its_new_precision(image):
 def test_copies_and_pickles_plan_anew_without_measuring(image, monkeypatch):
     model = residual()
     fast = force(model, image)
-    monkeypatch.setattr("nhwc.plan.measuring.interleave", None)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
     for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert runs_program(twin, image)
         close(twin(image), model(image))
@@ -291,7 +291,7 @@ def test_it_does_not_share_weights_with_the_model(image):
 def test_a_second_time_measures_nothing(image, monkeypatch):
     model = residual()
     first = force(model, image)
-    monkeypatch.setattr("nhwc.plan.measuring.interleave", None)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
     again = force(residual(), image)
     assert again.report.plans[0].measured == 0
     assert again.recipes == first.recipes

@@ -13,7 +13,7 @@ from nhwc.passes import PASSES, run_passes
 from nhwc.plan import Unplannable, make_plan, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.candidates import candidates_for, candidates_of
-from nhwc.plan.measuring import Option
+from nhwc.plan.options import Option
 from nhwc.plan.purity import why_impure
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
@@ -310,7 +310,7 @@ def test_a_second_plan_asks_the_memory(memory, monkeypatch):
     first = make_plan(graph, (x,), memory)
     assert first.measured > 0
     memory.save()
-    monkeypatch.setattr("nhwc.plan.measuring.interleave", None)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
     again = make_plan(graph, (x,), Memory(memory.path))
     assert again.measured == 0
     assert again.kernels == first.kernels

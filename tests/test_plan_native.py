@@ -17,9 +17,9 @@ from nhwc.plan import make_plan, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import bind, stretches
 from nhwc.plan.candidates import natives_of
-from nhwc.plan.measuring import Option
 from nhwc.plan.native import joining
 from nhwc.plan.native.pairs import EXPANDED, PROJECTED, pairs_in
+from nhwc.plan.options import Option
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nhwc.formats import Format
-from nhwc.plan.measuring import Option
+from nhwc.plan.options import Option
 from nhwc.plan.specs import Convolution, Layer, Linear
 from nhwc.plan.weighing import without_waste
 

@@ -3,7 +3,7 @@
 recording  run the graph once: shapes, layouts, what is fixed
 recognize  nodes -> layers with specifications
 candidates the kernels that can serve a layer
-measuring  how long each takes here, from memory where it is known
+measuring  how long each takes here, by trials, or from memory where it is known
 weighing   those that take much memory for no time left out
 assigning  one candidate per layer, conversions between them counted
 program    weights prepared, steps in a row
@@ -26,20 +26,14 @@ from ..release import trim, unread
 from .assigning import Choice, assign
 from .binding import bind
 from .calls import is_opaque
-from .measuring import (
-    Option,
-    Options,
-    conversion_seconds,
-    measure,
-    sample,
-    shortest,
-    switch_seconds,
-)
+from .measuring import conversion_seconds, measure, switch_seconds
+from .options import Option, Options
 from .program import Program
 from .purity import why_impure
 from .recognize import layers_of
 from .recording import Record, layout_of, record
 from .specs import Layer
+from .trials import sample, shortest
 from .weighing import without_waste
 
 __all__ = ["Option", "Plan", "Unplannable", "gains", "make_plan", "remake_plan"]

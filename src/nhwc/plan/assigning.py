@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from ..formats import Format
-from .measuring import Option, Options
+from .options import Option, Options
 from .recording import Record, Seen
 from .specs import Layer, Operator
 

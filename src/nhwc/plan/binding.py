@@ -14,7 +14,7 @@ from ..release import trim
 from .assigning import Choice, written
 from .calls import caller
 from .candidates import candidates_of, natives_of
-from .measuring import Option
+from .options import Option
 from .program import Program, Slot, Step, with_drops
 from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from .measuring import Option, Options
+from .options import Option, Options
 from .specs import Affine, Layer, Linear, Operator, Spec
 
 _LARGE = 1 << 18

@@ -12,9 +12,9 @@ from ...timing import interleave
 from ..assigning import Choice
 from ..binding import stretches
 from ..candidates import natives_of
-from ..measuring import sample
 from ..recording import Record
 from ..specs import Layer, constants_of
+from ..trials import sample
 from .pairs import Pair, pairs_in
 from .stretch import Stretch
 
