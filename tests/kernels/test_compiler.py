@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nhwc import InputError
+from nhwc.benchmark.peak import peak_bytes
 from nhwc.kernels import compiler
 from nhwc.kernels import isa as isas
 from nhwc.kernels.compiler import Kernel, address_of
@@ -116,6 +117,36 @@ def test_several_processes_at_once(tmp_path, monkeypatch):
     running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
     assert len(list((tmp_path / "kernels").iterdir())) == 1
+
+
+@pytest.mark.parametrize("python", ["", "/opt/blender", "/missing/python", "frozen"])
+def test_where_no_other_process_can_compile_this_one_does(monkeypatch, isa, python):
+    code = compiler.compile_object(ADD_ONE, isa)
+    if python == "frozen":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    else:
+        monkeypatch.setattr(sys, "executable", python)
+    calls = []
+    real = compiler.assembler._compiled
+    monkeypatch.setattr(compiler.assembler, "_compiled", lambda *a: calls.append(a) or real(*a))
+    assert compiler.compile_object(ADD_ONE, isa) == code
+    assert len(calls) == 1
+
+
+@pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell")
+def test_compiling_takes_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
+    code = """
+from nhwc.benchmark.peak import peak_bytes, reset_peak
+from nhwc.kernels import assembler, isa, microkernel
+assembler.machine(isa.target_features(isa.host()))
+reset_peak()
+before = peak_bytes()
+microkernel.TILE.address
+print(peak_bytes() - before)
+"""
+    # The largest kernel: it was 170 MB when LLVM and all the objects of its assembly were here.
+    assert int(python(code).stdout) < 80e6
 
 
 def test_each_instruction_set_has_its_own_code(isa):

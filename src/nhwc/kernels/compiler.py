@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import cache_dir
+from . import assembler
 from . import isa as isas
 from .isa import Isa
 
@@ -165,41 +166,15 @@ class Args:
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:
     """Compile `kernel` to object code."""
-    import llvmlite.binding as llvm
-
-    machine = _machine(isa)
-    module = llvm.parse_assembly(module_of(kernel, isa))
-    module.verify()
-    module.triple = machine.triple
-    options = llvm.PipelineTuningOptions(speed_level=2)
-    # The kernels are vectorised and unrolled by whoever wrote them.
-    options.loop_vectorization = options.slp_vectorization = False
-    options.loop_unrolling = options.loop_interleaving = False
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    return bytes(machine.emit_object(module))
-
-
-def _machine(isa: Isa) -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=isas.target_features(isa),
-        opt=2,
-        reloc="pic",
-        codemodel="jitdefault",
-        jit=True,
-    )
+    return assembler.object_code(module_of(kernel, isa), isas.target_features(isa))
 
 
 def _link(kernel: Kernel, isa: Isa, code: bytes) -> tuple[int, Any]:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(isa))
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), assembler.machine(isas.target_features(isa))
+    )
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine.get_function_address(f"nhwc_{kernel.name}"), engine

@@ -20,6 +20,22 @@ from .isa import Isa
 from .values import FLOAT, INT, POINTER, WORD, Value, Variable
 
 
+class _Function(ir.Function):
+    """A function that is mere text once it is complete: as objects it takes twenty times that."""
+
+    _text = ""
+
+    def write_down(self) -> None:
+        self._text = super().__str__()
+        for block in self.blocks:
+            # Blocks and their instructions hold one another.
+            block.instructions, block.terminator = [], None
+        self.blocks.clear()
+
+    def __str__(self) -> str:
+        return self._text or str(super().__str__())
+
+
 class Emitter:
     """Writes the body of one function; see the module's docstring."""
 
@@ -239,7 +255,7 @@ class Emitter:
         """
         known = self.module.globals.get(name)
         if known is None:
-            known = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
+            known = _Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
             known.linkage = "internal"
             known.attributes.add("noinline")
             inner = Emitter(self.isa, self.module, ir.IRBuilder(known.append_basic_block()))
@@ -247,6 +263,7 @@ class Emitter:
                 inner, *(Value(inner, a, FLOAT if a.type == POINTER else None) for a in known.args)
             )
             inner.builder.ret_void()
+            known.write_down()
 
         def call(*values: Any) -> None:
             given = [self.value(v, k).llvm for v, k in zip(values, kinds, strict=True)]
