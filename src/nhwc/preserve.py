@@ -29,7 +29,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     parameters = list(model.parameters())
     restores = [_remember_parameter(parameter) for parameter in parameters]
     restores += [_remember_data(buffer) for buffer in model.buffers()]
-    empty: list[list | dict | set] = []
+    empty: list[list[Any] | dict[Any, Any] | set[Any]] = []
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, _Container) and not value:
@@ -43,7 +43,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         with undrawn(devices):
             yield
     finally:
-        for container in filter(None, empty):
+        for container in empty:
             container.clear()
         for restore in reversed(restores):
             restore()

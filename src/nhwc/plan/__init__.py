@@ -119,7 +119,7 @@ def _choose(
     best, program = memory.get(key), None
     if not isinstance(best, int) or not 0 <= best < len(choices):
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
-        seconds = []
+        seconds: list[float] = []
         # The most promising one last: it need not be made again.
         for choice in reversed(choices):
             program = None
