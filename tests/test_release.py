@@ -182,9 +182,48 @@ def test_weights_that_were_packed_are_shelved_and_serve_other_shapes(packed, tmp
     assert not lies_in_a_file(net[0].weight)
     for image in (x, torch.randn(2, 512, 5, 7)):
         torch.testing.assert_close(fast(image), net(image), rtol=1e-4, atol=1e-4)
-    nhwc.save(fast, tmp_path / "model.nhwc")
-    loaded = nhwc.load(tmp_path / "model.nhwc")
+
+
+@on_linux
+@torch.no_grad()
+def test_a_loaded_model_needs_its_file_no_more(packed, tmp_path):
+    net, x, fast = packed
+    file = tmp_path / "model.nhwc"
+    nhwc.save(fast, file)
+    loaded = nhwc.load(file)
+    assert runs_program(loaded, x)
+    assert lies_in_a_file(loaded.portable.get_submodule("0").weight)
+    os.truncate(file, 0)
     assert torch.equal(loaded.portable(x), fast.portable(x))
+    for image in (x, torch.randn(2, 512, 5, 7)):
+        torch.testing.assert_close(loaded(image), net(image), rtol=1e-4, atol=1e-4)
+    loaded.portable.get_submodule("0").weight.mul_(2)
+    bias = net[0].bias.view(-1, 1, 1)
+    torch.testing.assert_close(loaded(x) - bias, 2 * (net(x) - bias), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_without_a_disk_a_loaded_model_is_in_memory(packed, tmp_path, monkeypatch):
+    _, x, fast = packed
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    monkeypatch.setattr(release, "_is_memory", lambda folder: True)
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    assert all(p.untyped_storage().resizable() for p in loaded.portable.parameters())
+    assert torch.equal(loaded.portable(x), fast.portable(x))
+
+
+@on_linux
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
+def test_what_mkl_keeps_goes_back_too(monkeypatch):
+    matrix = torch.ones(700, 700, dtype=torch.float64)
+    product = matrix @ matrix
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "_torch", lambda: None)
+        release.trim()
+    before = resident_bytes()
+    release.trim()
+    assert before - resident_bytes() > MB
+    assert torch.equal(matrix @ matrix, product)
 
 
 @torch.no_grad()

@@ -14,13 +14,18 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .environment import cache_dir
+
+Buffer = Any
+"""Bytes, or what gives some without a copy."""
 
 _LEAST = 1 << 23
 """For fewer bytes no file is made."""
@@ -33,11 +38,21 @@ _SMALL = 1 << 14
 
 
 def trim() -> None:
-    """Give the memory that is free back to the system: malloc keeps it for what may come."""
-    if sys.platform == "linux":
-        # Other C libraries than glibc do not have it.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+    """Give the memory that is free back to the system: malloc and MKL keep it for what may come."""
+    if sys.platform != "linux":
+        return
+    # torch may come without MKL, and other C libraries than glibc have no such function.
+    with contextlib.suppress(OSError, AttributeError):
+        _torch().mkl_serv_free_buffers()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@cache
+def _torch() -> ctypes.CDLL:
+    """Torch's own library, which has MKL inside."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
 
 
 def in_memory(tensor: Tensor) -> Tensor:
@@ -56,12 +71,21 @@ def in_memory(tensor: Tensor) -> Tensor:
 
 def unread(tensors: Iterable[Tensor]) -> None:
     """Let the system have the memory again that reading `tensors` took, if they lie in a file."""
-    for tensor in filter(_in_file, tensors):
-        begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = tensor.data_ptr() + tensor.nbytes - begin
-        if sys.platform == "linux" and length > 0:
+    if sys.platform != "linux":
+        return
+    page = mmap.PAGESIZE
+    ranges: list[list[int]] = []
+    for begin, size in sorted((t.data_ptr(), t.nbytes) for t in tensors if _in_file(t)):
+        # The system gives back several pages at once: it must be asked for neighbours together.
+        if not ranges or begin > ranges[-1][1] + page:
+            ranges.append([-(-begin // page) * page, 0])
+        ranges[-1][1] = begin + size
+    for begin, end in ranges:
+        if begin < end:
             # What was written stays: unlike MADV_DONTNEED, this never changes a value.
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _PAGEOUT)
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGEOUT
+            )
 
 
 def _in_file(tensor: Tensor) -> bool:
@@ -82,20 +106,8 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor
     """
     chosen = [tensor for tensor in {id(t): t for t in tensors}.values() if _movable(tensor)]
     size = sum(_padded(tensor) for tensor in chosen)
-    if size < _LEAST:
-        return []
-    folder = cache_dir() if folder is None else folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if _is_memory(folder):
-            return []
-        with tempfile.TemporaryFile(dir=folder) as file:
-            for tensor in chosen:
-                file.write(_flat(tensor).view(torch.uint8).numpy().data)
-                file.write(bytes(_padded(tensor) - tensor.nbytes))
-            file.flush()
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError):
+    mapped = from_file((part for tensor in chosen for part in _bytes_of(tensor)), size, folder)
+    if mapped is None:
         return []
     place = 0
     for tensor in chosen:
@@ -103,6 +115,27 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor
         place += _padded(tensor)
         tensor.data = flat.as_strided(tensor.shape, tensor.stride())
     return chosen
+
+
+def from_file(parts: Iterable[Buffer], size: int, folder: Path | None = None) -> mmap.mmap | None:
+    """All `parts`, `size` bytes, mapped from a file; None where none can be had, or for so few.
+
+    The file has no name, so nobody can change or cut it. What is written to the bytes is not
+    written to the file.
+    """
+    folder = cache_dir() if folder is None else folder
+    if size < _LEAST:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _is_memory(folder):
+            return None
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.writelines(parts)
+            file.flush()
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError):
+        return None
 
 
 def _movable(tensor: Tensor) -> bool:
@@ -125,8 +158,11 @@ def _held_once(tensor: Tensor) -> bool:
     return count is not None and count(storage._cdata) == 2
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
+def _bytes_of(tensor: Tensor) -> Iterator[Buffer]:
+    """Those of the tensor as they lie in memory, and as many more as fill the page."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    yield flat.view(torch.uint8).numpy().data
+    yield bytes(_padded(tensor) - tensor.nbytes)
 
 
 def _padded(tensor: Tensor) -> int:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -27,11 +29,15 @@ from torch import Tensor
 from ..disk import replace_file
 from ..errors import FileError
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
+from ..release import from_file
 
 MAGIC = b"\x89NHWC\r\n\x1a"
 VERSION = 1
 _FIXED = struct.Struct("<8sIQQ")
 _ALIGN = 64
+_PIECE = 1 << 20
+
+Data = bytes | mmap.mmap
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -72,9 +78,16 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read what `write` wrote; anything else, and anything damaged, raises FileError."""
+    """Read what `write` wrote; anything else, and anything damaged, raises FileError.
+
+    Large tensors lie in a copy of the file, and take memory once they are used: the file itself
+    may be replaced or cut while they are.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            mapped = from_file(iter(lambda: file.read(_PIECE), b""), size)
+        data: Data = mapped or path.read_bytes()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
     header, start = _header(path, data)
@@ -97,7 +110,7 @@ def is_saved(path: str | Path) -> bool:
         return False
 
 
-def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
+def _header(path: Path, data: Data) -> tuple[dict[str, Any], int]:
     if data[: len(MAGIC)] != MAGIC:
         raise FileError(
             f"{path} is no model saved by nhwc: it begins with {data[:8].hex(' ') or 'nothing'}. "
@@ -126,7 +139,7 @@ def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
     return header, start + length
 
 
-def _tensors(path: Path, data: bytes, entries: Any, place: int) -> list[Tensor]:
+def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
     found = []
     for number, entry in enumerate(entries):
         shape = tuple(int(size) for size in entry["shape"])
@@ -138,10 +151,15 @@ def _tensors(path: Path, data: bytes, entries: Any, place: int) -> list[Tensor]:
         # The gaps carry nothing, yet a flipped bit in them is a sign of a bad copy.
         if any(data[place:end]):
             raise damaged(path, f"there is something between tensors {number - 1} and {number}")
-        blob = data[end : end + size]
-        if len(blob) != size or zlib.crc32(blob) != entry["crc32"]:
-            raise damaged(path, f"tensor {number} does not match its checksum")
-        found.append(_restored(blob, dtype, shape, Format(entry["format"])))
+        with memoryview(data)[end : end + size] as blob:
+            if len(blob) != size or zlib.crc32(blob) != entry["crc32"]:
+                raise damaged(path, f"tensor {number} does not match its checksum")
+        flat = torch.empty(0, dtype=dtype)
+        if size and isinstance(data, bytes):
+            flat = torch.frombuffer(bytearray(data[end : end + size]), dtype=dtype).clone()
+        elif size:
+            flat = torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=end)
+        found.append(_restored(flat, shape, Format(entry["format"])))
         place = end + size
     if place != len(data):
         raise damaged(path, f"{len(data) - place} bytes follow its last tensor")
@@ -161,11 +179,8 @@ def _bytes_of(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def _restored(blob: bytes, dtype: torch.dtype, shape: tuple[int, ...], format: Format) -> Tensor:
-    if not blob:
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(bytearray(blob), dtype=dtype)
-    if format is Format.CONTIGUOUS:
+def _restored(flat: Tensor, shape: tuple[int, ...], format: Format) -> Tensor:
+    if format is Format.CONTIGUOUS or not flat.numel():
         return flat.view(shape)
     if CHANNELS_LAST_OF.get(len(shape)) is not format:
         raise ValueError(f"{len(shape)} dimensions and {format}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
@@ -18,7 +18,7 @@ from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..memory import Memory
 from ..plan import Unplannable, make_plan
-from ..release import shelve, trim
+from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
 from ..verify import Truth, flatten, verify
 from .container import damaged, read, write
@@ -93,12 +93,12 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
     memory = Memory.of(Environment.here())
     recipes: list[Recipe] = []
     programs: dict[Hashable, Callable[..., Any]] = {}
-    weights: list[Tensor] = []
+    packed: set[int] = set()
     for inputs in examples:
         try:
-            plan = make_plan(graph, inputs, memory, exact=exact)
             with torch.no_grad():
                 answer = dict(flatten(graph(*inputs)))
+            plan = make_plan(graph, inputs, memory, exact=exact)
         except (Unplannable, RuntimeError):
             continue  # The graph runs as it is, and says itself what is wrong with such inputs.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
@@ -106,9 +106,12 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
         key = signature(inputs)
         recipes.append(Recipe(key, describe(inputs), plan.kernels))
         programs[key] = plan.program
-        weights += plan.weights(graph)
+        packed |= {id(weight) for weight in plan.weights(graph)}
     memory.save()
-    shelve(weights)
+    for tensor in (*graph.parameters(), *graph.buffers()):
+        if id(tensor) not in packed:
+            tensor.data = in_memory(tensor.data)
+    unread(graph.parameters())
     trim()
     return Optimized(graph, recipes, programs, exact=exact)
 
