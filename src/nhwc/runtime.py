@@ -41,9 +41,10 @@ class Optimized(nn.Module):
 
     A call whose inputs have planned shapes, types and device runs its program. Any other call, and
     one under autocast, one that wants gradients, one that is being exported, compiled, scripted,
-    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
-    and packed anew at the next call; with them, a plan of a graph that was made for its shapes
-    alone is over. Parameters ask for no gradients until they are told to.
+    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. New weights
+    (`load_state_dict`, `.to()`, in-place changes) are noticed and packed anew at the next call;
+    with them, a plan of a graph that was made for its shapes alone is over. Parameters ask for no
+    gradients until they are told to.
 
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
