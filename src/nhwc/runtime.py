@@ -6,7 +6,7 @@ import contextlib
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,15 @@ class Optimized(nn.Module):
                 stacklevel=4,
             )
         return wanted
+
+    @contextlib.contextmanager
+    def unplanned(self) -> Iterator[None]:
+        """For a while every call runs `portable`, in which all that happens can be seen."""
+        held, self._recipes, self._programs = (self._recipes, self._programs), {}, {}
+        try:
+            yield
+        finally:
+            self._recipes, self._programs = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that has none, or has one with weights of the past."""

@@ -33,6 +33,8 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
 
 def _verdict(audit: Audit, color: bool) -> str:
     counts = audit.counts
+    if not audit.calls:
+        return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
     if audit.clean:
         return f"{paint('clean', 'green', color)}: {head}, channels last from input to output"
@@ -53,7 +55,11 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
     label = paint(f"{finding.kind.upper():<11}", _COLORS.get(finding.kind, "yellow"), color)
     times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
     cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
-    place = f"{finding.site.place}  {_modules(audit, finding)}"
+    place = (
+        f"{finding.site.place}  {_modules(audit, finding)}"
+        if finding.site.file
+        else _modules(audit, finding)
+    )
     lines = [f"{label} {paint(finding.operator + times, 'bold', color)}  {cost}".rstrip()]
     lines.append(f"    {paint(place, 'blue', color)}")
     if finding.site.source:
@@ -67,15 +73,15 @@ def _what(audit: Audit, finding: Finding) -> str:
     if finding.payers:
         names = Counter(audit.calls[i].operator.rpartition(".")[2] for i in finding.payers)
         payers = " and ".join(plural(n, f"{name} call") for name, n in names.most_common(2))
-        text += f"; {payers} later {'pays' if len(finding.payers) == 1 else 'pay'} to convert back"
+        back = "" if finding.kind == "unconverted" else " back"
+        text += f"; {payers} later {'pays' if len(finding.payers) == 1 else 'pay'} to convert{back}"
     if finding.copied_bytes:
         text += f"; {size(finding.copied_bytes)} copied"
     return text[0].upper() + text[1:]
 
 
 def _modules(audit: Audit, finding: Finding) -> str:
-    names = list(dict.fromkeys(audit.calls[i].site.module for i in finding.calls))
-    if not names:
-        return ""
+    sites = [audit.calls[i].site for i in finding.calls] or [finding.site]
+    names = list(dict.fromkeys(site.module for site in sites))
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"in {names[0] or 'the model'}{rest}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..formats import Format
 from .calls import Call, TensorSpec
 
 
@@ -118,6 +119,9 @@ class Tracker:
         """Whether the memory under `spec` has the channel densest, as far as can be known."""
         if spec.format.is_last:
             return True
+        if spec.source == -1:
+            # Of one channel or one pixel: its owner may have said what the shape leaves open.
+            return spec.format is Format.AMBIGUOUS and spec.marked
         return spec.source is not None and self._kept.get(spec.source, False)
 
     def _judge(self, call: Call) -> Outcome:
@@ -172,7 +176,8 @@ class Tracker:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
         if not known:
-            return Outcome(Effect.MISREADS)
+            marked = all(i.marked for i in last)
+            return Outcome(Effect.LOSES if marked else Effect.MISREADS)
         if any(_same_layout(i, out) for i in known):
             return Outcome(Effect.KEEPS)
         return Outcome(Effect.CONVERTS if name in _EXPLICIT else Effect.LOSES)
