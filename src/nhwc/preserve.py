@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 _Restore = Callable[[], None]
+_Container = (list, dict, set)
 
 
 @contextlib.contextmanager
@@ -28,15 +29,22 @@ def preserved(model: nn.Module) -> Iterator[None]:
     parameters = list(model.parameters())
     restores = [_remember_parameter(parameter) for parameter in parameters]
     restores += [_remember_data(buffer) for buffer in model.buffers()]
+    empty: list[list[Any] | dict[Any, Any] | set[Any]] = []
     for module in model.modules():
         for value in vars(module).values():
-            restores.append(_remember_contents(value))
+            if isinstance(value, _Container) and not value:
+                # Most of what a module holds: hooks that nobody has set.
+                empty.append(value)
+            else:
+                restores.append(_remember_contents(value))
         restores.append(_remember_contents(vars(module)))
     devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
     try:
         with undrawn(devices):
             yield
     finally:
+        for container in empty:
+            container.clear()
         for restore in reversed(restores):
             restore()
 
@@ -107,7 +115,7 @@ def _remember_contents(value: Any) -> _Restore:
     """What a list, dict, set or tensor on a module holds: `forward` may count or collect there."""
     if isinstance(value, Tensor):
         return _nothing if isinstance(value, nn.Parameter) else _remember_data(value)
-    if not isinstance(value, (list, dict, set)):
+    if not isinstance(value, _Container):
         return _nothing
     kept = value.copy()
 

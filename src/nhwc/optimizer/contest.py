@@ -43,7 +43,7 @@ class Contest:
         calls = {"input": _call(self.model, self.example), stage: _call(module, self.example)}
         once = interleave(calls, rounds=1, warmup=0, device=self.device)
         total = sum(samples.seconds[0] for samples in once.values())
-        rounds = max(5, min(25, int(_TIMING_S / max(total, 1e-6))))
+        rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
         times = dict.fromkeys(calls, Samples(()))
         for _ in range(_PATIENCE if stage == "plan" else 1):
             more = interleave(calls, rounds=rounds, warmup=0, device=self.device)

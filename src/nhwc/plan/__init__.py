@@ -116,16 +116,22 @@ def _choose(
     if len(choices) == 1:
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)
-    best = memory.get(key)
+    best, program = memory.get(key), None
     if not isinstance(best, int) or not 0 <= best < len(choices):
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
-        seconds = []
-        for choice in choices:
-            seconds.append(shortest(bind(graph, found, layers, choice), inputs))
+        seconds: list[float] = []
+        # The most promising one last: it need not be made again.
+        for choice in reversed(choices):
+            program = None
             trim()
+            program = bind(graph, found, layers, choice)
+            seconds.insert(0, shortest(program, inputs))
         best = seconds.index(min(seconds))
         memory.put(key, best)
-    return choices[best], bind(graph, found, layers, choices[best])
+        if best:
+            program = None
+            trim()
+    return choices[best], program or bind(graph, found, layers, choices[best])
 
 
 def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], memory: Memory) -> bool:
