@@ -157,6 +157,13 @@ def test_also_plans_more_shapes(image):
         close(fast(x), model(x))
 
 
+def test_what_else_is_planned_for_must_run_too(image):
+    with pytest.raises(ModelFailed, match="Residual raised RuntimeError on 1x4x8x8 float32"):
+        optimize(residual(), image, also=[torch.rand(1, 4, 8, 8)])
+    with pytest.raises(InputError, match="also is one tensor, 1x3x8x8 float32"):
+        optimize(residual(), image, also=torch.rand(1, 3, 8, 8))
+
+
 def test_gradients_take_the_graph_and_are_said_to(image):
     model = residual()
     fast = force(model, image)
