@@ -197,6 +197,29 @@ def test_what_the_model_itself_makes_contiguous_is_charged_to_who_makes_it():
     assert "Was never converted to channels last; 1 conv2d call later pays to convert;" in text
 
 
+def test_a_loss_that_follows_from_another_names_it():
+    class Skip(Between):
+        def forward(self, x):
+            before = self.before(x)
+            return self.after(torch.cat((self.operator(before), before), dim=1))
+
+    report = audit(Skip(nn.InstanceNorm2d(8), out=16), torch.rand(2, 3, 8, 8))
+    norm, cat = sorted(report.lost, key=lambda finding: finding.calls)
+    assert cat.operator == "torch.cat"
+    assert f"lost it in `instance_norm` ({norm.site.place}): mend that first." in cat.remedy
+    assert "mend that first" not in norm.remedy
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_text_is_as_wide_as_the_terminal_and_no_wider_than_reads_well(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    net = Between(nn.InstanceNorm2d(8))
+    report = audit(net, torch.rand(2, 3, 8, 8), name="a_model_with_a_name_of_some_length")
+    lines = audit_text(report, color=False).splitlines()
+    assert max(map(len, lines)) <= min(columns, 96)
+    assert max(map(len, lines)) > min(columns, 96) - 15
+
+
 def test_a_clip_for_2d_convolutions_is_no_volume():
     report = audit(Batching(), torch.rand(1, 2, 3, 8, 8))
     assert report.calls[0].inputs[0].format is Format.CONTIGUOUS

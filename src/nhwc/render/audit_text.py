@@ -14,10 +14,10 @@ _COLORS = {"lost": "red", "misread": "red"}
 def audit_text(audit: Audit, *, color: bool = False) -> str:
     """Render the verdict, then one paragraph per finding."""
     inputs = ", ".join(shape(dims) for dims in audit.inputs)
-    lines = [
-        f"{paint(audit.model, 'bold', color)}  {inputs}  {audit.environment}",
-        _verdict(audit, color),
-    ]
+    head = wrap(f"{audit.model}  {inputs}  {audit.environment}", "", "  ")
+    lines = [head.replace(audit.model, paint(audit.model, "bold", color), 1)]
+    verdict = wrap(_verdict(audit), "", "  ")
+    lines.append(verdict.replace("clean", paint("clean", "green", color), 1))
     for finding in audit.findings:
         lines += ["", *_finding(audit, finding, color)]
     if audit.comparison is not None:
@@ -31,13 +31,13 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _verdict(audit: Audit, color: bool) -> str:
+def _verdict(audit: Audit) -> str:
     counts = audit.counts
     if not audit.calls:
         return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
     if audit.clean:
-        return f"{paint('clean', 'green', color)}: {head}, channels last from input to output"
+        return f"clean: {head}, channels last from input to output"
     parts = [
         _how_many(counts["loses"] + counts["misreads"], "lose", "the format"),
         _how_many(counts["converts"], "convert", "on request"),

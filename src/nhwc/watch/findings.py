@@ -111,6 +111,13 @@ def _finding(
     involved = [calls[i] for i in (*members, *paid)]
     cost = sum(call.copy_seconds for call in involved)
     first = members[0]
+    advice = remedy(calls[first], outcomes[first].effect)
+    if kind == "lost" and (origin := outcomes[first].origin) is not None:
+        cause = calls[origin]
+        advice += (
+            f" That input lost it in `{short_name(cause.operator)}` ({cause.site.place}): "
+            "mend that first."
+        )
     return Finding(
         kind=kind,
         operator=operator,
@@ -120,7 +127,7 @@ def _finding(
         cost_s=cost,
         share=cost / run_s,
         copied_bytes=sum(call.copied_bytes for call in involved),
-        remedy=remedy(calls[first], outcomes[first].effect),
+        remedy=advice,
     )
 
 
