@@ -21,6 +21,7 @@ from torch import Tensor
 from . import isa as isas
 from .direct import clamp, outweighs
 from .microkernel import TILE, panel_columns
+from .pages import room
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .tiles import ALL, INPUT, PRODUCTS, WINOGRAD2, WINOGRAD4
@@ -37,7 +38,7 @@ def serves(spec: ConvSpec) -> bool:
 def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The transformed filters in panels, each element after element of a tile; then the bias."""
     isa, depth = isas.host(), t.size**2 * spec.c
-    packed = torch.empty(packed_floats(t, spec))
+    packed = room(packed_floats(t, spec))
     # A panel at a time: in float64 all of them are many times the weights.
     for first in range(0, spec.k, panel_columns(isa)):
         filters = t.filters(weight[first : first + panel_columns(isa)])
