@@ -21,6 +21,7 @@ from torch import Tensor
 from . import isa as isas
 from .direct import clamp, outweighs
 from .microkernel import TILE, panel_columns
+from .pages import room
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .tiles import ALL, INPUT, PRODUCTS, WINOGRAD2, WINOGRAD4
@@ -43,7 +44,7 @@ def _channels(spec: ConvSpec) -> tuple[int, int]:
 def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The transformed filters in panels, each element after element of a tile; then the bias."""
     isa, (c, k) = isas.host(), _channels(spec)
-    packed, depth = torch.empty(packed_floats(t, spec)), t.size**2 * c
+    packed, depth = room(packed_floats(t, spec)), t.size**2 * c
     ending = pack_bias(bias, k, spec.groups, isa)
     places = packed[: -len(ending)].view(spec.groups, -1)
     for place, part in zip(places, weight.unflatten(0, (spec.groups, k)), strict=True):
