@@ -17,6 +17,7 @@ from torch import Tensor
 from . import isa as isas
 from .compiler import Args, Kernel
 from .loops import finish
+from .pages import room
 from .spec import ConvSpec
 from .steps import Step, View, step
 from .values import Value, Variable
@@ -168,7 +169,11 @@ def pack_grouped(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[vector of outputs][row][input][column][output], then the bias."""
     isa = isas.host()
     lanes = weight.detach().float().reshape(spec.k // isa.width, isa.width, -1, 3, 3)
-    return torch.cat((lanes.permute(0, 3, 2, 4, 1).flatten(), pack_bias(bias, spec.k, 1, isa)))
+    lanes = lanes.permute(0, 3, 2, 4, 1)
+    packed = room(packed_floats(spec))
+    packed[: -spec.k].view(lanes.shape).copy_(lanes)
+    packed[-spec.k :] = pack_bias(bias, spec.k, 1, isa)
+    return packed
 
 
 def packed_floats(spec: ConvSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .activations import Activation, emit_activation, emit_activations
 from .compiler import Args
+from .pages import room
 from .steps import Argument, View
 from .values import Value
 from .vectors import Emitter
@@ -28,7 +30,10 @@ def pad_channels(values: Tensor | None, channels: int) -> Tensor:
     if values is None:
         return torch.zeros(padded(channels))
     rows = values.detach().float()
-    return torch.nn.functional.pad(rows, (0, padded(channels) - channels)).contiguous()
+    filled = room(math.prod(rows.shape[:-1]) * padded(channels)).view(*rows.shape[:-1], -1)
+    filled[..., :channels] = rows
+    filled[..., channels:] = 0.0
+    return filled
 
 
 def padded(channels: int) -> int:

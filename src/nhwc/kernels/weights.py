@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .isa import Isa
 from .microkernel import panel_columns
+from .pages import room
 from .steps import View
 
 
@@ -39,7 +40,7 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
     k = len(weight) // groups
     taps_first = weight.detach().float().permute(0, 2, 3, 1).reshape(groups, k, -1)
     ending = pack_bias(bias, k, groups, isa)
-    packed = torch.empty((taps_first.shape[2] + 1) * len(ending))
+    packed = room((taps_first.shape[2] + 1) * len(ending))
     panels = packed[: -len(ending)].view(groups, -1)
     for group, place in zip(taps_first, panels, strict=True):
         fill_panels(place, group.t(), isa)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format
+from ..kernels.pages import side_by_side
 from ..release import trim
 from .assigning import Choice, written
 from .calls import caller
@@ -29,7 +30,8 @@ _TRIMMED = 1 << 24
 
 def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
     """Prepare every chosen kernel's weights and string them together."""
-    return _Binder(graph, record, choice).bind(layers)
+    with side_by_side():
+        return _Binder(graph, record, choice).bind(layers)
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
