@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import nhwc
 from nhwc import Format, audit
 from nhwc.graph.mended import Cat
+from nhwc.render.audit_text import audit_text
 from nhwc.testing import assert_keeps_format
 
 from .models import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
@@ -158,6 +160,93 @@ def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
     assert finding.operator == "torch.nn.functional.conv3d"
     assert "20480" in finding.remedy
     assert not audit(net, clip.repeat(2, 1, 1, 1, 1)).lost
+
+
+def test_a_clip_of_one_channel_is_not_clean_where_nothing_was_channels_last():
+    net = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 4, 3))
+    (finding,) = audit(net, torch.rand(1, 1, 4, 8, 8)).findings
+    assert (finding.kind, finding.calls) == ("lost", (0,))
+    assert "20480" in finding.remedy
+
+
+def test_images_of_one_channel_are_clean():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 4, 3))
+    report = audit(net, torch.rand(2, 1, 12, 12))
+    assert report.clean
+    assert report.counts["keeps"] == 4
+
+
+class Batching(nn.Module):
+    """Takes a list of images, as detectors do, or the frames of a clip."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        batch = torch.stack(images) if isinstance(images, list) else images.flatten(0, 1)
+        return self.conv(batch * 2)
+
+
+def test_what_the_model_itself_makes_contiguous_is_charged_to_who_makes_it():
+    (finding,) = audit(Batching(), [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]).findings
+    assert (finding.kind, finding.operator) == ("unconverted", "torch.stack")
+    assert [len(finding.calls), len(finding.payers)] == [1, 1]
+    assert "torch.stack(images)" in finding.site.source
+    text = audit_text(audit(Batching(), [torch.rand(3, 8, 8)]))
+    assert "Was never converted to channels last; 1 conv2d call later pays to convert;" in text
+
+
+def test_a_loss_that_follows_from_another_names_it():
+    class Skip(Between):
+        def forward(self, x):
+            before = self.before(x)
+            return self.after(torch.cat((self.operator(before), before), dim=1))
+
+    report = audit(Skip(nn.InstanceNorm2d(8), out=16), torch.rand(2, 3, 8, 8))
+    norm, cat = sorted(report.lost, key=lambda finding: finding.calls)
+    assert cat.operator == "torch.cat"
+    assert f"lost it in `instance_norm` ({norm.site.place}): mend that first." in cat.remedy
+    assert "mend that first" not in norm.remedy
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_text_is_as_wide_as_the_terminal_and_no_wider_than_reads_well(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    net = Between(nn.InstanceNorm2d(8))
+    report = audit(net, torch.rand(2, 3, 8, 8), name="a_model_with_a_name_of_some_length")
+    lines = audit_text(report, color=False).splitlines()
+    assert max(map(len, lines)) <= min(columns, 96)
+    assert max(map(len, lines)) > min(columns, 96) - 15
+
+
+def test_a_clip_for_2d_convolutions_is_no_volume():
+    report = audit(Batching(), torch.rand(1, 2, 3, 8, 8))
+    assert report.calls[0].inputs[0].format is Format.CONTIGUOUS
+    (finding,) = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+
+
+def test_a_model_that_works_in_a_thread_is_not_called_clean():
+    class Elsewhere(nn.Module):
+        def forward(self, x):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(torch.relu, x).result()
+
+    text = audit_text(audit(Elsewhere(), torch.rand(1, 3, 8, 8)))
+    assert "clean" not in text
+    assert "in threads of its own" in text
+
+
+def test_an_optimized_model_is_audited_as_its_graph():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    image = torch.rand(1, 3, 12, 12)
+    fast = nhwc.optimize(net.eval(), image)
+    recipes = fast.recipes
+    report = audit(fast, image)
+    assert report.clean, report.findings
+    assert any("which ran as the graph below it" in text for text in report.unseen)
+    assert fast.recipes == recipes
 
 
 def test_what_was_never_converted_is_said():

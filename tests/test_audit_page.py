@@ -53,7 +53,9 @@ def test_it_opens_and_answers(page, tmp_path):
         assert "loses channels last" in all_of("#detail .tag")[0].text
         rows = [row.text for row in all_of("#detail tr")]
         assert any(row.startswith("out 1×48×8×8 3072 64 8 1 contiguous") for row in rows), rows
-        all_of("#detail button")[0].click()
+        cause, payer = all_of("#detail button")
+        assert cause.text.endswith("contiguous")
+        payer.click()
         assert all_of("#detail h3")[0].text.endswith("conv2d")
 
         all_of("#search")[0].send_keys("stage4.3")

@@ -126,6 +126,12 @@ def test_weights_that_are_pickled_code_are_refused(tmp_path, capsys):
     assert "is no file of plain tensors" in capsys.readouterr().err
 
 
+def test_an_unknown_option_names_the_help_of_its_verb(capsys):
+    assert main(["train", "--input-size"]) == 2
+    message = "error: unrecognized arguments: --input-size. See nhwc train --help.\n"
+    assert capsys.readouterr().err == message
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(InputError):
         main(["audit", "resnet18", "--input", "3x4", "--debug"])

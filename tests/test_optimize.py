@@ -8,6 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
@@ -153,6 +157,13 @@ def test_also_plans_more_shapes(image):
         close(fast(x), model(x))
 
 
+def test_what_else_is_planned_for_must_run_too(image):
+    with pytest.raises(ModelFailed, match="Residual raised RuntimeError on 1x4x8x8 float32"):
+        optimize(residual(), image, also=[torch.rand(1, 4, 8, 8)])
+    with pytest.raises(InputError, match="also is one tensor, 1x3x8x8 float32"):
+        optimize(residual(), image, also=torch.rand(1, 3, 8, 8))
+
+
 def test_gradients_take_the_graph_and_are_said_to(image):
     model = residual()
     fast = force(model, image)
@@ -258,6 +269,50 @@ def test_its_graph_can_be_scripted_exported_and_traced(planned, image):
         close(torch.jit.script(fast)(image), model(image))
         close(torch.jit.trace(fast, image)(image), model(image))
     close(torch.export.export(fast, (image,)).module()(image), model(image))
+
+
+def fake(function, image):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return function(mode.from_tensor(image)).shape
+
+
+def fake_outside_of_its_mode(function, image):
+    return function(FakeTensorMode(allow_non_fake_inputs=True).from_tensor(image)).shape
+
+
+def flops(function, image):
+    with FlopCounterMode(display=False) as counter:
+        function(image)
+    return counter.get_total_flops() > 0
+
+
+def tangent(function, image):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(image, image))).tangent
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        fake,
+        fake_outside_of_its_mode,
+        flops,
+        tangent,
+        lambda function, image: torch.vmap(function)(image[None])[0],
+        lambda function, image: torch.func.jvp(function, (image,), (image,))[1],
+        lambda function, image: make_fx(function)(image)(image),
+        lambda function, image: function(torch.complex(image, image).conj().imag),
+    ],
+)
+@torch.no_grad()
+def test_what_is_no_plain_memory_or_is_watched_takes_the_graph(use, planned, image):
+    model, fast = planned
+    assert runs_program(fast, image)
+    expected, found = use(model, image), use(fast, image)
+    if isinstance(expected, torch.Tensor):
+        close(found, expected)
+    else:
+        assert found == expected
 
 
 def test_the_model_is_left_as_it_was(image):

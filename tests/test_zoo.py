@@ -53,6 +53,27 @@ def test_a_file_that_cannot_be_run(tmp_path):
         load_model(f"{tmp_path}/wrong.py")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("os.path:join", "os.path:join raised TypeError: join.. missing 1 required positional"),
+        ("there/is/none", "^no such file: there/is/none.$"),
+        ("none.nhwc", "^no such file: none.nhwc.$"),
+        ("resnet1", r"did you mean resnet18, resnet152, resnet101\? timm has no"),
+        ("torchvision:nothing_like_it", "^torchvision has no 'nothing_like_it'.$"),
+    ],
+)
+def test_names_that_lead_nowhere(name, says):
+    with pytest.raises(nhwc.InputError, match=says):
+        load_model(name)
+
+
+def test_a_file_of_weights_is_no_model(tmp_path):
+    torch.save({}, tmp_path / "w.pt")
+    with pytest.raises(nhwc.ModelNotFound, match=r"is no model saved by nhwc.*--weights .*w\.pt"):
+        load_model(f"{tmp_path}/w.pt")
+
+
 def test_weights(tmp_path):
     net = nn.Conv2d(3, 4, 3)
     torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")

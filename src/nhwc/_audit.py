@@ -16,10 +16,11 @@ from .environment import Environment
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from .preserve import preserved
 from .ready import tensors_of
+from .runtime import Optimized
 from .timing import Comparison, interleave
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
-from .watch.findings import Finding, find, is_note, unconverted
+from .watch.findings import Finding, find, is_note, unconverted_weights
 from .watch.profile import profiled, with_profile
 from .watch.recorder import Recorder
 from .watch.running import Run, as_written, check, guarded
@@ -119,7 +120,8 @@ def audit(
 
     `convert` says whether weights and inputs are turned to channels last for the run; left out,
     they are if nothing is converted yet: a model whose owner has begun is taken as it is. `compare`
-    times both formats in turns. The model is left as it was found.
+    times both formats in turns. What `nhwc.optimize` returned is audited as the graph below its
+    plan. The model is left as it was found.
     """
     kwargs = dict(kwargs or {})
     check(model, inputs, kwargs)
@@ -139,7 +141,7 @@ def audit(
     outcomes = [tracker.follow(call) for call in calls]
     findings = find(calls, outcomes, run_s)
     if not convert:
-        findings += unconverted(model, inputs, calls, outcomes, run_s)
+        findings += unconverted_weights(model)
     return Audit(
         model=name or type(model).__name__,
         inputs=tuple(tuple(t.shape) for t in tensors_of((inputs, kwargs))),
@@ -155,7 +157,9 @@ def audit(
 
 
 def _begun(model: nn.Module, inputs: object) -> bool:
-    """Whether any weight or input is channels last already."""
+    """Whether any weight or input is channels last already, by its owner's doing."""
+    if any(isinstance(module, Optimized) for module in model.modules()):
+        return False
     last = CHANNELS_LAST_OF.values()
     return any(format_of(t) in last for t in (*model.parameters(), *tensors_of(inputs)))
 

@@ -6,12 +6,13 @@ import contextlib
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import forward_ad
 
 from .formats import format_of
 from .plan import Option, Unplannable, remake_plan
@@ -39,10 +40,11 @@ class Optimized(nn.Module):
     """A model for inference: `portable`, a graph for any call, and programs for known shapes.
 
     A call whose inputs have planned shapes, types and device runs its program. Any other call, and
-    one under autocast, one that wants gradients, one that is being exported, compiled, scripted or
-    traced, runs `portable`. New weights (`load_state_dict`, `.to()`, in-place changes) are noticed
-    and packed anew at the next call; with them, a plan of a graph that was made for its shapes
-    alone is over. Parameters ask for no gradients until they are told to.
+    one under autocast, one that wants gradients, one that is being exported, compiled, scripted,
+    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. New weights
+    (`load_state_dict`, `.to()`, in-place changes) are noticed and packed anew at the next call;
+    with them, a plan of a graph that was made for its shapes alone is over. Parameters ask for no
+    gradients until they are told to.
 
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
@@ -98,6 +100,15 @@ class Optimized(nn.Module):
                 stacklevel=4,
             )
         return wanted
+
+    @contextlib.contextmanager
+    def unplanned(self) -> Iterator[None]:
+        """For a while every call runs `portable`, in which all that happens can be seen."""
+        held, self._recipes, self._programs = (self._recipes, self._programs), {}, {}
+        try:
+            yield
+        finally:
+            self._recipes, self._programs = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that has none, or has one with weights of the past."""
@@ -198,8 +209,16 @@ def _described(x: Any) -> str:
 def signature(inputs: Sequence[Any]) -> Hashable:
     """What a program is chosen by: shapes, types and devices of tensors, and all other values."""
     return tuple(
-        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else _hashable(x) for x in inputs
+        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) and _is_plain(x) else _hashable(x)
+        for x in inputs
     )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a kernel finds in the memory of `x` what `x` stands for."""
+    # A fake or distributed tensor has its values elsewhere; a negated one has them the other way.
+    ours = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return ours and x.layout is torch.strided and not x.is_neg()
 
 
 def _hashable(value: Any) -> Hashable:
@@ -209,10 +228,13 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _is_observed() -> bool:
-    """Whether torch is recording the call, or runs it in another precision."""
+    """Whether torch records or transforms the call, or runs it in another precision."""
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or torch.is_autocast_enabled("cpu")
         or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
     )

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .errors import InputError, MissingPackage, ModelNotFound
+from .errors import InputError, MissingPackage, ModelNotFound, NhwcError
 from .files.container import is_saved
 from .vision import import_torchvision, import_torchvision_if_present
+
+_ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
 
 
 def load_model(
@@ -42,7 +44,7 @@ def load_model(
         builder = partial(builder, num_classes=classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = builder()
+        model = _built(name, builder)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name} returned {type(model).__name__}, not a torch.nn.Module. "
@@ -51,6 +53,18 @@ def load_model(
     if weights is not None:
         load_weights_(model, weights)
     return model.eval()
+
+
+def _built(name: str, builder: Callable[..., object]) -> object:
+    try:
+        return builder()
+    except NhwcError:
+        raise
+    except Exception as error:  # whatever a user's code raises
+        raise InputError(
+            f"{name} raised {type(error).__name__}: {str(error).rstrip('.')}. "
+            "Name a callable that takes no arguments and returns the model."
+        ) from error
 
 
 def find_builder(name: str) -> Callable[..., object]:
@@ -117,6 +131,13 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
 def _bare_name(name: str) -> Callable[..., object]:
     if name.endswith(".py"):
         raise ModelNotFound(f"{name} names a file. Add the callable: {name}:NAME.")
+    if Path(name).is_file():
+        raise ModelNotFound(
+            f"{name} is no model saved by nhwc. If it holds weights, name the model and pass "
+            f"--weights {name}."
+        )
+    if Path(name).suffix in _ENDINGS or len(Path(name).parts) > 1:
+        raise ModelNotFound(f"no such file: {name}.")
     reasons = []
     for source in (_from_torchvision, _from_timm):
         try:
@@ -132,7 +153,7 @@ def _from_torchvision(name: str) -> Callable[..., object]:
         builder = models.get_model_builder(name)
     except ValueError:
         raise ModelNotFound(
-            f"torchvision has no {name!r}{_nearest(name, models.list_models())}."
+            f"torchvision has no {name!r}{_nearest(name, models.list_models())}"
         ) from None
     takes = inspect.signature(builder).parameters
     nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
@@ -148,7 +169,7 @@ def _from_timm(name: str) -> Callable[..., object]:
     except ImportError:
         raise MissingPackage("timm is not installed: pip install timm.") from None
     if not timm.is_model(name):
-        raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}.")
+        raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}")
     return partial(timm.create_model, name, pretrained=False)
 
 
@@ -161,7 +182,7 @@ def _nearest(name: str, names: list[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {', '.join(near)}?" if near else ""
+    return f"; did you mean {', '.join(near)}?" if near else "."
 
 
 def _from_file(path: Path) -> ModuleType:

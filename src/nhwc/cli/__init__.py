@@ -68,5 +68,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if name == chosen:
             verb = importlib.import_module(f".{name}", __name__)
             verb.add_arguments(sub)
-            sub.set_defaults(run=verb.run)
-    return parser.parse_args(argv)
+            sub.set_defaults(run=verb.run, parser=sub)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args

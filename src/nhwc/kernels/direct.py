@@ -38,8 +38,8 @@ _FIELDS = (
 
 _ROWS_BYTES = 256 << 10
 """How much of the second-level cache the packed rows of one block may take."""
-_PANEL_BYTES = 64 << 10
-"""How much of it a panel of weights may take while it is used."""
+_DEEPEST = 2048
+"""How deep a product may be in one go: so much of a panel stays there as well while it is used."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -243,15 +243,14 @@ def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:
 
     What is multiplied in one go is short enough that a panel of weights stays in the cache.
     """
-    most = _PANEL_BYTES // (4 * panel_columns(isa))
     c = spec.c // spec.groups
     if c % isa.width:
         segment = _run(spec, x) * c
-        return segment, spec.depth // segment, max(1, most // segment)
+        return segment, spec.depth // segment, max(1, _DEEPEST // segment)
     vectors = spec.depth // isa.width
-    cuts = next(n for n in range(-(-spec.depth // most), vectors + 1) if vectors % n == 0)
+    cuts = next(n for n in range(-(-spec.depth // _DEEPEST), vectors + 1) if vectors % n == 0)
     # A prime number of vectors can be cut only into single ones: then rather not at all.
-    cuts = cuts if spec.depth // cuts > most // 4 else 1
+    cuts = cuts if spec.depth // cuts > _DEEPEST // 4 else 1
     return spec.depth // cuts, cuts, 1
 
 

@@ -22,13 +22,16 @@ from .vectors import Emitter
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
-    *("tiles_h", "tiles_w", "block", "group", "blocks", "panels", "phase"),
+    *("tiles_h", "tiles_w", "block", "group", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
     *("low", "high", "code", "slope"),
 )
 
 ALL, INPUT, PRODUCTS = range(3)
-"""The field `phase`: everything block by block, or only the half before or after a barrier."""
+"""The field `phase`: everything block by block, or only the half before or after a barrier.
+
+Several `groups`, of `c` and `k` channels each, take the first: as so many convolutions.
+"""
 
 
 class _Place(NamedTuple):
@@ -55,14 +58,15 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
     call = TileCall(e, a.tile)
 
     def everything() -> None:
-        begin, end = e.share(a.blocks, thread, threads)
-        with e.range(begin, end) as block:
+        begin, end = e.share(a.blocks * a.groups, thread, threads)
+        with e.range(begin, end) as unit:
+            block, one = unit // a.groups, _of_group(e, a, t, unit % a.groups)
             first = block * a.block
             last = e.min(first + a.block, _tiles(a))
             with e.range(first, last) as tile:
-                _emit_input(e, a, t, tile, own)
+                _emit_input(e, one, t, tile, own)
             with e.range(0, a.panels) as panel:
-                _emit_panel(e, a, t, call, (block, panel, own, sums))
+                _emit_panel(e, one, t, call, (block, panel, own, sums))
 
     def inputs() -> None:
         begin, end = e.share(_tiles(a), thread, threads)
@@ -77,6 +81,19 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
             _emit_panel(e, a, t, call, (block, panel, packed, sums))
 
     e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
+
+
+def _of_group(e: Emitter, a: Args, t: Transform, group: Value) -> Args:
+    """The arguments for the channels of one group."""
+    padded, channel = emit_whole(e, a.k), group * a.k
+    residual = (a.residual.floats() + channel).address()
+    return a.but(
+        x=(a.x.floats() + group * a.c).address(),
+        y=(a.y.floats() + channel).address(),
+        weights=(a.weights.floats() + group * t.size**2 * a.c * padded).address(),
+        bias=(a.bias.floats() + group * padded).address(),
+        residual=e.select(a.residual != 0, residual, e.i64(0)),
+    )
 
 
 def _in_block(e: Emitter, a: Args, tile: Value) -> tuple[Value, Value, Value, Value]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError
@@ -54,14 +54,21 @@ def optimize(
     """
     start = time.perf_counter()
     _check(model, example_inputs)
+    if isinstance(also, Tensor):
+        raise InputError(
+            f"also is one tensor, {describe((also,))[0]}. Give a list of inputs: also=[x]."
+        )
+    more = tuple(map(_as_tuple, also))
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         work = _Work(model, example_inputs, say, exact=exact, remeasure=remeasure)
+        for inputs in more:
+            work.judge.runs(inputs)
         say("capturing the graph")
         work.rewrite(passes)
         with preserved(work.graph):
             work.judge.check(work.graph)
-            work.open(passes, (example_inputs, *map(_as_tuple, also)))
+            work.open(passes, (example_inputs, *more))
             work.time("graph", work.graph)
         work.shelve()
         with preserved(work.graph):

@@ -8,8 +8,9 @@ code, is why the result is held against the original itself every time, in float
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..errors import ModelFailed
 from ..memory import Memory
 from ..release import trim
 from ..runtime import Optimized, describe
-from ..verify import Check, Truth, Verification, observe, random_inputs, verify
+from ..verify import Check, Truth, Verification, answer, observe, random_inputs, verify
 from .parts import verify_or_parts
 
 _TRIALS = 3
@@ -41,6 +42,11 @@ class Judge:
     def in_full(self) -> bool:
         """Whether the model was run on all trial inputs, and in float64 if it can."""
         return len(self._truth.inputs) == _TRIALS
+
+    def runs(self, inputs: tuple[Any, ...]) -> None:
+        """Refuse what the model itself cannot take, before anything is planned for it."""
+        with _named(self.model, inputs):
+            answer(self.model, inputs)
 
     def check(self, graph: nn.Module) -> None:
         """Refuse a rewritten graph that is wrong before anything is built on it."""
@@ -83,15 +89,22 @@ class Judge:
     def _run(self, *, wide: bool) -> None:
         self.say("running the original" + " in float64" * wide)
         inputs = random_inputs(self.example, _TRIALS if wide else 1)
-        try:
+        with _named(self.model, self.example):
             self._truth: Truth = observe(self.model, inputs, wide=wide)
-        except Exception as error:
-            said = " ".join(str(error).split())[:300].rstrip(".")
-            raise ModelFailed(
-                f"{type(self.model).__name__} raised {type(error).__name__} on "
-                f"{', '.join(describe(self.example))}: {said}. Check the example inputs."
-            ) from error
         trim()
+
+
+@contextlib.contextmanager
+def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Say on which inputs the model itself raised."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        raise ModelFailed(
+            f"{type(model).__name__} raised {type(error).__name__} on "
+            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
+        ) from error
 
 
 def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:

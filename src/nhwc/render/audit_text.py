@@ -14,10 +14,10 @@ _COLORS = {"lost": "red", "misread": "red"}
 def audit_text(audit: Audit, *, color: bool = False) -> str:
     """Render the verdict, then one paragraph per finding."""
     inputs = ", ".join(shape(dims) for dims in audit.inputs)
-    lines = [
-        f"{paint(audit.model, 'bold', color)}  {inputs}  {audit.environment}",
-        _verdict(audit, color),
-    ]
+    head = wrap(f"{audit.model}  {inputs}  {audit.environment}", "", "  ")
+    lines = [head.replace(audit.model, paint(audit.model, "bold", color), 1)]
+    verdict = wrap(_verdict(audit), "", "  ")
+    lines.append(verdict.replace("clean", paint("clean", "green", color), 1))
     for finding in audit.findings:
         lines += ["", *_finding(audit, finding, color)]
     if audit.comparison is not None:
@@ -31,11 +31,13 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _verdict(audit: Audit, color: bool) -> str:
+def _verdict(audit: Audit) -> str:
     counts = audit.counts
+    if not audit.calls:
+        return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
     if audit.clean:
-        return f"{paint('clean', 'green', color)}: {head}, channels last from input to output"
+        return f"clean: {head}, channels last from input to output"
     parts = [
         _how_many(counts["loses"] + counts["misreads"], "lose", "the format"),
         _how_many(counts["converts"], "convert", "on request"),
@@ -53,7 +55,11 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
     label = paint(f"{finding.kind.upper():<11}", _COLORS.get(finding.kind, "yellow"), color)
     times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
     cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
-    place = f"{finding.site.place}  {_modules(audit, finding)}"
+    place = (
+        f"{finding.site.place}  {_modules(audit, finding)}"
+        if finding.site.file
+        else _modules(audit, finding)
+    )
     lines = [f"{label} {paint(finding.operator + times, 'bold', color)}  {cost}".rstrip()]
     lines.append(f"    {paint(place, 'blue', color)}")
     if finding.site.source:
@@ -67,15 +73,15 @@ def _what(audit: Audit, finding: Finding) -> str:
     if finding.payers:
         names = Counter(audit.calls[i].operator.rpartition(".")[2] for i in finding.payers)
         payers = " and ".join(plural(n, f"{name} call") for name, n in names.most_common(2))
-        text += f"; {payers} later {'pays' if len(finding.payers) == 1 else 'pay'} to convert back"
+        back = "" if finding.kind == "unconverted" else " back"
+        text += f"; {payers} later {'pays' if len(finding.payers) == 1 else 'pay'} to convert{back}"
     if finding.copied_bytes:
         text += f"; {size(finding.copied_bytes)} copied"
     return text[0].upper() + text[1:]
 
 
 def _modules(audit: Audit, finding: Finding) -> str:
-    names = list(dict.fromkeys(audit.calls[i].site.module for i in finding.calls))
-    if not names:
-        return ""
+    sites = [audit.calls[i].site for i in finding.calls] or [finding.site]
+    names = list(dict.fromkeys(site.module for site in sites))
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"in {names[0] or 'the model'}{rest}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..benchmark import Benchmark, Changes, Row
 from . import bench_words as words
+from .text import wrap
 
 _BAR = 24
 
@@ -15,18 +16,20 @@ def bench_text(result: Benchmark) -> str:
     lines: list[str] = []
     if len(result.rows) == 1 and not result.rows[0].failure:
         row = result.rows[0]
-        lines += [str(row.case), "", *_one(row, result.baseline), "", *_lines(row, result)]
+        lines += [str(row.case), "", *_one(row, result.baseline), ""]
+        lines += [wrap(line, "") for line in _lines(row, result)]
     elif result.rows:
         cases = [row.case for row in result.rows]
         heading = result.title or f"{len(result.rows)} cases"
         lines += [f"{heading}; {words.common(cases)}", "", *_many(result), ""]
     problems = words.failures(result)
     if problems:
-        lines += ["not measured:", *(f"  {what}: {why}" for what, why in problems)]
+        lines += ["not measured:"]
+        lines += [wrap(f"{what}: {why}", "  ", "    ") for what, why in problems]
     if result.interrupted:
         lines.append("interrupted: this is what was measured until then")
-    lines += [warning] if (warning := words.noise(result)) else []
-    return "\n".join([*lines, words.environment(result)]) + "\n"
+    lines += [wrap(warning, "")] if (warning := words.noise(result)) else []
+    return "\n".join([*lines, wrap(words.environment(result), "")]) + "\n"
 
 
 def changes_text(changes: Changes) -> str:
@@ -47,7 +50,8 @@ def changes_text(changes: Changes) -> str:
         )
     count = len(changes.slower)
     end = f"{count} of {len(changes.changes)} slower" if count else "nothing got slower"
-    return "\n".join([*columns(table), "", end, words.where_measured(changes)]) + "\n"
+    where = wrap(words.where_measured(changes), "")
+    return "\n".join([*columns(table), "", end, where]) + "\n"
 
 
 def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> list[str]:

@@ -18,8 +18,9 @@ _STAGES = {
 
 def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> str:
     """Render the verdict, the passes, the layers by kernel, the errors and the times."""
+    head = wrap(f"{name}  {', '.join(report.inputs)}  {report.environment}", "", "  ")
     lines = [
-        f"{paint(name, 'bold', color)}  {', '.join(report.inputs)}  {report.environment}",
+        head.replace(name, paint(name, "bold", color), 1),
         _verdict(report, color),
         "",
         "passes",
@@ -40,13 +41,15 @@ def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> 
 
 def _verdict(report: OptimizeReport, color: bool) -> str:
     if report.chosen == "input":
-        return f"{paint('unchanged', 'yellow', color)}: {report.reason}"
+        text = wrap(f"unchanged: {report.reason}", "", "  ")
+        return text.replace("unchanged", paint("unchanged", "yellow", color), 1)
     comparison = report.comparison
     low, high = comparison.interval
     good = comparison.verdict == "faster"
-    head = paint(f"{comparison.ratio:.2f}x", "green" if good else "yellow", color)
+    head = f"{comparison.ratio:.2f}x"
     text = f"{head} as fast ({low:.2f} to {high:.2f}): {comparison.verdict}"
-    return f"{text}; {report.reason}" if report.reason else text
+    text = wrap(f"{text}; {report.reason}" if report.reason else text, "", "  ")
+    return text.replace(head, paint(head, "green" if good else "yellow", color), 1)
 
 
 def _pass(report: PassReport) -> list[str]:
@@ -87,18 +90,23 @@ def _plan(plan: PlanReport) -> list[str]:
         return [wrap(f"plan for {shapes}: none, {plan.reason}", "")]
     source = f"{plan.measured} measured" if plan.measured else "all remembered"
     lines = [
-        f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
-        f"{plural(plan.conversions, 'conversion')} between layouts, {source}"
+        wrap(
+            f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
+            f"{plural(plan.conversions, 'conversion')} between layouts, {source}",
+            "",
+            "  ",
+        )
     ]
     if plan.opened:
         lines.append(wrap(_for_these_sizes(plan), "  "))
     groups: dict[str, list[LayerReport]] = defaultdict(list)
     for layer in plan.layers:
         groups[f"{layer.chosen.kernel}, {layer.chosen.layout}"].append(layer)
+    wide = max(map(len, groups))
     for kernel, layers in sorted(groups.items(), key=lambda item: -_seconds(item[1])):
         kinds = Counter(layer.what.split(" ")[0].split("(")[0] for layer in layers)
         shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
-        lines.append(f"  {kernel:<26}{milliseconds(_seconds(layers)):>9}  {shown}")
+        lines.append(f"  {kernel:<{wide}}{milliseconds(_seconds(layers)):>9}  {shown}")
     lines.append("  slowest layers:")
     for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
         lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
@@ -129,14 +137,21 @@ def _verification(report: OptimizeReport) -> list[str]:
         return ["verified: the model returns no tensors"]
     against = "float64" if report.verification.in_float64 else "the original (no float64 run)"
     lines = [
-        f"verified against {against} in {plural(len(checks), 'comparison')}: "
-        f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}, "
-        f"allowed {worst.allowed:.1e}"
+        wrap(
+            f"verified against {against} in {plural(len(checks), 'comparison')}: "
+            f"error {worst.error:.1e}, eager's own {worst.eager_error:.1e}, "
+            f"allowed {worst.allowed:.1e}",
+            "",
+            "  ",
+        )
     ]
     if report.verification.remembered:
         lines.append(
-            "  by an earlier run with these weights, inputs and kernels; now once more against the "
-            "original"
+            wrap(
+                "by an earlier run with these weights, inputs and kernels; now once more against "
+                "the original",
+                "  ",
+            )
         )
     return lines
 

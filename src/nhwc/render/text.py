@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
+
+_WIDTH = 96
 
 _CODES = {"red": "31;1", "yellow": "33;1", "green": "32;1", "blue": "36", "dim": "2", "bold": "1"}
 
@@ -12,8 +15,12 @@ def paint(text: str, color: str, enabled: bool) -> str:
     return f"\033[{_CODES[color]}m{text}\033[0m" if enabled else text
 
 
-def wrap(text: str, indent: str, width: int = 96) -> str:
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+def wrap(text: str, indent: str, further: str | None = None) -> str:
+    """Break `text` at the terminal's width; lines after the first begin with `further`."""
+    # Where no terminal reads it, and in a wide one, lines are as long as they read well.
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    further = indent if further is None else further
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=further)
 
 
 def milliseconds(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..formats import Format
 from .calls import Call, TensorSpec
 
 
@@ -118,6 +119,9 @@ class Tracker:
         """Whether the memory under `spec` has the channel densest, as far as can be known."""
         if spec.format.is_last:
             return True
+        if spec.source == -1:
+            # Of one channel or one pixel: its owner may have said what the shape leaves open.
+            return spec.format is Format.AMBIGUOUS and spec.marked
         return spec.source is not None and self._kept.get(spec.source, False)
 
     def _judge(self, call: Call) -> Outcome:
@@ -137,7 +141,7 @@ class Tracker:
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
         out = made[0]
         if last and not (call.backward and len(last) < len(images)):
-            return self._after_last(call, last, out)
+            return self._after_last(call, last, out, origin)
         if out.format.is_last:
             return Outcome(Effect.RESTORES, origin)
         return Outcome(Effect.PLAIN, origin)
@@ -159,7 +163,9 @@ class Tracker:
             return Outcome(Effect.KEEPS)
         return Outcome(Effect.RESTORES, self._origin.get(source.source))
 
-    def _after_last(self, call: Call, last: list[TensorSpec], out: TensorSpec) -> Outcome:
+    def _after_last(
+        self, call: Call, last: list[TensorSpec], out: TensorSpec, origin: int | None
+    ) -> Outcome:
         # What was ambiguous when it was made is not known to be channels last, whatever its views.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
         known = [i for i in known if not i.format.is_last or i.marked]
@@ -172,10 +178,13 @@ class Tracker:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
         if not known:
-            return Outcome(Effect.MISREADS)
+            marked = all(i.marked for i in last)
+            return Outcome(Effect.LOSES if marked else Effect.MISREADS)
         if any(_same_layout(i, out) for i in known):
             return Outcome(Effect.KEEPS)
-        return Outcome(Effect.CONVERTS if name in _EXPLICIT else Effect.LOSES)
+        if name in _EXPLICIT:
+            return Outcome(Effect.CONVERTS)
+        return Outcome(Effect.LOSES, origin)
 
 
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:

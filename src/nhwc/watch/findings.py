@@ -46,20 +46,41 @@ class Finding:
 
 def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Finding]:
     payers: dict[int, list[int]] = {}
+    made: set[int] = set()
     for call, outcome in zip(calls, outcomes, strict=True):
-        if outcome.origin is not None and outcome.effect is Effect.RESTORES:
-            payers.setdefault(outcome.origin, []).append(call.index)
+        if outcome.effect is not Effect.RESTORES:
+            continue
+        maker = None
+        if outcome.origin is None and not call.backward:
+            maker = _maker(call, calls, outcomes)
+            # What came in from outside is charged to the first that pays for it.
+            made.update([] if maker is None else [call.index if maker < 0 else maker])
+        origin = maker if outcome.origin is None else outcome.origin
+        if origin is not None and origin >= 0:
+            payers.setdefault(origin, []).append(call.index)
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for call, outcome in zip(calls, outcomes, strict=True):
-        kind = _kind(call, outcome)
+        kind = _kind(call, outcome) or ("unconverted" if call.index in made else None)
         if kind is not None:
-            key = (kind, call.operator, call.site.file, call.site.line)
+            paid_here = kind == "unconverted" and outcome.effect is Effect.RESTORES
+            operator = "input" if paid_here else call.operator
+            key = (kind, operator, call.site.file, call.site.line)
             groups.setdefault(key, []).append(call.index)
     found = []
     for (kind, operator, _, _), members in groups.items():
         paid = [index for member in members for index in payers.get(member, ())]
         found.append(_finding(kind, operator, members, paid, calls, outcomes, run_s))
     return found
+
+
+def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None:
+    """The call that made contiguous what this one has to convert; -1 if it came from outside."""
+    images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
+    source = next((i.source for i in images if i.densest not in (None, 1)), None)
+    if source is None or source < 0 or outcomes[source].effect is not Effect.PLAIN:
+        return source
+    earlier = _maker(calls[source], calls, outcomes)
+    return source if earlier is None else earlier
 
 
 def _kind(call: Call, outcome: Outcome) -> str | None:
@@ -90,6 +111,13 @@ def _finding(
     involved = [calls[i] for i in (*members, *paid)]
     cost = sum(call.copy_seconds for call in involved)
     first = members[0]
+    advice = remedy(calls[first], outcomes[first].effect)
+    if kind == "lost" and (origin := outcomes[first].origin) is not None:
+        cause = calls[origin]
+        advice += (
+            f" That input lost it in `{short_name(cause.operator)}` ({cause.site.place}): "
+            "mend that first."
+        )
     return Finding(
         kind=kind,
         operator=operator,
@@ -99,15 +127,12 @@ def _finding(
         cost_s=cost,
         share=cost / run_s,
         copied_bytes=sum(call.copied_bytes for call in involved),
-        remedy=remedy(calls[first], outcomes[first].effect),
+        remedy=advice,
     )
 
 
-def unconverted(
-    model: nn.Module, inputs: Any, calls: list[Call], outcomes: list[Outcome], run_s: float
-) -> list[Finding]:
-    """What the model's owner forgot to convert: weights, or the input."""
-    found = []
+def unconverted_weights(model: nn.Module) -> list[Finding]:
+    """The weights that the model's owner forgot to convert."""
     weights = [
         name
         for name, module in model.named_modules()
@@ -115,29 +140,23 @@ def unconverted(
         and module.weight.ndim in CHANNELS_LAST_OF
         and format_of(module.weight) is Format.CONTIGUOUS
     ]
-    if weights:
-        found.append(
-            Finding(
-                kind="unconverted",
-                operator="weight",
-                site=Site(weights[0], "", "", 0, ""),
-                calls=(),
-                payers=(),
-                cost_s=0.0,
-                share=0.0,
-                copied_bytes=0,
-                remedy=f"{len(weights)} convolution weights are contiguous ({some(weights)}). "
-                "Call nhwc.convert_(model) once after loading.",
-            )
+    if not weights:
+        return []
+    are = "weight is" if len(weights) == 1 else "weights are"
+    return [
+        Finding(
+            kind="unconverted",
+            operator="weight",
+            site=Site(weights[0], "", "", 0, ""),
+            calls=(),
+            payers=(),
+            cost_s=0.0,
+            share=0.0,
+            copied_bytes=0,
+            remedy=f"{len(weights)} convolution {are} contiguous ({some(weights)}). "
+            "Call nhwc.convert_(model) once after loading.",
         )
-    paying = [
-        call.index
-        for call, outcome in zip(calls, outcomes, strict=True)
-        if outcome.effect is Effect.RESTORES and any(i.source == -1 for i in call.inputs)
     ]
-    if paying:
-        found.append(_finding("unconverted", "input", paying[:1], [], calls, outcomes, run_s))
-    return found
 
 
 def is_note(finding: Finding) -> bool:

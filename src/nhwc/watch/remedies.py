@@ -19,6 +19,12 @@ def remedy(call: Call, effect: Effect) -> str:
             f"`{name}` has channels-last weights and copies its input to match them on every call. "
             "Convert the input once: x = x.to(memory_format=torch.channels_last)."
         )
+    if effect in (Effect.NEUTRAL, Effect.PLAIN):
+        return (
+            f"`{name}` makes a contiguous image here, which is copied later on every call, because "
+            "weights behind it are channels last. Convert its result, or make it so: "
+            "torch.empty(..., memory_format=torch.channels_last)."
+        )
     if effect is Effect.KEEPS and _only_weights(call):
         return (
             f"`{name}` copies its weight to channels last on every call, because the weight is "

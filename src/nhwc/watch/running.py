@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_map
 
 from ..errors import InputError, ModelFailed, NhwcError
 from ..formats import CHANNELS_LAST_OF, to_format
 from ..ready import check_devices, check_initialized, some, tensors_of
+from ..runtime import Optimized
 from .recorder import is_users
 
 
@@ -26,7 +28,7 @@ class Run:
     ) -> None:
         self.model = model
         self.arguments = (inputs, kwargs)
-        self.format = convert
+        self.ranks = _ranks(model) if convert else ()
         self.backward = backward
 
     def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
@@ -39,12 +41,18 @@ class Run:
     def _fresh(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
-        if self.format and leaf.ndim in CHANNELS_LAST_OF and leaf.layout is torch.strided:
+        if leaf.ndim in self.ranks and leaf.layout is torch.strided:
             marked = to_format(leaf.detach(), CHANNELS_LAST_OF[leaf.ndim])
             fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
         else:
             fresh = copy.deepcopy(leaf.detach())
         return fresh.requires_grad_(leaf.requires_grad)
+
+
+def _ranks(model: nn.Module) -> Collection[int]:
+    """How many dimensions an image has here: a clip for 2-D convolutions is five, but no volume."""
+    convolved = {m.weight.ndim for m in model.modules() if isinstance(m, _ConvNd)}
+    return convolved.intersection(CHANNELS_LAST_OF) or CHANNELS_LAST_OF
 
 
 def _backward(result: object) -> None:
@@ -95,9 +103,10 @@ def _images(value: object) -> bool:
 
 @contextlib.contextmanager
 def as_written(model: nn.Module) -> Iterator[list[str]]:
-    """Run compiled parts as the Python they were compiled from; yield what stays unseen."""
+    """Run compiled and planned parts as what they were made from; yield what stays unseen."""
     unseen = []
     modules = dict(model.named_modules())
+    planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
     compiled = [n for n, m in modules.items() if _is_compiled(m)]
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     if compiled:
@@ -109,9 +118,18 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
         unseen.append(
             f"{some(scripted)} in TorchScript: operators are seen one by one, without source lines"
         )
+    if planned:
+        unseen.append(
+            f"the plan of {some(list(planned))}, which ran as the graph below it: which kernel "
+            "and which layout each layer has got is in its report"
+        )
     if any(p.device.type == "cpu" for p in model.parameters()):
         unseen.append("reorders inside oneDNN's own kernels (of weights, for instance)")
-    with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        for module in planned.values():
+            stack.enter_context(module.unplanned())
+        if compiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield unseen
 
 

@@ -26,6 +26,11 @@ function describeRun() {
   $("#name").textContent = `${data.model}  ${shapes}`;
   $("#where").textContent = data.where;
   const verdict = $("#verdict");
+  if (!calls.length) {
+    verdict.append(make("b", {}, "Nothing seen. "), "The model calls no operator, or calls them in threads of its own.");
+    $("#findings-part").remove();
+    return;
+  }
   const total = `${plural(calls.length, "operator")}, ${ms(data.run_s)} a run`;
   if (data.clean) {
     verdict.append(make("b", { class: "good" }, "Clean. "), `${total}: channels last from input to output.`);
@@ -33,8 +38,9 @@ function describeRun() {
     return;
   }
   const lost = data.counts.loses + data.counts.misreads;
-  verdict.append(make("b", { class: lost ? "bad" : "" }, lost ? `${plural(lost, "call")} lose the format. ` : "No operator loses the format. "));
-  verdict.append(`${total}; ${data.counts.restores} pay to convert back; conversions cost ${ms(data.cost_s)} (${percent(data.cost_s / data.run_s)}).`);
+  verdict.append(make("b", { class: lost ? "bad" : "" }, lost ? `${plural(lost, "call")} ${lost === 1 ? "loses" : "lose"} the format. ` : "No operator loses the format. "));
+  const paying = data.counts.restores;
+  verdict.append(`${total}; ${paying ? `${paying} ${paying === 1 ? "pays" : "pay"} to convert; ` : ""}conversions cost ${ms(data.cost_s)} (${percent(data.cost_s / data.run_s)}).`);
 }
 
 function drawStrip() {
@@ -52,7 +58,7 @@ function drawFindings() {
   data.findings.forEach((finding, f) => {
     const times = finding.calls.length > 1 ? ` × ${finding.calls.length}` : "";
     const cost = finding.cost_s ? `${ms(finding.cost_s)}, ${percent(finding.share)}` : "";
-    const what = data.kinds[finding.kind] + (finding.payers.length ? `; ${plural(finding.payers.length, "later call")} ${finding.payers.length === 1 ? "pays" : "pay"} to convert back` : "") + (finding.copied_bytes ? `; ${bytes(finding.copied_bytes)} copied` : "");
+    const what = data.kinds[finding.kind] + (finding.payers.length ? `; ${plural(finding.payers.length, "later call")} ${finding.payers.length === 1 ? "pays" : "pay"} to convert${finding.kind === "unconverted" ? "" : " back"}` : "") + (finding.copied_bytes ? `; ${bytes(finding.copied_bytes)} copied` : "");
     const card = make("div", { class: `card finding is-${finding.kind}`, role: "button", tabindex: 0, "data-f": f, "aria-pressed": "false" },
       make("div", { class: "head" }, make("span", {}, finding.operator + times), make("span", { class: "cost" }, cost)),
       make("p", {}, what[0].toUpperCase() + what.slice(1) + "."),
@@ -133,7 +139,7 @@ function showCall(call) {
   for (const copy of call.copies) {
     detail.append(make("p", {}, `Copies ${bytes(copy.bytes)} inside its kernel in ${ms(copy.seconds)}: ${copy.shape.join("×")}, strides ${copy.source_strides.join(" ")} → ${copy.target_strides.join(" ")}.`));
   }
-  if (call.origin !== null && call.origin !== undefined) detail.append(make("p", {}, "Made necessary by ", ...jump([call.origin])));
+  if (call.origin !== null && call.origin !== undefined) detail.append(make("p", {}, "Follows from ", ...jump([call.origin])));
   const payers = calls.filter((other) => other.origin === call.index && other.effect === "restores").map((other) => other.index);
   if (payers.length) detail.append(make("p", {}, "Paid for by ", ...jump(payers)));
   if (finding) detail.append(make("p", {}, make("b", {}, "What to do: "), finding.remedy));
