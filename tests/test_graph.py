@@ -210,13 +210,6 @@ def test_tensors_made_of_traced_sizes_are_made_anew_each_time(kind):
     assert pickle.loads(pickle.dumps(captured.module)).code == captured.module.code
 
 
-class Assigns(nn.Module):
-    def forward(self, x):
-        made = torch.zeros(x.shape[0], 3, 6, 6)
-        made[:, 1] = x[:, 0]
-        return made
-
-
 class WritesIntoView(nn.Module):
     def forward(self, x):
         made = torch.zeros(x.shape[0], 3, 6, 6)
@@ -238,7 +231,6 @@ class WritesByOutIntoConstant(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Assigns, "it assigns to elements"),
         (WritesIntoView, "it writes in place into a value"),
         (WritesByOutIntoConstant, "it writes a traced value into a tensor that it made"),
     ],

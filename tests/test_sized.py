@@ -82,8 +82,8 @@ def grid(self, x):
 def windows(self, x):
     y = self.norm(self.conv(x))
     mask = torch.zeros(y.shape[-2:])
-    for number, rows in enumerate((slice(0, 4), slice(4, None))):
-        mask[rows] = number
+    for number, top in enumerate(range(0, y.shape[-2], 4)):
+        mask[top : top + 4] = number
     return y.masked_fill(mask.to(y.device) == 0, 0.5)
 
 

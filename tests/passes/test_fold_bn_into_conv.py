@@ -264,7 +264,7 @@ MUST_NOT = {
         "parametrization",
     ),
     "written in place between": (writing, "also used by add_"),
-    "assigned to between": (setting, "it assigns to elements"),
+    "assigned to between": (setting, "comes from slice_scatter()"),
     "user code between": (lambda: nn.Sequential(Scaled(4, 6, 3), norm()), "not from a conv"),
     "norm before zero padding": (
         lambda: nn.Sequential(norm(4), nn.Conv2d(4, 6, 3, padding=1)),

@@ -21,18 +21,18 @@ from ..graph import layers
 from ..graph.layers import LAYERS
 
 _TORCH = """
-    abs add addcmul addmm amax amin arange argmax argmin as_tensor avg_pool1d batch_norm
-    baddbmm bmm broadcast_to cat channel_shuffle chunk clamp clip clone concat conv1d conv2d
-    conv3d conv_transpose1d conv_transpose2d conv_transpose3d cos cumsum detach div dropout
-    einsum empty empty_like eq erf exp eye flatten flip floor full full_like gather ge gelu gt
-    hstack index_select instance_norm group_norm is_floating_point layer_norm le linspace log
+    abs add addcmul addmm amax amin arange argmax argmin as_tensor avg_pool1d batch_norm baddbmm
+    bmm broadcast_to cat channel_shuffle chunk clamp clip clone concat conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d cos cumsum detach div dropout einsum
+    empty empty_like eq erf exp eye flatten flip floor full full_like gather ge gelu gt hstack
+    index_put index_select instance_norm group_norm is_floating_point layer_norm le linspace log
     logical_and logical_not logical_or lt masked_fill matmul max maximum mean meshgrid min
     minimum movedim mul multiply narrow ne neg nan_to_num norm numel ones ones_like permute
-    pixel_shuffle pow prelu prod reciprocal relu relu_ repeat_interleave reshape roll rsqrt
-    rsub scatter select selu sigmoid sigmoid_ sign silu sin softmax split sqrt square squeeze
-    stack std sub sum swapaxes t tan tanh tanh_ tensor tensor_split tile topk transpose tril triu
-    true_divide unbind unflatten unfold_copy unsqueeze var var_mean vstack where zeros
-    zeros_like _assert
+    pixel_shuffle pow prelu prod reciprocal relu relu_ repeat_interleave reshape roll rsqrt rsub
+    scatter select select_scatter selu sigmoid sigmoid_ sign silu sin slice_scatter softmax
+    split sqrt square squeeze stack std sub sum swapaxes t tan tanh tanh_ tensor tensor_split
+    tile topk transpose tril triu true_divide unbind unflatten unfold_copy unsqueeze var
+    var_mean vstack where zeros zeros_like _assert
 """
 
 _FUNCTIONAL = """
@@ -98,7 +98,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
-        ("nhwc", layers, "assert_none assert_sizes"),
+        ("nhwc", layers, "as_elements assert_none assert_sizes"),
     )
     return {
         f"{room}.{name}": getattr(module, name)

@@ -14,4 +14,5 @@ from .edit import filled as filled
 from .edit import fresh_name as fresh_name
 from .edit import module_of as module_of
 from .edit import replace_module as replace_module
+from .writes import may_be_view as may_be_view
 from .writes import written_into as written_into

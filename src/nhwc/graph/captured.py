@@ -18,8 +18,9 @@ from ..ready import check_initialized
 from .layers import Spread, assert_none
 from .report import Opaque
 from .shells import open_shell
+from .state import State
 from .traced import check_writes, is_constant
-from .tracer import State, Tracer, explain, is_leaf, opaque_by_nature
+from .tracer import Tracer, explain, is_leaf, opaque_by_nature
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ def assert_sizes(value: Tensor, sizes: list[int], dtype: torch.dtype) -> None:
         )
 
 
+def as_elements(value: Tensor, like: Tensor) -> Tensor:
+    """`value` as it is stored in `like[...] = value`."""
+    while value.dim() > like.dim() and value.size(0) == 1:
+        value = value[0]
+    return value.to(like).expand_as(like)
+
+
 class Spread(nn.Module):
     """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
 

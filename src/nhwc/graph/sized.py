@@ -20,16 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..preserve import undrawn
 from .captured import give_copies, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled
-from .traced import (
-    SHAPE_ATTRIBUTES,
-    SHAPE_METHODS,
-    Attribute,
-    Value,
-    check_writes,
-    seen_later,
-    written_into,
-)
-from .tracer import State, Tracer
+from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from .state import State
+from .traced import Attribute, Value, check_writes, seen_later
+from .tracer import Tracer
+from .writes import written_into
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
 
@@ -145,9 +140,10 @@ class _Sized(Tracer):
         """Let `x.add_(y)` be `x.add(y)` where nothing else sees x: plans are for pure graphs."""
         nodes = list(self.graph.nodes)
         order = {node: place for place, node in enumerate(nodes)}
-        for node in [n for n in nodes if written_into(n) and not seen_later(n, order)]:
+        methods = [n for n in nodes if n.op == "call_method" and written_into(n)]
+        for node in [n for n in methods if not seen_later(n, order)]:
             function = getattr(Tensor, str(node.target).removesuffix("_"), None)
-            if node.op == "call_method" and function is not None and self._same(node, function):
+            if function is not None and self._same(node, function):
                 node.target = str(node.target).removesuffix("_")
 
     def _same(self, node: fx.Node, function: Any) -> bool:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+
+from .assigned import assigned
+from .shapes import is_size
+from .writes import may_be_view, written_into
 
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[1]}/"
@@ -27,11 +30,6 @@ _MACHINERY = (
     # What these take for a tensor they hand to C++, which crashes on anything else.
     *(f"{TORCH}{part}" for part in ("autograd/", "_functorch/")),
 )
-
-
-# What follows from shapes, types and devices alone, never from values or strides.
-SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
-SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
 
 
 def _type_seen(proxy: Any) -> type:
@@ -56,6 +54,10 @@ class Value(fx.Proxy):
 
     def _passes_for(self) -> type | None:
         return Tensor if surely_tensor(self.node, self.tracer) else None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        tracer: Any = self.tracer
+        tracer.rename(self, assigned(self, key, value))
 
     # fx takes `x += y` for `x = x + y`, which leaves out what else sees the change of x.
     def __iadd__(self, other: Any) -> Any:
@@ -85,21 +87,11 @@ def check_writes(graph: fx.Graph) -> None:
     """Refuse a graph in which `x += y` was taken for `x + y` though x may be seen again."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if not node.meta.get("meant_in_place") or _is_number(node.args[0]):
+        meant = node.meta.get("meant_in_place")
+        if not meant or is_size(node.args[0]):
             continue
-        if seen_later(node, order):
+        if [*node.users] != [meant] and seen_later(node, order):
             raise fx.proxy.TraceError("it writes in place into a value that is used again")
-
-
-def written_into(node: fx.Node) -> fx.Node | None:
-    """The first argument of a method or function that writes into it."""
-    first = node.args[0] if node.args else None
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    if getattr(node.target, "__module__", "") == "_operator":  # where `and_` is `&`
-        writes = name == "setitem"
-    else:
-        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    return first if writes and isinstance(first, fx.Node) else None
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -110,38 +102,29 @@ def is_constant(node: fx.Node) -> bool:
 
 def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
     """Whether anything shows that `write` changed its first argument, its own result aside."""
-    base: Any = write.args[0]
-    while _is_view(base) or written_into(base):
-        base = base.args[0]
-    if base.op in ("placeholder", "get_attr"):
-        return True
-    aliases = _aliases(base, write)
-    return any(order[user] > order[write] for alias in aliases for user in alias.users)
+    found, todo = {write}, [write.args[0]]
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, fx.Node) or node in found:
+            continue
+        if node.op in ("placeholder", "get_attr"):
+            return True
+        if any(order[user] > order[write] and not is_size(user) for user in node.users):
+            return True
+        found.add(node)
+        todo += [*_shared(node), *(user for user in node.users if node in _shared(user))]
+    return False
 
 
-def _aliases(base: fx.Node, write: fx.Node) -> Iterator[fx.Node]:
-    """`base` and its views, but for what `write` returns."""
-    yield base
-    for user in base.users:
-        views = _is_view(user) or written_into(user)
-        if views and user is not write and user.args[0] is base:
-            yield from _aliases(user, write)
-
-
-def _is_number(node: fx.Node) -> bool:
-    if getattr(node.target, "__name__", "") == "getitem":
-        return _is_number(node.args[0])  # type: ignore[arg-type]
-    return node.target in ("size", "dim", getattr)
-
-
-def _is_view(node: fx.Node) -> bool:
-    name = getattr(node.target, "__name__", node.target)
-    return name in _VIEWS and bool(node.args) and isinstance(node.args[0], fx.Node)
-
-
-_VIEWS = {"view", "reshape", "permute", "transpose", "flatten", "squeeze", "unsqueeze", "detach"}
-_VIEWS |= {"expand", "narrow", "select", "unbind", "chunk", "split", "contiguous", "to", "float"}
-_VIEWS |= {"getitem", "getattr", "dropout", "view_as", "reshape_as", "expand_as", "double", "half"}
+def _shared(node: fx.Node) -> list[fx.Node]:
+    """Whose memory what `node` returns may lie in."""
+    if is_size(node):
+        return []
+    if node.op == "call_module":
+        return node.all_input_nodes if node.meta.get("may_return_input") else []
+    name = str(getattr(node.target, "__name__", node.target))
+    source = node.args[0] if may_be_view(name) and node.args else written_into(node)
+    return [source] if isinstance(source, fx.Node) else []
 
 
 class Attribute(fx.proxy.Attribute):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from .state import State
 from .traced import (
-    CONSTANT,
     OURS,
     TORCH,
     TracedParameter,
     Value,
+    check_writes,
     definer,
     is_constant,
-    written_into,
 )
+from .writes import may_be_view, written_into
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
@@ -45,6 +45,7 @@ class Tracer(fx.Tracer):
         self._autowrap_search.append(torch)
         self.opaque: dict[str, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
+        self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions once, which must not be while some of them are wrapped.
@@ -75,16 +76,20 @@ class Tracer(fx.Tracer):
             self.opaque[path] = reason
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
-        depth = len(self.module_stack)
+        depth, renamed = len(self.module_stack), len(self._renamed)
         before = next(iter(reversed(self.graph.nodes)), None)
         state = State(m)
         try:
             result = super().call_module(m, forward, args, kwargs)
+            check_writes(self.graph)
             self.check_constants()
             state.check()
             return result
         except Exception as error:
             state.restore()
+            for value, node in reversed(self._renamed[renamed:]):
+                value.node = node
+            del self._renamed[renamed:]
             self._erase_after(before)
             while len(self.module_stack) > depth:
                 self.module_stack.popitem()
@@ -107,10 +112,25 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().create_proxy(kind, target, *args, **kwargs)
-        written = tree_leaves([written_into(result.node), result.node.kwargs.get("out")])
-        if any(isinstance(target, fx.Node) and is_constant(target) for target in written):
+        if kind == "call_module":
+            result.node.meta["may_return_input"] = self._may_return_input(str(target))
+            return result
+        written = tree_leaves(written_into(result.node))
+        if any(isinstance(value, fx.Node) and is_constant(value) for value in written):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
         return result
+
+    def _may_return_input(self, path: str) -> bool:
+        """Whether what a module returns may lie in the memory of what it is given."""
+        module = self.root.get_submodule(path)
+        if path in self.opaque or not is_leaf(module):
+            return True
+        return getattr(module, "inplace", False) or may_be_view(type(module).__name__)
+
+    def rename(self, value: fx.Proxy, node: fx.Node) -> None:
+        """From now on `value` is what `node` is; until it proves that this cannot be traced."""
+        self._renamed.append((value, value.node))
+        value.node = node
 
     def check_constants(self) -> None:
         """A tensor that the graph has as a constant must be what it was when it was read."""
@@ -193,65 +213,6 @@ def _user_line(error: Exception) -> str:
             found = f"{Path(file).name}:{frame.tb_lineno}"
         frame = frame.tb_next
     return found
-
-
-class State:
-    """What a forward pass may change besides its result, so that no graph loses it silently."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.attributes = {
-            key: list(value) if isinstance(value, list | set) else value
-            for key, value in vars(module).items()
-        }
-        self.slots = {**module._parameters, **module._buffers}
-        self.versions = list(_versions(module))
-        self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
-        self.random = torch.get_rng_state(), random.getstate()
-
-    def check(self) -> None:
-        for key, value in vars(self.module).items():
-            if key.startswith(CONSTANT):  # set by the tracer itself
-                continue
-            old = self.attributes.get(key, self)
-            same = list(value) == old if isinstance(value, list | set) else value is old
-            if not same:
-                raise fx.proxy.TraceError(f"its forward changes self.{key}")
-        slots = {**self.module._parameters, **self.module._buffers}
-        if any(value is not self.slots.get(key, self) for key, value in slots.items()):
-            raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
-        if self.versions != list(_versions(self.module)):
-            raise fx.proxy.TraceError("its forward writes into a parameter or buffer")
-        state, plain = torch.get_rng_state(), random.getstate()
-        if plain != self.random[1] or not torch.equal(state, self.random[0]):
-            raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
-
-    def restore(self) -> None:
-        for key in set(vars(self.module)) - set(self.attributes):
-            del vars(self.module)[key]
-        for key, old in self.attributes.items():
-            now = vars(self.module).get(key)
-            if isinstance(now, list):
-                now[:] = old
-            elif isinstance(now, set):
-                now.clear()
-                now.update(old)
-            else:
-                vars(self.module)[key] = old
-        # A buffer that was assigned to holds a traced value now.
-        for slots in (self.module._parameters, self.module._buffers):
-            held: dict[str, Any] = slots  # type: ignore[assignment]
-            for key in held:
-                held[key] = self.slots.get(key)
-        for buffer, version, before in self.data:
-            if buffer._version != version:
-                buffer.copy_(before)
-
-
-def _versions(module: nn.Module) -> Iterator[int]:
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not tensor.is_inference():
-            yield tensor._version
 
 
 def _untraceable_functions() -> tuple[Callable[..., Any], ...]:

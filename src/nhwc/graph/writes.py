@@ -19,6 +19,26 @@ _OPERATORS = {
 }
 
 
+_MAY_BE_VIEWS = {
+    *("broadcast_to", "channel_shuffle", "channelshuffle", "chunk", "contiguous", "detach"),
+    *("diagonal", "double", "expand", "expand_as", "flatten", "float", "getattr", "getitem"),
+    *("half", "identity", "interleave", "movedim", "narrow", "permute", "ravel", "real"),
+    *("reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "t"),
+    *("tensor_split", "to", "transpose", "type", "type_as", "unbind", "unflatten", "unfold"),
+    *("unsqueeze", "view", "view_as"),
+}
+
+
+def may_be_view(name: str) -> bool:
+    """Whether what a function, method or layer of this name returns may be its first argument.
+
+    >>> may_be_view("Flatten"), may_be_view("relu")
+    (True, False)
+    """
+    plain = name.lower().rstrip("_")
+    return plain in _MAY_BE_VIEWS or "dropout" in plain
+
+
 def written_into(node: fx.Node) -> Any:
     """What `node` writes into, by its own account: `add_`, `out=`, `inplace=True`; None if nothing.
 
@@ -37,7 +57,7 @@ def written_into(node: fx.Node) -> Any:
     if home == operator.add.__module__:  # where `and_` is `&`
         return first if node.target in _OPERATORS else None
     name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    if name.endswith("_") and not name.endswith("__"):
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
         return first
     if home == F.__name__ and len(node.args) > 1:
         assert callable(node.target)

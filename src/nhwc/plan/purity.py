@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph import written_into
-from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
-
-_MAY_BE_VIEWS = {
-    "chunk", "contiguous", "detach", "dropout", "expand", "expand_as", "flatten", "getitem",
-    "identity", "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes",
-    "t", "to", "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-    "float", "interleave", "channelshuffle", "channel_shuffle",
-}  # fmt: skip
+from ..graph import may_be_view, written_into
+from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 
 def why_impure(graph: fx.GraphModule) -> str | None:
@@ -48,7 +41,5 @@ def _asks_shape(node: fx.Node) -> bool:
 
 def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
-        name = type(graph.get_submodule(str(node.target))).__name__
-    else:
-        name = node.target if isinstance(node.target, str) else node.target.__name__
-    return name.lower().rstrip("_") in _MAY_BE_VIEWS
+        return may_be_view(type(graph.get_submodule(str(node.target))).__name__)
+    return may_be_view(str(getattr(node.target, "__name__", node.target)))

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from ..formats import Format, format_of
 from ..graph import filled
-from ..graph.traced import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 
 @dataclass(frozen=True)

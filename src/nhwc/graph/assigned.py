@@ -1,0 +1,77 @@
+"""`x[key] = value` on a traced value, as a new value: graphs that write can hardly be rewritten.
+
+The traced value stands for the new one from then on. What was taken of the old one before, a slice
+that shares its memory, would not see the change: `traced.check_writes` refuses that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .layers import as_elements
+from .shapes import is_size, node_of
+
+_Place = tuple[int, Any]
+"""A dimension, counted from the front or from the back, and what of it is meant."""
+
+
+def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
+    """What `x` is after `x[key] = value`."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) == 1 and _is_tensor(keys[0]):
+        inside = x.new_full((), value) if _is_number(value) else value.to(x)
+        result = _call(torch.index_put, x, [keys[0]], inside)
+    else:
+        result = _with(x, list(_places(keys)), value)
+    result.node.meta["meant_in_place"] = True
+    source = node_of(value)
+    if source is not None and source.meta.get("meant_in_place") is True:
+        # `x[key] *= 2` is a product in place, stored where it is already.
+        source.meta["meant_in_place"] = next(reversed(source.users))
+    return result.node
+
+
+def _places(keys: tuple[Any, ...]) -> Iterator[_Place]:
+    if not all(key is Ellipsis or isinstance(key, slice) or _is_number(key) for key in keys):
+        raise fx.proxy.TraceError("it assigns to elements of a traced value")
+    front = next((place for place, key in enumerate(keys) if key is Ellipsis), len(keys))
+    yield from enumerate(keys[:front])
+    yield from ((place - len(keys), keys[place]) for place in range(front + 1, len(keys)))
+
+
+def _with(x: Any, places: list[_Place], value: Any) -> Any:
+    """`x` with `value` in the last of `places`, each within what the one before it leaves."""
+    if not places:
+        plain = _is_number(value)
+        return _call(torch.full_like, x, value) if plain else _call(as_elements, value, x)
+    (dim, key), *rest = places
+    if not isinstance(key, slice):
+        # Where a dimension goes, those counted from the front move up.
+        rest = [(other - (dim >= 0 and other > dim), key) for other, key in rest]
+        part = _with(x.select(dim, key), rest, value)
+        return _call(torch.select_scatter, x, part, dim, key)
+    if key.start is None and key.stop is None and key.step is None:
+        return _with(x, rest, value)
+    around = (slice(None),) * (dim if dim >= 0 else -dim - 1)
+    inner = x[(*around, key)] if dim >= 0 else x[(..., key, *around)]
+    part = _with(inner, rest, value)
+    step = 1 if key.step is None else key.step
+    return _call(torch.slice_scatter, x, part, dim, key.start, key.stop, step)
+
+
+def _call(function: Any, *args: Any) -> fx.Proxy:
+    tracer = next(arg.tracer for arg in args if isinstance(arg, fx.Proxy))
+    return tracer.create_proxy("call_function", function, args, {})
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float | complex) and not isinstance(value, fx.Proxy)
+    return plain or is_size(value)
+
+
+def _is_tensor(key: Any) -> bool:
+    return isinstance(key, Tensor) or (isinstance(key, fx.Proxy) and not is_size(key))

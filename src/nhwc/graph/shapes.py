@@ -1,0 +1,32 @@
+"""What a graph computes from sizes, types and devices alone: never from values or strides."""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+
+
+def is_size(value: object) -> bool:
+    """Whether this node, or what stands for it while code is traced, is such a thing."""
+    node = node_of(value)
+    if node is None:
+        return False
+    if node.op == "call_method":
+        return node.target in SHAPE_METHODS
+    if node.target is getattr:
+        return node.args[1] in SHAPE_ATTRIBUTES
+    if getattr(node.target, "__module__", "") == operator.add.__module__:
+        values = [value for value in node.args if isinstance(value, fx.Node)]
+        return bool(values) and all(map(is_size, values))
+    return False
+
+
+def node_of(value: object) -> fx.Node | None:
+    """What a traced value is in the graph; None for any other value."""
+    if isinstance(value, fx.Proxy):
+        return value.node
+    return value if isinstance(value, fx.Node) else None
