@@ -18,6 +18,7 @@ from . import rows
 from .activations import Activation
 from .compiler import Args, Kernel
 from .isa import Isa
+from .later import LATER
 from .loops import activate_tile, emit_whole
 from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
 from .spec import ConvSpec
@@ -32,6 +33,7 @@ _FIELDS = (
     *("y_pixel", "residual_pixel", "scratch_floats"),
     *("low", "high", "code", "slope"),
     *rows.FIELDS,
+    *LATER,
 )
 
 _ROWS_BYTES = 256 << 10
@@ -57,7 +59,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             rows.emit_pack(e, a, a.x.floats() + group * a.c, (at, count), into)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
         part = (group, (first, following), tiles, panels, packed)
-        _emit_products(e, a, TileCall(e, a.tile), part, tile_of)
+        asked, asked_to = e.share(a.later_floats, thread, threads)
+        floats = e.select(unit + 1 < end, e.i64(0), asked_to - asked)
+        later = (a.later.floats() + asked, floats)
+        _emit_products(e, a, TileCall(e, a.tile), part, later, tile_of)
 
 
 def _part(e: Emitter, index: Value, parts: Value, count: Value) -> tuple[Value, Value]:
@@ -75,11 +80,12 @@ def _emit_products(
     a: Args,
     tile: TileCall,
     unit: tuple[Value, tuple[Value, Value], Value, tuple[Value, Value], Value],
+    later: tuple[Value, Value],
     tile_of: partial[tuple[Value, Value]],
 ) -> None:
     """Multiply the packed rows by their panels; `following` rows on is what is packed next, or 0.
 
-    Of those, each panel asks for a part.
+    Of those, each panel asks for a part; where there are none, each tile for a part of `later`.
     """
     group, (first, following), tiles, (first_panel, last_panel), packed = unit
     width, depth = panel_columns(e.isa), a.segments * a.segment
@@ -88,7 +94,9 @@ def _emit_products(
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
     each = (e.isa.rows + (panels - 1)) // panels
-    tile.set(ahead_row=a.x_pixel, ahead_rows=e.select(following != 0, each, e.i64(0)))
+    asked = tile.ask(later[1], a.segment, panels * tiles)
+    with e.when(following != 0):
+        tile.set(ahead_row=a.x_pixel, ahead_rows=each)
     tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(0, a.segments, a.block) as inner:
         count_segments = e.min(a.block, a.segments - inner)
@@ -107,8 +115,10 @@ def _emit_products(
                 y = a.y.floats() + (at * a.y_pixel + here)
                 residual = (a.residual.floats() + (at * a.residual_pixel + here)).address()
                 ahead = at + following + (panel - first_panel) * each
+                pixels = x + (ahead * a.x_pixel + inner * a.segment)
+                weights_later = later[0] + ((panel - first_panel) * tiles + i) * asked
                 tile(
-                    ahead=x + (ahead * a.x_pixel + inner * a.segment),
+                    ahead=e.select(following != 0, pixels, weights_later),
                     a=packed + done * segment_floats,
                     y=y,
                     residual=e.select(a.residual != 0, residual, e.i64(0)),
@@ -170,6 +180,8 @@ def direct_steps(
             high=high,
             code=int(spec.activation),
             slope=float(spec.alpha),
+            later=None,
+            later_floats=0,
             **_row_fields(spec, x, segment, isa),
         ),
     )

@@ -29,7 +29,7 @@ from .rows import copy_row
 from .steps import Scratch, Step, View, step
 from .values import Value
 from .vectors import Emitter
-from .weights import pack_convolution
+from .weights import depthwise_floats, pack_convolution, pack_depthwise
 
 _FIELDS = (
     *("x", "xpixel", "expand", "expand_bias", "weight", "bias", "scratch", "tile"),
@@ -95,7 +95,7 @@ def expanded_depthwise_step(
         xpixel=x.pixel,
         expand=packed,
         expand_bias=packed[depth * (-(-c // isa.width) * isa.width) :],
-        weight=pad_channels(weight.flatten(1).t(), c),
+        weight=pack_depthwise(weight, isa),
         bias=pad_channels(bias, c),
         scratch=Scratch(4 * scratch_floats, per_thread=True),
         tile=TILE.address,
@@ -191,8 +191,9 @@ def _emit(
         with e.range(group * a.panels // a.groups, (group + 1) * a.panels // a.groups) as panel:
             channel = panel * panel_columns(e.isa)
             columns = e.min(a.c - channel, panel_columns(e.isa))
-            _emit_expansion(e, a, band, call, (channel, columns))
-            here = _of_panel(e, a, channel)
+            here = _of_panel(e, a, panel, size)
+            filters = (here.weight.floats(), depthwise_floats(size**2, e.isa))
+            _emit_expansion(e, a, band, call, (channel, columns), filters)
             with e.range(first, last) as out:
                 top = out * stride - a.top
                 source = wide + (top - seen) * a.w * panel_columns(e.isa)
@@ -201,13 +202,14 @@ def _emit(
                 emit_row(e, here, row, size=size, stride=stride, tile=tile)
 
 
-def _of_panel(e: Emitter, a: Args, channel: Value) -> Args:
+def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
     """The arguments of a depthwise convolution that knows only the channels of one panel."""
-    step = channel * 4
+    step = panel * panel_columns(e.isa) * 4
     residual = e.select(a.residual != 0, a.residual + step, e.i64(0))
     return a.but(
+        c=e.i64(panel_columns(e.isa)),
         xpixel=e.i64(panel_columns(e.isa)),
-        weight=a.weight + step,
+        weight=a.weight + panel * depthwise_floats(size**2, e.isa) * 4,
         bias=a.bias + step,
         y=a.y + step,
         residual=residual,
@@ -234,19 +236,28 @@ def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
 
 
 def _emit_expansion(
-    e: Emitter, a: Args, band: _Band, call: TileCall, panel: tuple[Value, Value]
+    e: Emitter,
+    a: Args,
+    band: _Band,
+    call: TileCall,
+    panel: tuple[Value, Value],
+    following: tuple[Value, int],
 ) -> None:
-    """Multiply the band by one panel of weights, and apply the activation."""
-    channel, columns = panel
+    """Multiply the band by one panel of weights, and apply the activation.
+
+    Meanwhile what is needed next is asked for: so many floats from a place on.
+    """
+    (channel, columns), (place, floats) = panel, following
     pixels, tiles = _tiles(e, a, band)
     depth = emit_whole(e, a.depth)
     stride = panel_columns(e.isa)
     start = a.expand_bias.floats() + channel
     call.set(b=a.expand.floats() + channel * a.depth, start=start, columns=columns)
+    asked = call.ask(floats, a.depth, tiles)
     with e.range(0, tiles) as i:
         first = i * pixels // tiles
         rows = (i + 1) * pixels // tiles - first
         to = band.wide + first * stride
-        call(a=band.packed + first * depth, y=to, rows=rows)
+        call(a=band.packed + first * depth, y=to, rows=rows, ahead=place + i * asked)
         with e.when(a.inner_code > int(Activation.RELU6)):
             activate_tile(e, to, stride, (rows, columns), (a.inner_code, a.inner_slope))

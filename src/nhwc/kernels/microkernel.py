@@ -89,6 +89,12 @@ class TileCall:
         zero = self._e.i64(0)
         self._e.call(self._address, None, (self._block.address(), zero, zero))
 
+    def ask(self, floats: Any, depth: Value, calls: Value) -> Value:
+        """Let each of so many calls of this depth ask for its part of `floats`: how many it is."""
+        rows: Value = (floats + depth * calls - 1) // (depth * calls)
+        self.set(ahead_row=depth, ahead_rows=rows)
+        return rows * depth
+
     def set(self, **given: Any) -> None:
         for name, value in given.items():
             plain = value.address() if isinstance(value, Value) and value.element else value

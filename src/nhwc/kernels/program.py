@@ -15,6 +15,7 @@ from ..formats import Format, strides_of
 from . import tape, threads
 from .arena import LINE, Lifetime, place
 from .copies import INPUT_ARGUMENTS, input_step
+from .later import foreseen
 from .steps import Scratch, Step, View, bind, view_of
 
 
@@ -49,7 +50,7 @@ class Program:
     ):
         # The first steps bring inputs into channels last; a call skips those it does not need.
         entries = [input_step(view) for view in inputs]
-        self.steps = (*entries, *steps)
+        self.steps = (*entries, *foreseen(steps))
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.barriers = _barriers(self.steps)

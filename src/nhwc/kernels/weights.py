@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .isa import Isa
+from .loops import pad_channels, padded
 from .microkernel import panel_columns
 from .pages import room
 from .steps import View
@@ -46,6 +47,18 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
         fill_panels(place, group.t(), isa)
     packed[-len(ending) :] = ending
     return packed
+
+
+def pack_depthwise(weight: Tensor, isa: Isa) -> Tensor:
+    """Depthwise filters as [panel][tap][channel]: what is read together lies together."""
+    taps, wide = weight.detach().flatten(1).t(), panel_columns(isa)
+    panels = F.pad(taps, (0, -len(weight) % wide)).unflatten(1, (-1, wide))
+    return pad_channels(panels.transpose(0, 1), wide)
+
+
+def depthwise_floats(taps: int, isa: Isa) -> int:
+    """The room that one panel of `pack_depthwise` takes."""
+    return taps * padded(panel_columns(isa))
 
 
 def after(packed: Tensor | View, floats: int) -> Tensor | View:

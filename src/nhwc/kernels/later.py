@@ -1,0 +1,45 @@
+"""Weights that are asked for before it is their turn.
+
+A linear layer does little but read its weights, and these come from far away. The product before it
+computes and reads little: it can ask for them meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from .steps import Step
+
+LATER = ("later", "later_floats")
+"""The fields of a kernel that asks for what a later step reads: the address, and how much."""
+
+_NEAR = 3
+"""What is asked for earlier than so many steps before is gone again."""
+_MOST = 1 << 22
+"""So many floats are asked for at most: caches hold no more."""
+
+
+def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """`steps`, in which a product asks for the weights of the linear layer that comes soon."""
+    found = list(steps)
+    for index, step in enumerate(steps):
+        if step.kernel.name != "linear":
+            continue
+        for before in range(index - 1, max(-1, index - 1 - _NEAR), -1):
+            if steps[before].kernel.name == "linear":
+                break
+            if LATER[0] in steps[before].kernel.fields:
+                found[before] = _asking(steps[before], step)
+                break
+    return tuple(found)
+
+
+def _asking(step: Step, linear: Step) -> Step:
+    weight = linear.args[linear.kernel.fields.index("weight")]
+    assert isinstance(weight, Tensor)
+    given = dict(zip(step.kernel.fields, step.args, strict=True))
+    given |= dict(zip(LATER, (weight, min(weight.numel(), _MOST)), strict=True))
+    return replace(step, args=tuple(given.values()))
