@@ -127,7 +127,7 @@ def test_autograd_flows_through_to_format():
     [
         (torch.empty(2, 3), Format.CHANNELS_LAST, "has 2 dimensions; channels_last needs 4"),
         (torch.empty(2, 3, 4, 4), Format.CHANNELS_LAST_3D, "needs 5"),
-        (torch.empty(2, 3, 4, 4), Format.OTHER, "it is no target"),
+        (torch.empty(2, 3, 4, 4), Format.OTHER, "none to ask for"),
         (torch.empty(2, 3, 4, 4).to_sparse(), Format.CONTIGUOUS, r"Call \.to_dense\(\) first"),
     ],
 )
@@ -184,6 +184,40 @@ def test_tied_weights_stay_tied_and_state_dicts_stay_unchanged():
     assert format_of(net[0].weight) is Format.CHANNELS_LAST
 
 
+def test_parameters_over_the_same_memory_go_on_sharing_it():
+    one, two = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    two.weight = nn.Parameter(one.weight.data)
+    convert_(nn.Sequential(one, two))
+    assert format_of(two.weight) is Format.CHANNELS_LAST
+    with torch.no_grad():
+        one.weight.add_(1)
+    assert torch.equal(one.weight, two.weight)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: format_of(x, hint=torch.channels_last), "it is no nhwc.Format. Use Format.CON"),
+        (lambda x: format_of(x, hint=Format.OTHER), "other cannot be asked for: it describes"),
+        (lambda x: to_format(x, torch.channels_last), "torch.channels_last cannot be asked for"),
+        (lambda x: to_format(x, "channels_last"), "it is no nhwc.Format"),
+        (lambda x: to_format(x.numpy(), Format.CONTIGUOUS), "a ndarray has no memory format. Make"),
+        (lambda x: format_of([x]), "a list has no memory format"),
+        (lambda x: to_format(nested(x), Format.CONTIGUOUS), "a nested tensor has no memory format"),
+        (lambda x: convert_(nn.Conv2d(1, 1, 1), "channels_last"), "it is no nhwc.Format"),
+        (convert_, "cannot convert a Tensor in place: it is no torch.nn.Module"),
+        (lambda x: nhwc.strict(x).__enter__(), "cannot watch a Tensor: it is no torch.nn.Module"),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_said_in_one_line(call, message):
+    with pytest.raises(nhwc.InputError, match=message):
+        call(torch.rand(1, 1, 4, 4))
+
+
+def nested(x):
+    return torch.nested.nested_tensor([x, x], layout=torch.jagged)
+
+
 def test_a_gradient_follows_its_weight():
     conv = nn.Conv2d(4, 4, 3)
     conv(torch.rand(1, 4, 8, 8)).sum().backward()
@@ -204,5 +238,7 @@ def test_a_lazy_convolution_is_refused_by_name():
 
 
 def test_convert_to_no_target():
-    with pytest.raises(nhwc.InputError, match="cannot convert a module to other"):
+    with pytest.raises(
+        nhwc.InputError, match="other cannot be asked for: it describes strides that are found"
+    ):
         convert_(nn.Conv2d(3, 4, 3), Format.OTHER)

@@ -273,7 +273,13 @@ def _loops(self, x):
     return sum(self.n(self.c(row)) for row in x)
 
 
+def _numbers(self, x):
+    y = self.n(self.c(x))
+    return y * float(x.shape[2]) + int(y.shape[0])
+
+
 OPAQUE = {
+    "makes numbers": (_numbers, "it makes a plain number of a traced value (test_fuse.py:"),
     "writes into what it uses again": (_aliased, "in place into a value that is used again"),
     "asks for a type": (_typed, "asks for the type of a traced value"),
     "counts its calls": (_counts, "changes self.calls"),

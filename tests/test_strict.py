@@ -119,3 +119,9 @@ def test_other_threads_are_not_concerned_and_may_have_their_own():
     leave.set()
     thread.join()
     assert len(errors) == 1
+
+
+def test_the_model_itself_is_called_the_model():
+    norm = torch.nn.InstanceNorm2d(8)
+    with pytest.raises(FormatLost, match=r" in the model \(InstanceNorm2d\): "), strict(norm):
+        norm(last(2, 8, 4, 4))

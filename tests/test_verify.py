@@ -118,6 +118,34 @@ def test_a_model_without_a_float64_run_is_compared_with_itself():
     assert not verify(truth, lambda x: Single()(x) * 1.01).passed
 
 
+class Fourier(nn.Module):
+    """Weights and inputs of complex numbers, as in the reconstruction of MRI."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.register_buffer("phase", torch.randn(4, 1, 1, dtype=torch.complex64))
+
+    def forward(self, k):
+        mixed = torch.einsum("oc,nchw->nohw", self.weight, torch.fft.ifft2(k))
+        return torch.view_as_real(mixed * self.phase)
+
+
+def test_complex_numbers_have_a_float64_run_and_random_inputs_too():
+    model, k = Fourier(), torch.randn(1, 3, 8, 8, dtype=torch.complex64)
+    inputs = random_inputs((k,), 3)
+    assert torch.equal(inputs[0][0], k)
+    assert inputs[1][0].dtype == torch.complex64
+    assert inputs[1][0].imag.std() > 0.5
+    assert not torch.equal(inputs[1][0], inputs[2][0])
+    truth = observe(model, inputs)
+    assert truth.exact is not None
+    assert truth.exact[0]["output"].dtype == torch.float64
+    assert verify(truth, model).passed
+    assert 0 < verify(truth, model).worst.eager_error < 1e-5
+    assert not verify(truth, lambda k: model(k * (1 + 1e-4j))).passed
+
+
 def test_the_same_not_a_numbers_and_infinities_pass():
     class Broken(nn.Module):
         def forward(self, x):

@@ -53,6 +53,9 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     >>> format_of(torch.empty(2, 1, 8, 8), hint=Format.CHANNELS_LAST)
     <Format.CHANNELS_LAST: 'channels_last'>
     """
+    _check_tensor(tensor)
+    if hint is not None:
+        _check_target(hint)
     if tensor.layout is not torch.strided or tensor.is_nested:
         return Format.OTHER
     plain = tensor.is_contiguous()
@@ -102,20 +105,38 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
 
 
 def _check_format(tensor: Tensor, format: Format) -> None:
-    if format not in _MEMORY_FORMATS:
-        raise InputError(
-            f"cannot convert to {format}: it describes strides, it is no target. "
-            "Use CONTIGUOUS, CHANNELS_LAST or CHANNELS_LAST_3D."
-        )
-    if tensor.layout is not torch.strided:
-        raise InputError(
-            f"a tensor of layout {tensor.layout} has no memory format. Call .to_dense() first."
-        )
+    _check_tensor(tensor)
+    _check_target(format)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        way = ".to_padded_tensor(0)" if tensor.is_nested else ".to_dense()"
+        raise InputError(f"{kind} has no memory format. Call {way} first.")
     if format is not Format.CONTIGUOUS and CHANNELS_LAST_OF.get(tensor.ndim) is not format:
         needed = 4 if format is Format.CHANNELS_LAST else 5
         raise InputError(
             f"a tensor of shape {tuple(tensor.shape)} has {tensor.ndim} dimensions; "
             f"{format} needs {needed}. Add the missing dimension, or ask for another format."
+        )
+
+
+def _check_tensor(tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(
+            f"a {type(tensor).__name__} has no memory format. Make a tensor of it: "
+            "torch.as_tensor(x)."
+        )
+
+
+def _check_target(format: object) -> None:
+    if format not in _MEMORY_FORMATS:
+        what = (
+            "it describes strides that are found, none to ask for"
+            if isinstance(format, Format)
+            else "it is no nhwc.Format"
+        )
+        raise InputError(
+            f"{format!s} cannot be asked for: {what}. "
+            "Use Format.CONTIGUOUS, Format.CHANNELS_LAST or Format.CHANNELS_LAST_3D."
         )
 
 
@@ -131,15 +152,18 @@ def convert_(module: nn.Module, format: Format = Format.CHANNELS_LAST) -> nn.Mod
 
     Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
     """
-    if format not in _MEMORY_FORMATS:
+    _check_target(format)
+    if not isinstance(module, nn.Module):
         raise InputError(
-            f"cannot convert a module to {format}. "
-            "Use CONTIGUOUS, CHANNELS_LAST or CHANNELS_LAST_3D."
+            f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
+            "For a tensor there is nhwc.to_format(x, format)."
         )
+    # Two parameters over the same memory go on sharing it.
+    moved: dict[object, Tensor] = {}
     for name, conv in module.named_modules():
         if isinstance(conv, _ConvNd):
             for weight in _weights(conv, name):
-                _restride_(weight, format)
+                _restride_(weight, format, moved)
     return module
 
 
@@ -156,11 +180,14 @@ def _weights(conv: _ConvNd, name: str) -> list[Tensor]:
     return [p for p in stored if p.ndim in CHANNELS_LAST_OF]
 
 
-def _restride_(weight: Tensor, format: Format) -> None:
+def _restride_(weight: Tensor, format: Format, moved: dict[object, Tensor]) -> None:
     own = CHANNELS_LAST_OF[weight.ndim]
     if format is Format.CHANNELS_LAST:
         format = own
     if format in (own, Format.CONTIGUOUS):
-        weight.data = to_format(weight.data, format)
-        if weight.grad is not None:
-            weight.grad.data = to_format(weight.grad.data, format)
+        for tensor in (weight, *([] if weight.grad is None else [weight.grad])):
+            memory = (tensor.untyped_storage()._cdata, tensor.storage_offset())
+            place = (*memory, tensor.shape, tensor.stride())
+            if place not in moved:
+                moved[place] = to_format(tensor.data, format)
+            tensor.data = moved[place]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .errors import FormatLost
+from .errors import FormatLost, InputError
 from .watch.calls import Call, TensorSpec
 from .watch.effects import Effect, Tracker
 from .watch.recorder import Recorder
@@ -29,6 +29,11 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
     (`.contiguous()`, a reshape that must copy) and views are no loss. It holds for the thread that
     enters it, forward and backward.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(
+            f"cannot watch a {type(model).__name__}: it is no torch.nn.Module. "
+            "Write `with strict(): ...` for code without one."
+        )
     tracker = Tracker()
 
     def check(call: Call) -> None:
@@ -43,7 +48,8 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
 def _message(call: Call, effect: Effect) -> str:
     site = call.site
     where = f"{site.file}:{site.line}" if site.file else "an unknown line"
-    module = f" in module {site.module} ({site.module_type})" if site.module_type else ""
+    name = f"module {site.module}" if site.module else "the model"
+    module = f" in {name} ({site.module_type})" if site.module_type else ""
     phase = " in the backward pass" if call.backward else ""
     inputs = "; ".join(_describe(i) for i in call.inputs)
     outputs = "; ".join(_describe(o) for o in call.outputs)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from .errors import VerificationError
 from .preserve import preserved, undrawn
-from .widened import run_in_float64
+from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
 """How many times eager's own error a rewritten model may err."""
@@ -144,10 +144,11 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     generator = torch.Generator().manual_seed(seed)
 
     def like(turn: int, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or wide_type(value) is None:
             return value
-        drawn = torch.empty(value.shape)
+        drawn = torch.empty((*value.shape, 1 + value.is_complex()))
         drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
+        drawn = torch.view_as_complex(drawn) if value.is_complex() else drawn[..., 0]
         # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
         return torch.empty_like(value, requires_grad=False).copy_(drawn)
 
@@ -256,10 +257,13 @@ def cloned(tree: Any) -> Any:
 
 
 def doubled(tree: Any) -> Any:
-    """`tree` with every floating-point tensor in float64."""
-    return tree_map(
-        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, tree
-    )
+    """`tree` with every floating-point tensor in float64, every complex one in complex128."""
+
+    def wide(leaf: object) -> object:
+        kind = wide_type(leaf) if isinstance(leaf, Tensor) else None
+        return leaf.to(kind) if kind and isinstance(leaf, Tensor) else leaf
+
+    return tree_map(wide, tree)
 
 
 def _detached(value: Any) -> Any:

@@ -133,11 +133,22 @@ def _widen_while_running(module: nn.Module, originals: _Originals) -> None:
 
 def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for parameter in model.parameters():
-        if parameter.is_floating_point() and id(parameter) not in memo:
-            wide = parameter.detach().to(torch.float64, copy=True)
+        if (kind := wide_type(parameter)) and id(parameter) not in memo:
+            wide = parameter.detach().to(kind, copy=True)
             memo[id(parameter)] = nn.Parameter(wide, parameter.requires_grad)
     for buffer in model.buffers():
-        if buffer.is_floating_point():
-            memo[id(buffer)] = buffer.detach().to(torch.float64, copy=True)
+        if kind := wide_type(buffer):
+            memo[id(buffer)] = buffer.detach().to(kind, copy=True)
     # What no slot of a module holds, `double` finds.
     return copy.deepcopy(model, memo).double()
+
+
+def wide_type(tensor: Tensor) -> torch.dtype | None:
+    """The type that has twice the digits, or None for what is no fraction.
+
+    >>> wide_type(torch.ones(1)), wide_type(torch.ones(1, dtype=torch.complex64))
+    (torch.float64, torch.complex128)
+    """
+    if tensor.is_complex():
+        return torch.complex128
+    return torch.float64 if tensor.is_floating_point() else None

@@ -110,7 +110,7 @@ LARGE = [
     ConvSpec(1, 64, 30, 30, 96, 1, 1, activation=Activation.RELU),
     ConvSpec(1, 2100, 7, 7, 72, 1, 1, has_residual=True),
     ConvSpec(1, 250, 4, 4, 72, 3, 3, padding=(1, 1), has_residual=True),
-    ConvSpec(1, 40, 5, 5, 210, 1, 1, activation=Activation.RELU),
+    ConvSpec(1, 40, 5, 5, 410, 1, 1, activation=Activation.RELU),
     ConvSpec(2, 128, 14, 14, 64, 3, 3, padding=(1, 1), activation=Activation.SILU),
     ConvSpec(1, 256, 6, 5, 80, 3, 3, padding=(1, 1), has_residual=True),
     ConvSpec(1, 64, 7, 7, 150, 3, 3, padding=(1, 1), has_residual=True),

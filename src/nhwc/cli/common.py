@@ -17,7 +17,7 @@ from ..zoo import load_model
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --input, --weights, --device, --dtype, --seed."""
+    """MODEL, --input, --weights, --device, --seed."""
     parser.add_argument(
         "model",
         metavar="MODEL",

@@ -87,7 +87,7 @@ def _audits(
 ) -> dict[str, dict[str, object]]:
     """What the audit says of channels last before and after the passes."""
     line.show("auditing before and after")
-    stages = {"before": model, "after": unplanned(fast.portable)}
+    stages = {"before": model, "after": unplanned(fast)}
     return {
         stage: audit(module, *inputs, convert=True, name=name).to_dict()
         for stage, module in stages.items()

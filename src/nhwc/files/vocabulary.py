@@ -29,10 +29,16 @@ _TORCH = """
     logical_and logical_not logical_or lt masked_fill matmul max maximum mean meshgrid min
     minimum movedim mul multiply narrow ne neg nan_to_num norm numel ones ones_like permute
     pixel_shuffle pow prelu prod reciprocal relu relu_ repeat_interleave reshape roll rsqrt rsub
+    complex conj imag polar real view_as_complex view_as_real
     scatter select select_scatter selu sigmoid sigmoid_ sign silu sin slice_scatter softmax
     split sqrt square squeeze stack std sub sum swapaxes t tan tanh tanh_ tensor tensor_split
     tile topk transpose tril triu true_divide unbind unflatten unfold_copy unsqueeze var
     var_mean vstack where zeros zeros_like _assert
+"""
+
+_FFT = """
+    fft fft2 fftfreq fftn fftshift ifft ifft2 ifftn ifftshift irfft irfft2 irfftn rfft rfft2
+    rfftfreq rfftn
 """
 
 _FUNCTIONAL = """
@@ -48,7 +54,7 @@ _FUNCTIONAL = """
 """
 
 _METHODS = """
-    abs add add_ amax amin argmax argmin bmm bool broadcast_to chunk clamp clamp_ clone
+    abs add add_ amax amin argmax argmin bmm bool broadcast_to chunk clamp clamp_ clone conj
     contiguous cos cumsum detach dim div div_ double eq exp expand expand_as flatten flip
     float floor floor_divide gather ge gt half index_select int is_contiguous
     is_floating_point item le log long logical_and logical_not lt masked_fill masked_fill_
@@ -68,7 +74,7 @@ _BUILTINS = "abs bool float getattr int len max min pow round slice sum tuple"
 
 _MATH = "ceil floor log2 prod sqrt trunc"
 
-ATTRIBUTES = frozenset(("device", "dtype", "is_cuda", "mT", "ndim", "shape", "T"))
+ATTRIBUTES = frozenset(("device", "dtype", "imag", "is_cuda", "mT", "ndim", "real", "shape", "T"))
 """What `getattr` may be asked for."""
 
 METHODS = frozenset(_METHODS.split())
@@ -94,6 +100,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """Every function a graph may call, by the name it has in a file."""
     rooms = (
         ("torch", torch, _TORCH),
+        ("torch.fft", torch.fft, _FFT),
         ("torch.nn.functional", F, _FUNCTIONAL),
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),

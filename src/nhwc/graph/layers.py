@@ -29,12 +29,14 @@ def assert_none(value: Tensor | None, message: str) -> None:
         raise AssertionError(message)
 
 
-def assert_sizes(value: Tensor, sizes: list[int], dtype: torch.dtype) -> None:
+def assert_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
     """Stop where an input is not what the graph was made for."""
-    if list(value.shape) != sizes or value.dtype != dtype:
+    fits = isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype
+    if not fits:
+        given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
         raise InputError(
-            f"this model was saved for an input of {sizes} and {dtype}, not {list(value.shape)} "
-            f"and {value.dtype}: its code computes with sizes. Optimize and save it for yours."
+            f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
+            "its code computes with sizes. Optimize and save it for yours."
         )
 
 

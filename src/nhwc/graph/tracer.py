@@ -200,6 +200,8 @@ _PLAIN = {
     "'len' is not supported": "it uses the length of a traced value",
     "cannot be interpreted as an integer": "it counts with a traced value",
     "must be real number, not": "it computes with a traced value in plain Python",
+    "int() argument must be": "it makes a plain number of a traced value",
+    "float() argument must be": "it makes a plain number of a traced value",
 }
 
 

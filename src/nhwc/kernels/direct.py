@@ -235,7 +235,7 @@ def outweighs(columns: int, rows: int) -> bool:
     """Whether weights of so many columns are so much more than the rows they multiply that threads
     should rather share those: then the rows, which each thread reads, cost little.
     """
-    return columns >= 8 * rows
+    return columns >= 16 * rows
 
 
 def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:

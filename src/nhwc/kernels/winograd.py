@@ -79,7 +79,9 @@ def winograd_steps(
     c, k = _channels(spec)
     depth, padded_k = (-(-n // isa.width) * isa.width for n in (c, k))
     panels = -(-k // panel_columns(isa))
-    cut = _one_block(tiles) if outweighs(k, tiles) else _cut(t, tiles, panels, depth, threads)
+    # Transformed, filters are about twice as many numbers, or more.
+    shared_out = outweighs(2 * k, tiles)
+    cut = _one_block(tiles) if shared_out else _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
         t.size**2 * cut.block * depth,
         t.size**2 * cut.block * panel_columns(isa),

@@ -79,12 +79,14 @@ def put(model: nn.Module, others: Mapping[Any, nn.Module]) -> None:
 
 
 def unplanned(model: nn.Module) -> nn.Module:
-    """`model` with plain graphs inside its opaque parts: all that happens there can be seen.
+    """`model` with plain graphs in the place of planned ones: all that happens can be seen.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3))
     >>> unplanned(model) is model
     True
     """
+    if isinstance(model, Optimized):
+        return unplanned(model.portable)
     if not any(isinstance(module, Optimized) for module in model.modules()):
         return model
     copied = twin(model)

@@ -21,6 +21,7 @@ from ..release import in_memory, shelve, trim, unread
 from ..runtime import Optimized, describe
 from ..verify import Verification
 from .contest import Contest, winner
+from .inner import unplanned
 from .planner import Planner
 from .report import OptimizeReport
 from .sizes import for_sizes
@@ -104,7 +105,8 @@ class _Work:
         self.judge = Judge(model, example, self.memory, say)
 
     def rewrite(self, passes: Sequence[Pass]) -> None:
-        captured = capture(self.model, layers=True)
+        # A plan for other shapes than these is in the way of one for them.
+        captured = capture(unplanned(self.model), layers=True)
         self.opaque = captured.opaque
         self.graph: fx.GraphModule = captured.module
         self.passes = run_passes(self.graph, passes)
