@@ -1,6 +1,7 @@
 """nhwc optimize: what it prints, writes and refuses."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -39,6 +40,9 @@ def test_it_prints_passes_layers_errors_and_times(model, capsys):
         "as it was given", "after the passes", "with chosen kernels", "<- returned",
     ):  # fmt: skip
         assert expected in out
+    lines = [line.removesuffix(" <- returned") for line in out.splitlines()]
+    for stage in ("after the passes", "with chosen kernels"):
+        assert any(re.search(rf"{stage} .*\d\.\d\dx$", line) for line in lines)
 
 
 def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):

@@ -67,7 +67,8 @@ class OptimizeReport:
     """How the model came about that `optimize` returned.
 
     `times` has the samples of `input` (the model as it was given), `graph` (after the passes) and
-    `plan`, these two each in turns with it; `chosen` names the one that was returned.
+    `plan`, these two each in turns with it; `ratios` says how many times as fast each ran in its
+    own turns; `chosen` names the one that was returned.
     """
 
     model: str
@@ -80,6 +81,7 @@ class OptimizeReport:
     plans: tuple[PlanReport, ...]
     verification: Verification
     times: dict[str, Samples]
+    ratios: dict[str, float]
     remembered: bool
     setup_s: float
     environment: Environment
@@ -105,6 +107,7 @@ class OptimizeReport:
             "opaque": [part.to_dict() for part in self.opaque],
             "plans": [asdict(plan) for plan in self.plans],
             "verification": self.verification.to_dict(),
+            "ratios": self.ratios,
             "times": {name: list(samples.seconds) for name, samples in self.times.items()},
             "remembered": self.remembered,
             "setup_s": self.setup_s,

@@ -174,6 +174,7 @@ class _Work:
             plans=tuple(self.planner.reports),
             verification=self.verification,
             times=self.contest.times(chosen),
+            ratios={stage: one.ratio for stage, one in self.contest.compared.items()},
             remembered=self.contest.remembered,
             setup_s=time.perf_counter() - start,
             environment=self.environment,
