@@ -54,6 +54,26 @@ def test_lists_are_new_ones_at_every_call(memory, image, call):
         torch.testing.assert_close(plan.program(image), graph(image))
 
 
+@fx.wrap
+def shifted(x, by):
+    """A leaf of the trace that writes into its input without a word, as MViT's do."""
+    x[:, :, 1:].add_(by)
+    return x
+
+
+@torch.no_grad()
+def test_writes_that_no_name_tells_of(memory, image):
+    seen = traced(lambda x: (y := x.relu() + 1) * 2 + shifted(y, 1))
+    with pytest.raises(Unplannable, match="shifted writes into add, which others may read"):
+        make_plan(seen, (image,), memory)
+    with pytest.raises(Unplannable, match="shifted writes into x, which outlives the call"):
+        make_plan(traced(lambda x: shifted(x, 1)), (image.clone(),), memory)
+    unseen = traced(lambda x: shifted(x.relu() + 1, 1) * 2)
+    plan = make_plan(unseen, (image,), memory)
+    for _ in range(2):
+        torch.testing.assert_close(plan.program(image), unseen(image))
+
+
 def test_shapes_are_constants_and_data_is_not(image):
     graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
     found = record(graph, (image,))

@@ -29,7 +29,7 @@ from .calls import is_opaque
 from .measuring import conversion_seconds, measure, switch_seconds
 from .options import Option, Options
 from .program import Program
-from .purity import why_impure
+from .purity import why_impure, why_seen
 from .recognize import layers_of
 from .recording import Record, layout_of, record
 from .specs import Layer
@@ -180,6 +180,10 @@ def _layers(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Record, list[
     if not torch.equal(drawn, torch.get_rng_state()):
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
+    for node, target in found.writes:
+        reason = why_seen(graph, node, target)
+        if reason is not None:
+            raise Unplannable(reason)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
         raise Unplannable("no graph could be made of any part of it")

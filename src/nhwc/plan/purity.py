@@ -22,13 +22,19 @@ def why_impure(graph: fx.GraphModule) -> str | None:
         if node.op == "placeholder" and str(node.target).startswith("*"):
             return f"it takes a varying number of arguments ({node.target})"
         target = written_into(node)
-        if target is None:
-            continue
-        if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
-            return f"{node.name} writes into {target}, which outlives the call"
-        readers = [user for user in target.users if user is not node and not _asks_shape(user)]
-        if readers or _may_be_view(graph, target):
-            return f"{node.name} writes into {target.name}, which others may read"
+        reason = None if target is None else why_seen(graph, node, target)
+        if reason is not None:
+            return reason
+    return None
+
+
+def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None:
+    """Why something else may see that `node` writes into `target`, or None if nothing can."""
+    if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
+        return f"{node.name} writes into {target}, which outlives the call"
+    readers = [user for user in target.users if user is not node and not _asks_shape(user)]
+    if readers or _may_be_view(graph, target):
+        return f"{node.name} writes into {target.name}, which others may read"
     return None
 
 

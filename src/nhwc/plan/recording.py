@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format, format_of
-from ..graph import filled
+from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from ..ready import tensors_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Record:
     def __init__(self) -> None:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
+        self.writes: list[tuple[fx.Node, fx.Node]] = []
+        """What wrote into what it was given, without saying so by its name."""
 
     def tensor(self, node: fx.Node) -> Seen | None:
         value = self.values.get(node)
@@ -82,11 +85,19 @@ class _Recorder(fx.Interpreter):
         return filled((n.args, n.kwargs), self.env.__getitem__)
 
     def run_node(self, n: fx.Node) -> Any:
+        given = {node: _versions(self.env[node]) for node in n.all_input_nodes}
         value = super().run_node(n)
+        if written_into(n) is None:
+            changed = [node for node in given if _versions(self.env[node]) != given[node]]
+            self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
         return value
+
+
+def _versions(value: Any) -> list[int]:
+    return [tensor._version for tensor in tensors_of(value) if not tensor.is_inference()]
 
 
 def _seen(value: Any) -> Any:
