@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import tracemalloc
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ def test_a_loaded_model_is_planned_and_answers_the_same(saved, image):
     assert torch.equal(loaded.portable(wide), fast.portable(wide))
     assert loaded.state_dict().keys() == fast.state_dict().keys()
     assert not loaded.training
+
+
+def test_saving_holds_no_second_model(tmp_path):
+    fused = nhwc.fuse(nn.Sequential(nn.Linear(2048, 1024)).eval())
+    tracemalloc.start()
+    try:
+        nhwc.save(fused, tmp_path / "m.nhwc")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < fused.state_dict()["0.weight"].nbytes / 2
 
 
 @torch.no_grad()

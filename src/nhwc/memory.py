@@ -62,7 +62,7 @@ class Memory:
         text = json.dumps({"schema": _SCHEMA, "entries": self._known})
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self.path, text.encode())
+            replace_file(self.path, [text.encode()])
 
 
 def _read(path: Path) -> dict[str, Any]:

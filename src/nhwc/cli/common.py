@@ -110,7 +110,7 @@ def write_output(text: str, path: Path | None) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Write to a neighbour and rename it: whoever looks sees the old file or the new one."""
     try:
-        replace_file(path, data)
+        replace_file(path, [data])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -13,6 +13,7 @@ offset  bytes
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -50,29 +51,18 @@ _DTYPES = {
 
 def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None:
     """Write a header of plain values, and tensors, to a file that is there whole or not at all."""
-    entries, blobs = [], []
-    for tensor in tensors:
-        tensor, format = _stored(tensor)
-        blob = _bytes_of(tensor)
-        name = str(tensor.dtype).removeprefix("torch.")
-        entries.append(
-            {
-                "shape": list(tensor.shape),
-                "dtype": name,
-                "format": str(format),
-                "crc32": zlib.crc32(blob),
-            }
-        )
-        blobs.append(blob)
+    entries = [_entry(tensor) for tensor in tensors]
     text = json.dumps({**header, "tensors": entries}, allow_nan=False).encode()
-    body = bytearray()
-    start = _FIXED.size + 32 + len(text)
-    for blob in blobs:
-        body += b"\0" * (-(start + len(body)) % _ALIGN) + blob
-    fixed = _FIXED.pack(MAGIC, VERSION, len(text), start + len(body))
+    gaps, end = [], _FIXED.size + 32 + len(text)
+    for tensor in tensors:
+        gaps.append(b"\0" * (-end % _ALIGN))
+        end += len(gaps[-1]) + tensor.nbytes
+    fixed = _FIXED.pack(MAGIC, VERSION, len(text), end)
     digest = hashlib.sha256(fixed + text).digest()
+    # One tensor after the other: all of them at once are the model a second time.
+    body = (part for gap, tensor in zip(gaps, tensors, strict=True) for part in (gap, _raw(tensor)))
     try:
-        replace_file(path, b"".join((fixed, digest, text, body)))
+        replace_file(path, itertools.chain((fixed, digest, text), body))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
 
@@ -166,6 +156,16 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
     return found
 
 
+def _entry(tensor: Tensor) -> dict[str, Any]:
+    """What the header says of a tensor."""
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "format": str(_stored(tensor)[1]),
+        "crc32": zlib.crc32(_raw(tensor)),
+    }
+
+
 def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
     """The tensor dense in memory, and its format: channels last is kept, all else made plain."""
     tensor = tensor.detach().cpu()
@@ -174,9 +174,11 @@ def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
     return to_format(tensor, kept), kept
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor as they are stored."""
+    dense, _ = _stored(tensor)
+    flat = torch.as_strided(dense, (dense.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if dense.numel() else memoryview(b"")
 
 
 def _restored(flat: Tensor, shape: tuple[int, ...], format: Format) -> Tensor:

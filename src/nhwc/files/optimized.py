@@ -48,6 +48,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         header, tensors = dump(_for_sizes(recipes))
     header |= {"planned": planned, "exact": exact}
     write(Path(path), header, tensors)
+    unread(tensors)
 
 
 def _for_sizes(recipes: Sequence[Recipe]) -> fx.GraphModule:

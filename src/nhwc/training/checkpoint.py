@@ -25,7 +25,7 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
     torch.save(portable({"schema": SCHEMA, **content}), buffer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, buffer.getvalue())
+        replace_file(path, [buffer.getvalue()])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
