@@ -5,6 +5,7 @@ Measures nothing. The commands that wrote those files stand in the page.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ TARGETS |= dict.fromkeys(("mobilenet", "mnasnet", "shufflenet"), 1.1)
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     suite = read(RESULTS / "icelake.json")
     parts = [INTRODUCTION.format(environment=environment(suite))]
     for batch in sorted({row.case.batch for row in suite.rows}):
@@ -75,12 +77,12 @@ Every engine has a process of its own, two threads and float32; they take turns,
 the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time of the best engine
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
-Batch 4 from resnet152 on was measured before the latest changes to the kernels.
+Batch 4 from vgg13 on was measured before the latest changes to the kernels.
 
 ![The icelake suite](icelake.png)
 
 ```
-nhwc bench --suite icelake --batch 1,4 --seconds 4 --resume -o benchmarks/results/icelake.json
+nhwc bench --suite icelake --batch 1,4 --seconds 2 --resume -o benchmarks/results/icelake.json
 nhwc bench benchmarks/results/icelake.json --plot docs/icelake.png
 ```"""
 

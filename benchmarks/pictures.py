@@ -3,6 +3,7 @@
 Needs Debian's chromium. Writes docs/audit.png.
 """
 
+import argparse
 import subprocess
 import tempfile
 from pathlib import Path
@@ -46,6 +47,7 @@ def picture(page: str, target: Path, size: str) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     model = nhwc.load_model("shufflenet_v2_x1_0")
     report = nhwc.audit(model, torch.rand(2, 3, 224, 224), name="shufflenet_v2_x1_0")
     picture(audit_html(report), DOCS / "audit.png", "1360,1020")

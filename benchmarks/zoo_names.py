@@ -7,6 +7,7 @@ Counts are kept in benchmarks/results/zoo_sizes.json: building every model takes
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -21,6 +22,7 @@ SIZES = Path(__file__).parent / "results" / "zoo_sizes.json"
 
 def main() -> None:
     """Count the parameters of every model, without memory for any."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with torch.device("meta"):
         counts = {n: sum(p.numel() for p in load_model(n).parameters()) for n in every_name()}
     SIZES.write_text(json.dumps(counts, indent=0) + "\n")
