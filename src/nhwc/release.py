@@ -133,9 +133,6 @@ def from_file(parts: Iterable[Buffer], size: int, folder: Path | None = None) ->
         with tempfile.TemporaryFile(dir=folder) as file:
             file.writelines(parts)
             file.flush()
-            if hasattr(os, "posix_fadvise"):
-                # Only what is on the disk can be forgotten: let that begin now.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError):
         return None
