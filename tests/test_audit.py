@@ -227,6 +227,23 @@ def test_a_clip_for_2d_convolutions_is_no_volume():
     assert (finding.kind, finding.operator) == ("unconverted", "input")
 
 
+class Long(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        for _ in range(1200):
+            x = x + 1
+        return self.conv(x)
+
+
+def test_what_is_paid_for_is_found_behind_any_number_of_calls():
+    report = audit(nhwc.convert_(Long()), torch.rand(2, 3, 8, 8), convert=False)
+    [finding] = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+
+
 def test_a_model_that_works_in_a_thread_is_not_called_clean():
     class Elsewhere(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""A large model takes little more than three times the memory that one call of it needs."""
+"""A large model takes no more than three times the memory that one call of it needs."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def peak_of(work):
     net = model()
     reset_peak()
     result = work(net, x)
-    return (peak_bytes() - before) / sum(weight.nbytes for weight in net.parameters())
+    return peak_bytes() - before
 
 
 x = torch.randn(1, 512, 14, 14)
@@ -39,16 +39,19 @@ x = torch.randn(1, 512, 14, 14)
 nhwc.optimize(nn.Sequential(*block(), *block()).eval(), x)
 reset_peak()
 before = peak_bytes()
-print(peak_of(getattr(nhwc, sys.argv[1])))
+with torch.no_grad():
+    own = peak_of(lambda net, x: net(x))
+# A call needs all weights, and little else.
+assert own < 1.2 * sum(weight.nbytes for weight in model().parameters())
+print(peak_of(getattr(nhwc, sys.argv[1])) / own)
 """
 
 
 @pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell")
 @pytest.mark.parametrize("work", ["audit", "optimize"])
-def test_it_stays_near_three_times_the_weights(work, tmp_path, monkeypatch):
+def test_it_stays_under_three_times_its_own_peak(work, tmp_path, monkeypatch):
     # Kernels are measured anew: that takes more than to remember them.
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     command = [sys.executable, "-c", CODE, work]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    # A call needs all weights, and little else. The aim is 3; it was 3.04 when this was written.
-    assert float(done.stdout) < 3.3
+    assert float(done.stdout) < 3

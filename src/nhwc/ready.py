@@ -42,6 +42,11 @@ def tensors_of(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def versions_of(tree: object) -> list[int]:
+    """How often each tensor in it was written to, where torch counts that."""
+    return [tensor._version for tensor in tensors_of(tree) if not tensor.is_inference()]
+
+
 def some(names: list[str]) -> str:
     """The first two of many names, and how many more there are."""
     shown = ", ".join(name or "the model" for name in names[:2])

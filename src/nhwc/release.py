@@ -17,15 +17,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .environment import cache_dir
-
-Buffer = Any
-"""Bytes, or what gives some without a copy."""
 
 _LEAST = 1 << 23
 """For fewer bytes no file is made."""
@@ -117,7 +113,9 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor
     return chosen
 
 
-def from_file(parts: Iterable[Buffer], size: int, folder: Path | None = None) -> mmap.mmap | None:
+def from_file(
+    parts: Iterable[bytes | memoryview], size: int, folder: Path | None = None
+) -> mmap.mmap | None:
     """All `parts`, `size` bytes, mapped from a file; None where none can be had, or for so few.
 
     The file has no name, so nobody can change or cut it. What is written to the bytes is not
@@ -136,6 +134,12 @@ def from_file(parts: Iterable[Buffer], size: int, folder: Path | None = None) ->
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError):
         return None
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a dense tensor, as they lie in memory."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def _movable(tensor: Tensor) -> bool:
@@ -158,10 +162,9 @@ def _held_once(tensor: Tensor) -> bool:
     return count is not None and count(storage._cdata) == 2
 
 
-def _bytes_of(tensor: Tensor) -> Iterator[Buffer]:
+def _bytes_of(tensor: Tensor) -> Iterator[bytes | memoryview]:
     """Those of the tensor as they lie in memory, and as many more as fill the page."""
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    yield flat.view(torch.uint8).numpy().data
+    yield raw(tensor)
     yield bytes(_padded(tensor) - tensor.nbytes)
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from ..disk import replace_file
 from ..errors import FileError
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..release import from_file
+from ..release import from_file, raw
 
 MAGIC = b"\x89NHWC\r\n\x1a"
 VERSION = 1
@@ -60,7 +60,8 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
     fixed = _FIXED.pack(MAGIC, VERSION, len(text), end)
     digest = hashlib.sha256(fixed + text).digest()
     # One tensor after the other: all of them at once are the model a second time.
-    body = (part for gap, tensor in zip(gaps, tensors, strict=True) for part in (gap, _raw(tensor)))
+    dense = (_stored(tensor)[0] for tensor in tensors)
+    body = (part for gap, tensor in zip(gaps, dense, strict=True) for part in (gap, raw(tensor)))
     try:
         replace_file(path, itertools.chain((fixed, digest, text), body))
     except OSError as error:
@@ -158,11 +159,12 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
 
 def _entry(tensor: Tensor) -> dict[str, Any]:
     """What the header says of a tensor."""
+    dense, format = _stored(tensor)
     return {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "format": str(_stored(tensor)[1]),
-        "crc32": zlib.crc32(_raw(tensor)),
+        "format": str(format),
+        "crc32": zlib.crc32(raw(dense)),
     }
 
 
@@ -172,13 +174,6 @@ def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
     last = CHANNELS_LAST_OF.get(tensor.ndim)
     kept = last if last and format_of(tensor) is last else Format.CONTIGUOUS
     return to_format(tensor, kept), kept
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor as they are stored."""
-    dense, _ = _stored(tensor)
-    flat = torch.as_strided(dense, (dense.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().data if dense.numel() else memoryview(b"")
 
 
 def _restored(flat: Tensor, shape: tuple[int, ...], format: Format) -> Tensor:

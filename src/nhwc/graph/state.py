@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
+from ..ready import versions_of
 from .traced import CONSTANT
 
 
@@ -22,7 +22,7 @@ class State:
             for key, value in vars(module).items()
         }
         self.slots = {**module._parameters, **module._buffers}
-        self.versions = list(_versions(module))
+        self.versions = versions_of(_tensors(module))
         self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
         self.random = torch.get_rng_state(), random.getstate()
 
@@ -37,7 +37,7 @@ class State:
         slots = {**self.module._parameters, **self.module._buffers}
         if any(value is not self.slots.get(key, self) for key, value in slots.items()):
             raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
-        if self.versions != list(_versions(self.module)):
+        if self.versions != versions_of(_tensors(self.module)):
             raise fx.proxy.TraceError("its forward writes into a parameter or buffer")
         state, plain = torch.get_rng_state(), random.getstate()
         if plain != self.random[1] or not torch.equal(state, self.random[0]):
@@ -65,7 +65,5 @@ class State:
                 buffer.copy_(before)
 
 
-def _versions(module: nn.Module) -> Iterator[int]:
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not tensor.is_inference():
-            yield tensor._version
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

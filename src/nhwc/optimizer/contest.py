@@ -54,11 +54,6 @@ class Contest:
                 self.memory.put(key, [list(found.before.seconds), list(found.after.seconds)])
                 break
 
-    def times(self, chosen: str) -> dict[str, Samples]:
-        """The samples of every stage, and of the input beside `chosen` or the last one."""
-        last = self.compared[chosen if chosen in self.compared else [*self.compared][-1]]
-        return {"input": last.before} | {name: one.after for name, one in self.compared.items()}
-
 
 def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
     """The fastest stage that is not slower than the input, and why, if it is not the plan."""

@@ -66,9 +66,8 @@ class PlanReport:
 class OptimizeReport:
     """How the model came about that `optimize` returned.
 
-    `times` has the samples of `input` (the model as it was given), `graph` (after the passes) and
-    `plan`, these two each in turns with it; `ratios` says how many times as fast each ran in its
-    own turns; `chosen` names the one that was returned.
+    `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`
+    (the model as it was given); `chosen` names the one that was returned.
     """
 
     model: str
@@ -80,8 +79,7 @@ class OptimizeReport:
     opaque: tuple[Opaque, ...]
     plans: tuple[PlanReport, ...]
     verification: Verification
-    times: dict[str, Samples]
-    ratios: dict[str, float]
+    compared: dict[str, Comparison]
     remembered: bool
     setup_s: float
     environment: Environment
@@ -90,6 +88,17 @@ class OptimizeReport:
     def comparison(self) -> Comparison:
         """The model as it was given against the one that was returned."""
         return Comparison(self.times["input"], self.times[self.chosen])
+
+    @property
+    def times(self) -> dict[str, Samples]:
+        """The samples of every stage, and of the input beside the one that was returned."""
+        last = self.compared.get(self.chosen, [*self.compared.values()][-1])
+        return {"input": last.before} | {name: one.after for name, one in self.compared.items()}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """How many times as fast as the input each stage ran, in their own turns."""
+        return {stage: one.ratio for stage, one in self.compared.items()}
 
     def to_dict(self) -> dict[str, Any]:
         comparison = self.comparison

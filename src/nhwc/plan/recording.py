@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from ..formats import Format, format_of
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
-from ..ready import tensors_of
+from ..ready import versions_of
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,15 @@ class _Recorder(fx.Interpreter):
         return filled((n.args, n.kwargs), self.env.__getitem__)
 
     def run_node(self, n: fx.Node) -> Any:
-        given = {node: _versions(self.env[node]) for node in n.all_input_nodes}
+        given = {node: versions_of(self.env[node]) for node in n.all_input_nodes}
         value = super().run_node(n)
         if written_into(n) is None:
-            changed = [node for node in given if _versions(self.env[node]) != given[node]]
+            changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
         return value
-
-
-def _versions(value: Any) -> list[int]:
-    return [tensor._version for tensor in tensors_of(value) if not tensor.is_inference()]
 
 
 def _seen(value: Any) -> Any:

@@ -50,12 +50,12 @@ def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Findi
     for call, outcome in zip(calls, outcomes, strict=True):
         if outcome.effect is not Effect.RESTORES:
             continue
-        maker = None
-        if outcome.origin is None and not call.backward:
-            maker = _maker(call, calls, outcomes)
-            # What came in from outside is charged to the first that pays for it.
-            made.update([] if maker is None else [call.index if maker < 0 else maker])
-        origin = maker if outcome.origin is None else outcome.origin
+        origin = outcome.origin
+        if origin is None and not call.backward:
+            origin = _maker(call, calls, outcomes)
+            if origin is not None:
+                # What came in from outside is charged to the first that pays for it.
+                made.add(call.index if origin < 0 else origin)
         if origin is not None and origin >= 0:
             payers.setdefault(origin, []).append(call.index)
     groups: dict[tuple[str, str, str, int], list[int]] = {}
@@ -75,12 +75,15 @@ def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Findi
 
 def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None:
     """The call that made contiguous what this one has to convert; -1 if it came from outside."""
-    images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
-    source = next((i.source for i in images if i.densest not in (None, 1)), None)
-    if source is None or source < 0 or outcomes[source].effect is not Effect.PLAIN:
-        return source
-    earlier = _maker(calls[source], calls, outcomes)
-    return source if earlier is None else earlier
+    found = None
+    while True:
+        images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
+        source = next((i.source for i in images if i.densest not in (None, 1)), None)
+        if source is None:
+            return found
+        if source < 0 or outcomes[source].effect is not Effect.PLAIN:
+            return source
+        found, call = source, calls[source]
 
 
 def _kind(call: Call, outcome: Outcome) -> str | None:
