@@ -93,6 +93,21 @@ The last column stays level where the time grows in proportion to the pixels.
 python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
+THREAD = """\
+One thread for each engine, batch 1.
+
+```
+nhwc bench --suite icelake --threads 1 --seconds 2 -o benchmarks/results/icelake-1-thread.json
+```"""
+
+VOLTA = """\
+The models of the `volta` suite that `icelake` does not have, batch 1 and 4, two threads.
+
+```
+nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 shufflenet_v2_x2_0 \\
+    --batch 1,4 --seconds 2 -o benchmarks/results/volta.json
+```"""
+
 PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
@@ -117,7 +132,7 @@ python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmark
 ```"""
 
 
-def _peers(path: Path) -> str:
+def _suite(path: Path) -> str:
     result = read(path)
     return engines(result, list(result.rows))
 
@@ -131,7 +146,9 @@ def _ruler(path: Path) -> str:
 
 
 SECTIONS = (
-    ("torch's own compilers", PEERS, "peers.json", _peers),
+    ("One thread", THREAD, "icelake-1-thread.json", _suite),
+    ("The rest of volta", VOLTA, "volta.json", _suite),
+    ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
