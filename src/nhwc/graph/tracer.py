@@ -21,6 +21,7 @@ from .traced import (
     definer,
     is_constant,
 )
+from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -50,7 +51,8 @@ class Tracer(fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions once, which must not be while some of them are wrapped.
         torch.overrides.get_overridable_functions()
-        graph = super().trace(root, concrete_args)
+        with spelled_out(root):
+            graph = super().trace(root, concrete_args)
         for node in graph.nodes:
             if node.target in _RECORDED:
                 # It would have the graph's code wrap a name with a dot in it, which cannot be.
@@ -61,7 +63,8 @@ class Tracer(fx.Tracer):
         return Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.opaque or is_leaf(m)
+        leaf = is_leaf(m) and not is_spelled_out(m)
+        return module_qualified_name in self.opaque or leaf
 
     def call_module(
         self,
