@@ -67,6 +67,21 @@ def test_a_lost_process_ends_the_run_with_its_reason(tmp_path):
     assert "Traceback" not in done.stderr.partition("error: process 0")[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["no/such/folder"], "no/such/folder"),
+        (["--synthetic", "--momentum", "-3"], "momentum"),
+        (["--synthetic", "-a", f"{FILE}:unlucky", "--size", 16, "--classes", 10], "no luck here"),
+    ],
+)
+def test_an_error_is_said_once_by_whoever_has_it(words, says):
+    done = torchrun("-m", "nhwc", "train", *words, "-b", 4, "--workers", 0)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len([line for line in errors if says in line]) == 1, done.stderr
+
+
 def test_torchrun_restarts_from_the_checkpoint(tmp_path):
     words = ["--synthetic", "-b", 4, "--size", 16, "--workers", 0, "--max-batches", 20]
     words += ["--classes", 10, "--lr", 0.01, "--checkpoint-every", 1]

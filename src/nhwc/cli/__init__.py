@@ -36,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     except NhwcError as error:
         if debug:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"error: {' '.join(str(error).split())}"
+        if not _is_said(line):
+            print(line, file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of our output has gone (`nhwc audit ... | head`); keep the exit quiet too.
@@ -45,6 +47,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _is_said(line: str) -> bool:
+    """Whether another of torchrun's processes says the same."""
+    if "WORLD_SIZE" not in os.environ:
+        return False
+    from ..training.distributed import said_by_first
+
+    return said_by_first(line)
 
 
 class _Parser(argparse.ArgumentParser):

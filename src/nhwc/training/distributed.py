@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -146,6 +147,29 @@ def lost_processes_named() -> Iterator[None]:
             "above or in its log. Start again with --resume, or let torchrun do so with "
             f"--max-restarts ({_first_line(error)})"
         ) from error
+
+
+def said_by_first(text: str, *, patience_s: float = 5.0) -> bool:
+    """Whether torchrun's first process ends with the same words, so that this one need not say them.
+
+    They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
+
+    >>> said_by_first("no such folder")
+    False
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    patience = timedelta(seconds=patience_s)
+    try:
+        store, rank, _ = next(rendezvous("env://", timeout=patience))
+        if rank == 0:
+            store.set(key, text)
+            return False
+        store.wait([key], patience)
+        return bool(store.get(key).decode() == text)
+    except (RuntimeError, ValueError):
+        return False
 
 
 _PEER_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "TCPStore", "Timed out waiting")
