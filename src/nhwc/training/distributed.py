@@ -150,7 +150,7 @@ def lost_processes_named() -> Iterator[None]:
 
 
 def said_by_first(text: str, *, patience_s: float = 5.0) -> bool:
-    """Whether torchrun's first process ends with the same words, so that this one need not say them.
+    """Whether torchrun's first process ends with the same words: this one need not say them.
 
     They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
 
