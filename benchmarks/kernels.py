@@ -53,10 +53,11 @@ def peak_gflops() -> float:
 
     room, rounds, count = torch.zeros(4096), 2_000_000, torch.get_num_threads()
     args = (ctypes.c_int64 * 2)(room.data_ptr(), rounds)
+    enter = threads.region(PEAK.address, ctypes.addressof(args), count)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        threads.run(PEAK.address, ctypes.addressof(args), count)
+        enter()
         best = min(best, time.perf_counter() - start)
     return 2e-9 * rounds * _SUMS * host().width * count / best
 

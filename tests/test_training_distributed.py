@@ -100,6 +100,13 @@ def test_torchrun_restarts_from_the_checkpoint(tmp_path):
         assert (a["batch"], a["loss"]) == (b["batch"], pytest.approx(b["loss"], rel=1e-4))
 
 
+def test_no_thread_outlives_the_group():
+    done = torchrun(HERE / "group_ends.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("during: gloo") == 2
+    assert done.stdout.count("after: none") == 2
+
+
 def test_torchrun_told_to_end_leaves_a_checkpoint(tmp_path):
     words = ["-a", f"{FILE}:plain", "--synthetic", "-b", 4, "--size", 16, "--workers", 0]
     words += ["--max-batches", 100_000, "--classes", 10, "--lr", 0.001, "-o", tmp_path]

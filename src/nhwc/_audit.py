@@ -21,6 +21,7 @@ from .timing import Comparison, interleave
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
 from .watch.findings import Finding, find, is_note, unconverted_weights
+from .watch.images import only_of_images
 from .watch.profile import profiled, with_profile
 from .watch.recorder import Recorder
 from .watch.running import Run, as_written, check, guarded
@@ -138,7 +139,7 @@ def audit(
         profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
     calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
     tracker = Tracker()
-    outcomes = [tracker.follow(call) for call in calls]
+    outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
     findings = find(calls, outcomes, run_s)
     if not convert:
         findings += unconverted_weights(model)

@@ -232,8 +232,7 @@ def _is_observed() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
-        or torch.is_autocast_enabled("cpu")
-        or torch.is_autocast_enabled("cuda")
+        or torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0

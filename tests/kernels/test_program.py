@@ -239,3 +239,15 @@ def test_independent_steps_need_no_barrier():
     builder.output(builder.cat(parts))
     program = builder.build()
     assert sum(program.barriers) == 1  # after the input alone
+
+
+def test_results_are_of_the_type_that_kernels_write():
+    program, reference = mixed()
+    x = torch.randn(2, 10, 9, 7)
+    expected = reference(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = program(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(results, list(expected), rtol=1e-5, atol=1e-5)

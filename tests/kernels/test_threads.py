@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nhwc.kernels import tape
 from nhwc.kernels import threads as regions
 from nhwc.kernels.compiler import Kernel
+from nhwc.kernels.tape import Tape
 
 STEPS = 50
 
@@ -36,8 +36,7 @@ def walk(count=64):
         (ctypes.c_int64 * 3)(y.data_ptr(), x.data_ptr(), count),
     ]
     entries = [(SHIFT.address, ctypes.addressof(args[i % 2]), True) for i in range(STEPS)]
-    packed = tape.pack(entries)
-    tape.run(ctypes.addressof(packed), len(entries))
+    Tape(entries, torch.get_num_threads()).run()
     return x
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import tape
 from .steps import Scratch, Step, View, bind
+from .tape import Tape
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,4 @@ class Call:
         for step, kernel in zip(self.steps, self._kernels, strict=True):
             entries.append((kernel, first, step.barrier))
             first += 8 * len(step.args)
-        walked = tape.pack(entries)
-        tape.run(ctypes.addressof(walked), len(entries), self.threads)
+        Tape(entries, self.threads).run()

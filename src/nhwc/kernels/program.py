@@ -12,11 +12,14 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..formats import Format, strides_of
-from . import tape, threads
+from . import threads
 from .arena import LINE, Lifetime, place
-from .copies import INPUT_ARGUMENTS, input_step
+from .copies import input_step
 from .later import foreseen
 from .steps import Scratch, Step, View, bind, view_of
+from .tape import WALK, Tape
+
+_FLOAT, _CPU = torch.float32, torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,10 @@ class Output:
     shape: tuple[int, ...]
     format: Format
 
-    def empty(self) -> Tensor:
-        """A fresh tensor for it."""
-        if self.format is Format.CHANNELS_LAST and len(self.shape) == 4:
-            return torch.empty_strided(self.shape, strides_of(self.shape, self.format))
-        return torch.empty(self.shape)
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Those of the tensor."""
+        return strides_of(self.shape, self.format if len(self.shape) == 4 else Format.CONTIGUOUS)
 
 
 class Program:
@@ -60,7 +62,7 @@ class Program:
         # Compiled here, so that no call has to wait for it.
         for kernel in {step.kernel.name: step.kernel for step in self.steps}.values():
             _ = kernel.address
-        _ = tape.WALK.address, threads.ENTRY.address
+        _ = WALK.address, threads.ENTRY.address
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         self._check(inputs)
@@ -81,7 +83,7 @@ class Program:
         for number, (tensor, view) in enumerate(zip(inputs, self.inputs, strict=True)):
             n, c, h, w = view.shape
             good = tensor.shape == view.shape or (h == w == 1 and tensor.shape == (n, c))
-            if not good or tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
+            if not good or tensor.dtype is not _FLOAT or not tensor.is_cpu:
                 raise InputError(
                     f"input {number} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
                     f"the program was recorded for {view.shape} torch.float32 on cpu."
@@ -154,19 +156,17 @@ class _Bound:
     def __init__(
         self, program: Program, threads: int, offsets: dict[object, int], start: int
     ) -> None:
-        self._outputs = program.outputs
-        self._threads = threads
-        io = {id(v.buffer) for v in (*program.inputs, *(o.view for o in program.outputs))}
-        numbers: list[int] = []
         # For each buffer that a call brings along: (index of the argument, bytes after its start).
-        self._slots: dict[object, list[tuple[int, int]]] = {}
+        places: dict[object, list[tuple[int, int]]] = {
+            view.buffer: [] for view in (*program.inputs, *(o.view for o in program.outputs))
+        }
+        numbers: list[int] = []
         begins = []
         for step in program.steps:
             begins.append(len(numbers))
             for argument in step.args:
-                if isinstance(argument, View) and id(argument.buffer) in io:
-                    slot = (len(numbers), 4 * argument.offset)
-                    self._slots.setdefault(argument.buffer, []).append(slot)
+                if isinstance(argument, View) and argument.buffer in places:
+                    places[argument.buffer].append((len(numbers), 4 * argument.offset))
                 numbers += bind([argument], lambda item: start + offsets.get(item, 0))
         self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
         args_at = ctypes.addressof(self._args)
@@ -175,29 +175,54 @@ class _Bound:
             entries.append(
                 (step.kernel.address, args_at + 8 * begins[index], program.barriers[index])
             )
-        self._tape = tape.pack(entries)
-        self._count = len(program.steps)
+        self._tape = Tape(entries, threads)
         self._inputs = [
-            (view, start + offsets.get(view.buffer, 0), begins[index])
+            _Input(view, start + offsets.get(view.buffer, 0), begins[index], places[view.buffer])
             for index, view in enumerate(program.inputs)
+        ]
+        self._outputs = [
+            (output.shape, output.strides, places[output.view.buffer]) for output in program.outputs
         ]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for (view, home, entry), tensor in zip(self._inputs, inputs, strict=True):
-            lies = view_of(tensor)
-            ready = lies is not None and lies.dense
-            self._point(view, tensor.data_ptr() if ready else home)
-            layout = (0,) * 5 if ready else (view.pixels, *_four_strides(tensor))
-            self._args[entry : entry + len(INPUT_ARGUMENTS)] = [tensor.data_ptr(), *layout]
-        results = [output.empty() for output in self._outputs]
-        for output, tensor in zip(self._outputs, results, strict=True):
-            self._point(output.view, tensor.data_ptr())
-        tape.run(ctypes.addressof(self._tape), self._count, self._threads)
+        for known, tensor in zip(self._inputs, inputs, strict=True):
+            known.bring(tensor, self._args)
+        results = []
+        for shape, strides, places in self._outputs:
+            tensor = torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU)
+            _point(self._args, places, tensor.data_ptr())
+            results.append(tensor)
+        self._tape.run()
         return results
 
-    def _point(self, view: View, address: int) -> None:
-        for index, offset in self._slots.get(view.buffer, ()):
-            self._args[index] = address + offset
+
+class _Input:
+    """An input: read where it lies, or brought to its `home` by the step that begins at `entry`."""
+
+    def __init__(
+        self, view: View, home: int, entry: int, places: Sequence[tuple[int, int]]
+    ) -> None:
+        self._view, self._home, self._entry, self._places = view, home, entry, places
+        self._strides: tuple[int, ...] | None = None
+        self._ready = False
+
+    def bring(self, tensor: Tensor, args: ctypes.Array[ctypes.c_int64]) -> None:
+        strides, start = tensor.stride(), tensor.data_ptr()
+        if strides != self._strides:
+            lies = view_of(tensor)
+            self._ready, self._strides = lies is not None and lies.dense, strides
+            layout = (0,) * 5 if self._ready else (self._view.pixels, *(*strides, 0, 0)[:4])
+            for place, number in enumerate(layout, self._entry + 1):
+                args[place] = number
+        args[self._entry] = start
+        _point(args, self._places, start if self._ready else self._home)
+
+
+def _point(
+    args: ctypes.Array[ctypes.c_int64], places: Sequence[tuple[int, int]], address: int
+) -> None:
+    for index, offset in places:
+        args[index] = address + offset
 
 
 def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
@@ -215,8 +240,3 @@ def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
 def _phases(barriers: Sequence[bool]) -> list[int]:
     """The number of barriers before each step: steps of one phase may run at the same time."""
     return [sum(barriers[:index]) for index in range(len(barriers))]
-
-
-def _four_strides(tensor: Tensor) -> tuple[int, ...]:
-    strides = tensor.stride()
-    return strides if len(strides) == 4 else (*strides, 0, 0)

@@ -60,23 +60,24 @@ def _emit_wait(e: Emitter, a: Args, awaited: Value) -> None:
 WALK = Kernel("walk", ("entries", "count", "arrived", "give_way"), _emit_walk)
 
 
-def pack(steps: Sequence[tuple[int, int, bool]]) -> ctypes.Array[ctypes.c_int64]:
-    """The tape of these steps: (address of the kernel, address of its arguments, barrier after)."""
-    words = [int(word) for step in steps for word in step]
-    return (ctypes.c_int64 * len(words))(*words)
+class Tape:
+    """Steps, each (address of the kernel, address of its arguments, barrier after it).
 
-
-def run(entries: int, count: int, threads_wanted: int | None = None) -> None:
-    """Walk the tape at address `entries` once, with as many threads as torch uses.
-
-    What the arguments point to belongs to this call alone until it returns.
+    What the arguments point to, and the tape itself, serve one call of `run` at a time.
     """
-    import torch
 
-    block = (ctypes.c_int64 * (2 * _ARRIVED))()
-    start = ctypes.addressof(block)
-    block[:4] = [entries, count, start + 8 * _ARRIVED, _give_way()]
-    threads.run(_walk(), start, threads_wanted or torch.get_num_threads())
+    def __init__(self, steps: Sequence[tuple[int, int, bool]], threads_wanted: int) -> None:
+        words = [int(word) for step in steps for word in step]
+        self._entries = (ctypes.c_int64 * len(words))(*words)
+        self._block = (ctypes.c_int64 * (2 * _ARRIVED))()
+        start, entries = ctypes.addressof(self._block), ctypes.addressof(self._entries)
+        self._block[:4] = [entries, len(steps), start + 8 * _ARRIVED, _give_way()]
+        self._enter = threads.region(_walk(), start, threads_wanted)
+
+    def run(self) -> None:
+        """Walk the tape once, with all threads."""
+        self._block[_ARRIVED] = 0
+        self._enter()
 
 
 @cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -34,20 +35,26 @@ class OpenMP:
     thread_count: int
 
 
-def run(function: int, args: int, threads: int) -> None:
-    """Call the compiled `function(args, thread, threads)` once on each of `threads` threads.
+def region(function: int, args: int, threads: int) -> Callable[[], None]:
+    """A function that calls the compiled `function(args, thread, threads)` once on each thread.
 
-    Returns when all are done. The GIL is free meanwhile; several callers may be in here at once.
+    It returns when all are done. The GIL is free meanwhile; several callers may be in it at once.
     """
+    call, openmp = _call(function), find_openmp()
     if threads == 1:
-        _call(function)(args, 0, 1)
-        return
-    openmp = None if _is_fork() else find_openmp()
+        return lambda: call(args, 0, 1)
     if openmp is None:
-        _run_in_python(function, args, threads)
-        return
+        return lambda: _run_in_python(function, args, threads)
     block = (ctypes.c_int64 * 4)(function, args, openmp.thread_number, openmp.thread_count)
-    openmp.parallel(_entry(), ctypes.addressof(block), threads, 0)
+    parallel, entry = openmp.parallel, _entry()
+
+    def run() -> None:
+        if _is_fork():
+            _run_in_python(function, args, threads)
+        else:
+            parallel(entry, block, threads, 0)
+
+    return run
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -41,6 +43,8 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         backend = "cpu:gloo,cuda:nccl"
         device = torch.device("cuda", _local_gpu())
         torch.cuda.set_device(device)
+    # Imported while there is a group, by DistributedDataParallel, its functions hold it for good.
+    importlib.import_module("torch.distributed.nn.functional")
     try:
         store, rank, world = next(rendezvous("env://"))
         dist.init_process_group(backend, store=_fresh(store), rank=rank, world_size=world)
@@ -55,6 +59,9 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    # The group's threads end with the last model that holds it. One that lets go of a tensor while
+    # Python shuts down aborts the process.
+    gc.collect()
 
 
 def _fresh(store: Store) -> Store:

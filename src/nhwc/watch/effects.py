@@ -178,7 +178,7 @@ class Tracker:
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
-        if not known:
+        if not known and name != "contiguous":
             marked = all(i.marked for i in last)
             return Outcome(Effect.LOSES if marked else Effect.MISREADS)
         if any(_same_layout(i, out) for i in known):
@@ -190,6 +190,8 @@ class Tracker:
 
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:
     if len(before.shape) == len(after.shape):
-        return before.densest == after.densest
+        dense = before.densest
+        # Of channels that were summed nothing is left that could lie elsewhere.
+        return dense == after.densest or (dense is not None and after.shape[dense] == 1)
     # Between different numbers of dimensions only "the last one is densest" can be compared.
     return (before.densest == len(before.shape) - 1) == (after.densest == len(after.shape) - 1)
