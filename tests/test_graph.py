@@ -98,6 +98,21 @@ def test_what_code_asks_of_its_weights_is_known():
     assert_same(model, captured.module, X)
 
 
+def test_who_reads_a_value_after_a_write_reads_the_write():
+    def run(self, x):
+        x = self.c(x)
+        same = x
+        x.add_(1)
+        nn.functional.relu(x, inplace=True)
+        torch.mul(x, 2, out=same)
+        return x + same
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    graph = capture(model).module
+    assert_same(model, graph, X)
+    assert all(len(node.users) == 1 for node in graph.graph.nodes if node.op.startswith("call"))
+
+
 def test_the_names_of_modules_are_kept():
     graph = capture(load_model("resnet18")).module
     names = set(graph.state_dict())

@@ -124,9 +124,13 @@ class Tracer(fx.Tracer):
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
             return result
-        written = tree_leaves(written_into(result.node))
-        if any(isinstance(value, fx.Node) and is_constant(value) for value in written):
+        written = written_into(result.node)
+        if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
+        for value in tree_leaves(args):
+            if isinstance(value, fx.Proxy) and value.node is written:
+                # Whoever reads it from now on reads what was written.
+                self.rename(value, result.node)
         return result
 
     def _may_return_input(self, path: str) -> bool:
