@@ -32,8 +32,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     suite = read(RESULTS / "icelake.json")
     parts = [INTRODUCTION.format(environment=environment(suite))]
-    for batch in sorted({row.case.batch for row in suite.rows}):
-        rows = [row for row in suite.rows if row.case.batch == batch]
+    for batch, rows in by_batch(suite).items():
         parts.append(f"## Batch {batch}\n\n{engines(suite, rows)}\n\n{claims(rows, batch)}")
     for title, words, file, shown in SECTIONS:
         if (RESULTS / file).exists():
@@ -48,11 +47,11 @@ def main() -> None:
 
 def summary(suite: Benchmark) -> str:
     """Some of the models, and all of them in one line."""
-    single = [row for row in suite.rows if row.case.batch == 1]
+    single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
     counts = []
-    for batch in sorted({row.case.batch for row in suite.rows}):
-        leads = leads_of([row for row in suite.rows if row.case.batch == batch])
+    for batch, rows in by_batch(suite).items():
+        leads = leads_of(rows)
         counts.append(
             f"batch {batch}: ahead on {sum(lead >= 1 for lead in leads)} of {len(leads)}, "
             f"{geometric_mean(leads):.2f}x the best of the others in the geometric mean"
@@ -61,6 +60,11 @@ def summary(suite: Benchmark) -> str:
         f"{engines(suite, shown, last=False)}\n\n"
         f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)})."
     )
+
+
+def by_batch(suite: Benchmark) -> dict[int, list[Row]]:
+    batches = sorted({row.case.batch for row in suite.rows})
+    return {batch: [row for row in suite.rows if row.case.batch == batch] for batch in batches}
 
 
 def leads_of(rows: list[Row]) -> list[float]:
@@ -93,6 +97,21 @@ The last column stays level where the time grows in proportion to the pixels.
 python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
+THREAD = """\
+One thread for each engine, batch 1.
+
+```
+nhwc bench --suite icelake --threads 1 --seconds 2 -o benchmarks/results/icelake-1-thread.json
+```"""
+
+VOLTA = """\
+The models of the `volta` suite that `icelake` does not have, batch 1 and 4, two threads.
+
+```
+nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 shufflenet_v2_x2_0 \\
+    --batch 1,4 --seconds 2 -o benchmarks/results/volta.json
+```"""
+
 PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
@@ -117,9 +136,12 @@ python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmark
 ```"""
 
 
-def _peers(path: Path) -> str:
+def _suite(path: Path) -> str:
     result = read(path)
-    return engines(result, list(result.rows))
+    tables = {batch: engines(result, rows) for batch, rows in by_batch(result).items()}
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    return "\n\n".join(f"Batch {batch}:\n\n{table}" for batch, table in tables.items())
 
 
 def _curve(path: Path) -> str:
@@ -131,7 +153,9 @@ def _ruler(path: Path) -> str:
 
 
 SECTIONS = (
-    ("torch's own compilers", PEERS, "peers.json", _peers),
+    ("One thread", THREAD, "icelake-1-thread.json", _suite),
+    ("The rest of volta", VOLTA, "volta.json", _suite),
+    ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),

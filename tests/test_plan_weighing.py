@@ -58,6 +58,16 @@ def test_which_kernels_are_worth_their_memory(spec, seconds, expected):
     assert kept(spec, **seconds) == expected
 
 
+def test_small_filters_of_a_large_model_come_from_memory_as_well():
+    spec = convolution(64)
+    seconds = {"nhwc winograd4x4": 165e-6, "nhwc winograd2x2": 184e-6, "nhwc direct": 424e-6}
+    options = {spec.key: tuple(Option(name, LAST, LAST, s) for name, s in seconds.items())}
+    layer = Layer(spec, None, ())
+    assert without_waste(options, [layer] * 30) == options
+    (found,) = without_waste(options, [layer] * 300).values()
+    assert [option.kernel for option in found] == ["nhwc winograd2x2", "nhwc direct"]
+
+
 def test_a_model_of_large_filters_holds_few_of_them_transformed(monkeypatch):
     monkeypatch.setattr("nhwc.plan.weighing._ALWAYS", 1 << 26)
     specs = [convolution(512), convolution(384), convolution(256)]

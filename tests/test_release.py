@@ -17,7 +17,7 @@ from torch import nn
 import nhwc
 from nhwc import release
 from nhwc.benchmark.peak import resident_bytes
-from nhwc.release import shelve
+from nhwc.release import apart, shelve
 
 from .test_optimize import force, runs_program
 
@@ -62,6 +62,52 @@ def test_what_is_not_read_takes_no_memory(tmp_path):
     assert resident_bytes() - before < 16 * MB
     tensor.sum()
     assert resident_bytes() - before >= 60 * MB
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        weight(),
+        torch.randn(64, 64, 5, 5).to(memory_format=torch.channels_last),
+        weight().to(torch.bfloat16),
+        weight().t()[::2],
+        torch.randn(3),
+        torch.arange(1 << 20),
+        torch.eye(512).to_sparse(),
+        torch.randn(4, 1 << 16, device="meta"),
+    ],
+)
+def test_a_copy_apart_is_the_copy_that_clone_makes(tensor):
+    copy, expected = apart(tensor), tensor.clone()
+    assert (copy.shape, copy.dtype, copy.device) == (tensor.shape, tensor.dtype, tensor.device)
+    if tensor.layout is torch.strided:
+        assert copy.stride() == expected.stride()
+    if tensor.device.type != "meta":
+        assert torch.equal(copy.to_dense(), expected.to_dense())
+        copy.zero_()
+        assert torch.equal(tensor.to_dense(), expected.to_dense())
+
+
+@on_linux
+def test_a_copy_apart_leaves_no_gap(tmp_path):
+    tensor = weight(MB)
+    # A large tensor that is gone teaches malloc to keep what others leave.
+    torch.ones(6 * MB)
+    release.trim()
+    before = resident_bytes()
+    between = []
+    copies = []
+    for _ in range(16):
+        copies.append(apart(tensor))
+        between.append(tensor[:32].clone())
+    assert resident_bytes() - before >= 60 * MB
+    copies.clear()
+    assert resident_bytes() - before < 8 * MB
+
+
+def test_a_copy_apart_is_no_file_that_memory_could_be_taken_from():
+    copy = apart(weight())
+    assert release.in_memory(copy) is copy
 
 
 def test_what_something_else_holds_stays_where_it_is(tmp_path):

@@ -14,6 +14,7 @@ import mmap
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,12 @@ _PAGEOUT = 21
 _SMALL = 1 << 14
 """A tensor of fewer bytes is none of those that count."""
 
+_APART = 1 << 17
+"""For fewer bytes pages of their own are too many."""
+
+_files: dict[int, int] = {}
+"""Where the bytes that `from_file` mapped begin, and where they end."""
+
 
 def trim() -> None:
     """Give the memory that is free back to the system: malloc and MKL keep it for what may come."""
@@ -42,6 +49,23 @@ def trim() -> None:
         _torch().mkl_serv_free_buffers()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def apart(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A copy, in `dtype` if it is given, whose pages the system has again as soon as it is gone.
+
+    >>> apart(torch.ones(64, 64, 3, 3), torch.float64).dtype
+    torch.float64
+
+    What malloc gave leaves a gap among what stays, and later calls of a model spread over all such
+    gaps. The strides are those of `torch.empty_like`.
+    """
+    dtype = dtype or tensor.dtype
+    if sys.platform != "linux" or not _is_plain(tensor) or tensor.nbytes < _APART:
+        return tensor.to(dtype, copy=True)
+    pages = mmap.mmap(-1, tensor.numel() * dtype.itemsize, access=mmap.ACCESS_COPY)
+    flat = torch.frombuffer(pages, dtype=dtype)
+    return flat.as_strided(tensor.shape, _dense_strides(tensor)).copy_(tensor)
 
 
 @cache
@@ -60,7 +84,7 @@ def in_memory(tensor: Tensor) -> Tensor:
     """
     if not _in_file(tensor):
         return tensor
-    copy = tensor.clone()
+    copy = apart(tensor)
     unread([tensor])
     return copy
 
@@ -85,9 +109,9 @@ def unread(tensors: Iterable[Tensor]) -> None:
 
 
 def _in_file(tensor: Tensor) -> bool:
-    """Whether memory that torch did not get itself holds it: what `shelve` gave it, say."""
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return plain and not tensor.untyped_storage().resizable()
+    return _is_plain(tensor) and any(
+        begin <= tensor.data_ptr() < end for begin, end in list(_files.items())
+    )
 
 
 def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor]:
@@ -131,9 +155,13 @@ def from_file(
         with tempfile.TemporaryFile(dir=folder) as file:
             file.writelines(parts)
             file.flush()
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError):
         return None
+    begin = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+    _files[begin] = begin + size
+    weakref.finalize(mapped, _files.pop, begin).atexit = False
+    return mapped
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -143,15 +171,21 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def _movable(tensor: Tensor) -> bool:
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-    if not plain or tensor.device.type != "cpu" or not tensor.is_floating_point():
-        return False
-    if tensor.nbytes < _SMALL or tensor.is_shared():
+    if not _is_plain(tensor) or tensor.nbytes < _SMALL or tensor.is_shared():
         return False
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    # What is dense in memory is what `empty_like` gives the same strides.
-    dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-    return whole and dense and _held_once(tensor)
+    return whole and _dense_strides(tensor) == tensor.stride() and _held_once(tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory, by its strides."""
+    known = type(tensor) in (Tensor, nn.Parameter) and tensor.is_floating_point()
+    return known and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Those that `empty_like` gives: the same, if it is dense in memory."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _held_once(tensor: Tensor) -> bool:

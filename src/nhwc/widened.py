@@ -109,12 +109,12 @@ def _read_by(module: nn.Module) -> list[nn.Module]:
 
 
 def _widen_while_running(module: nn.Module, originals: _Originals) -> None:
-    parts = _read_by(module)
     calls: list[list[tuple[Any, str, _Absent]]] = []
 
-    def begin(*_: Any) -> None:
+    # A hook that held its module would keep it until the next garbage collection.
+    def begin(module: nn.Module, *_: Any) -> None:
         calls.append([])
-        for part in parts:
+        for part in _read_by(module):
             for name, stand_in in part._parameters.items():
                 if id(stand_in) in originals:
                     stand_in, own = originals[id(stand_in)]

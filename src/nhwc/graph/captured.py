@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from ..errors import InputError
 from ..preserve import undrawn
 from ..ready import check_initialized
+from ..release import apart
 from .layers import Spread, assert_none
 from .report import Opaque
 from .shells import open_shell
@@ -73,6 +74,10 @@ def is_one_call(graph: fx.GraphModule) -> bool:
 def own_copy(model: nn.Module) -> nn.Module:
     """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
     memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter:
+            copied = apart(parameter.detach())
+            memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
     for module in model.modules():
         for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..graph.folded import FOLDED, FrozenConv2d
-from ..release import trim
+from ..release import apart, trim
 
 _LARGE = 1 << 22
 
@@ -39,7 +39,7 @@ def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
     fields: Any = layer
     weight = fields.weight.detach()
     scale, shift = scale.to(weight.device), shift.to(weight.device)
-    folded = weight.to(torch.float64, copy=True).mul_(_along_outputs(layer, scale))
+    folded = apart(weight, torch.float64).mul_(_along_outputs(layer, scale))
     bias = shift if fields.bias is None else fields.bias.detach().double() * scale + shift
     return with_weights(layer, folded, bias)
 
@@ -105,7 +105,7 @@ def with_weights(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
     old: Any = layer
     copied: nn.Module = twin(layer)
     # A tensor that is dense keeps the order of its strides through `empty_like`.
-    new = torch.empty_like(old.weight.detach()).copy_(weight)
+    new = apart(old.weight.detach()).copy_(weight)
     copied.weight = nn.Parameter(new, old.weight.requires_grad)
     copied.bias = nn.Parameter(bias.to(new), old.weight.requires_grad)
     if new.nbytes >= _LARGE:

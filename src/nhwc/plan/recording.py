@@ -19,6 +19,7 @@ from ..formats import Format, format_of
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..ready import versions_of
+from ..release import unread
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         given = {node: versions_of(self.env[node]) for node in n.all_input_nodes}
         value = super().run_node(n)
+        if n.op == "call_module":
+            unread(self.submodules[str(n.target)].parameters())
         if written_into(n) is None:
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format, to_format
+from ..kernels.pages import side_by_side
+from ..release import apart
 from ..timing import interleave
 from .calls import caller
 from .candidates import Candidate, Run
@@ -38,10 +41,13 @@ def time_candidates(
 ) -> tuple[Option, ...]:
     """An option for every candidate that computes the same; `switch` is what a program costs."""
     samples = {node: sample(record.values[node], None) for node in layer.inputs}
-    values = [samples[node] for node in layer.inputs]
+    inputs = {
+        layout: [_laid_out(samples[node], layout) for node in layer.inputs]
+        for layout in (None, *LAYOUTS)
+    }
     weighted = not isinstance(layer.spec, Operator)
     constants = constants_of(graph, layer) if weighted else (None, None)
-    trials = [] if weighted else _trials_as_is(caller(graph, record, layer), values)
+    trials = [] if weighted else _trials_as_is(caller(graph, record, layer), inputs)
     expected = trials[0].call() if trials else None
     device = layer.spec.device
     evict = _evictor(graph, constants[0]) if device == "cpu" else None
@@ -50,7 +56,8 @@ def time_candidates(
     for candidate in candidates:
         if candidate.free:
             continue
-        trial = _Trial.of(candidate, constants, values)
+        with side_by_side():
+            trial = _Trial.of(candidate, constants, inputs[candidate.reads])
         result = trial.call()
         if expected is None:
             expected = result
@@ -100,7 +107,7 @@ def sample(value: Any, layout: Format | None) -> Any:
     floating = value.dtype.is_floating_point
     make: Any = torch.randn if floating else torch.zeros
     tensor: Tensor = make(value.shape, dtype=value.dtype, device=value.device)
-    return to_format(tensor, layout) if layout and tensor.ndim == 4 else tensor
+    return _laid_out(apart(tensor), layout)
 
 
 @dataclass(frozen=True)
@@ -113,8 +120,7 @@ class _Trial:
     call: Callable[[], Any]
 
     @classmethod
-    def of(cls, candidate: Candidate, constants: tuple[Any, ...], values: Sequence[Any]) -> _Trial:
-        inputs = [_laid_out(value, candidate.reads) for value in values]
+    def of(cls, candidate: Candidate, constants: tuple[Any, ...], inputs: Sequence[Any]) -> _Trial:
         run = candidate.prepare(*constants)
         return cls(candidate.name, candidate.reads, candidate.writes, _bound(run, inputs))
 
@@ -132,16 +138,15 @@ def _timed(
     return options
 
 
-def _trials_as_is(run: Run, values: Sequence[Any]) -> list[_Trial]:
+def _trials_as_is(run: Run, inputs: dict[Format | None, list[Any]]) -> list[_Trial]:
     """The operator as torch has it, on contiguous and on channels-last input."""
     found = []
     for layout in LAYOUTS:
-        inputs = [_laid_out(value, layout) for value in values]
         try:
-            result = run(*inputs)
+            result = run(*inputs[layout])
         except (RuntimeError, ValueError, TypeError, IndexError):
             continue  # `view` on channels-last data, say: then it reads the other layout.
-        found.append(_Trial("torch", layout, _written(result), _bound(run, inputs)))
+        found.append(_Trial("torch", layout, _written(result), _bound(run, inputs[layout])))
     return found
 
 
@@ -154,9 +159,13 @@ def _evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], objec
         return None
     total = sum(parameter.numel() for parameter in graph.parameters())
     near, last = 1 << 20, 1 << 23
-    large = weight.numel() > near // 4
-    others = torch.ones(max(near, min(total, last)) if large else near)
+    others = torch.ones(max(near, min(total, last)) if evicted(weight.shape) else near)
     return others.sum
+
+
+def evicted(weight: Sequence[int]) -> bool:
+    """Whether a trial finds weights of this shape in memory, as a call of a large model does."""
+    return math.prod(weight) > 1 << 18
 
 
 def _bound(run: Run, inputs: Sequence[Any]) -> Callable[[], Any]:
@@ -166,9 +175,10 @@ def _bound(run: Run, inputs: Sequence[Any]) -> Callable[[], Any]:
 def _laid_out(value: Any, layout: Format | None) -> Any:
     if isinstance(value, tuple):
         return tuple(_laid_out(item, layout) for item in value)
-    if isinstance(value, Tensor) and value.ndim == 4 and layout:
-        return to_format(value, layout)
-    return value
+    if not isinstance(value, Tensor) or value.ndim != 4 or not layout:
+        return value
+    laid = to_format(value, layout)
+    return laid if laid.data_ptr() == value.data_ptr() else apart(laid)
 
 
 def _written(result: Any) -> Format | None:

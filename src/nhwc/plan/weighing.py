@@ -13,12 +13,19 @@ from collections.abc import Sequence
 
 from .options import Option, Options
 from .specs import Affine, Layer, Linear, Operator, Spec
+from .trials import evicted
 
 _LARGE = 1 << 18
-"""Weights of fewer numbers are not worth a slower kernel."""
+"""Weights of fewer numbers, in all layers of a kind, are not worth a slower kernel."""
 
 _CLEARLY = 1.05
 """Times closer than this are the same, on a machine that does anything else."""
+
+_CACHE = 1 << 25
+"""Weights of so many bytes all come from memory, in each call anew."""
+
+_STREAM = 1e10
+"""So many bytes a second are read from there."""
 
 _LIMIT = 0.75
 """What kernels may hold beyond one copy of each weight, as a share of all weights."""
@@ -32,8 +39,13 @@ _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 def without_waste(options: Options, layers: Sequence[Layer]) -> Options:
     """`options` without those for which another of the same layouts takes less memory."""
     specs = {layer.spec.key: layer.spec for layer in layers}
-    kept = {key: _worthwhile(specs[key], some) for key, some in options.items()}
-    return _within_limits(kept, specs, Counter(layer.spec.key for layer in layers))
+    counts = Counter(layer.spec.key for layer in layers)
+    large = sum(_bytes(spec) * counts[key] for key, spec in specs.items()) > _CACHE
+    kept = {
+        key: _worthwhile(specs[key], some, counts[key], _STREAM if large else math.inf)
+        for key, some in options.items()
+    }
+    return _within_limits(kept, specs, counts)
 
 
 def _within_limits(options: Options, specs: dict[str, Spec], counts: Counter[str]) -> Options:
@@ -64,15 +76,23 @@ def _bytes(spec: Spec) -> float:
     return 0.0 if isinstance(spec, (Operator, Affine)) else 4.0 * math.prod(spec.weight)
 
 
-def _worthwhile(spec: Spec, options: tuple[Option, ...]) -> tuple[Option, ...]:
-    if isinstance(spec, (Operator, Affine)) or math.prod(spec.weight) < _LARGE:
+def _worthwhile(
+    spec: Spec, options: tuple[Option, ...], count: int, stream: float
+) -> tuple[Option, ...]:
+    if isinstance(spec, (Operator, Affine)) or math.prod(spec.weight) * count < _LARGE:
         return options
+
+    def seconds(option: Option) -> float:
+        # A trial finds small weights in a cache, where a call of the whole model does not.
+        unseen = 0.0 if evicted(spec.weight) else _copies(spec, option) * _bytes(spec)
+        return option.seconds + unseen / stream
+
     return tuple(
         option
         for option in options
         if not any(
             _copies(spec, other) < _copies(spec, option)
-            and other.seconds <= _CLEARLY * option.seconds
+            and seconds(other) <= _CLEARLY * seconds(option)
             and (other.reads, other.writes, other.native)
             == (option.reads, option.writes, option.native)
             for other in options
