@@ -422,6 +422,8 @@ def test_what_was_not_planned_is_saved_for_its_shapes_too(does, stage, tmp_path,
     close(loaded(x), model(x))
     with pytest.raises(InputError, match=r"was saved for an input of \[2, 3, 9, 10\]"):
         loaded(image(2, 3, 9, 11))
+    with pytest.raises(InputError, match=r"by sizes alone, save what nhwc.optimize returns"):
+        nhwc.save(model, tmp_path / "given.nhwc")
     both = nhwc.optimize(model, x, also=[image(1, 3, 9, 9)])
     with pytest.raises(InputError, match="2 sets of shapes"):
         nhwc.save(both, tmp_path / "both.nhwc")

@@ -58,6 +58,8 @@ def _for_sizes(
     error: InputError,
 ) -> fx.GraphModule:
     """The graph for the sizes of the one example, checked in front; `error` if there is none."""
+    if not examples:
+        raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
     try:
         inputs = [_example(text) for text in examples[0]]
