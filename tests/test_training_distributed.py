@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nhwc import ProcessLost
+from nhwc import InputError, ProcessLost
+from nhwc.cli import main
 from nhwc.training import distributed, load_checkpoint
 
 from .training_nets import FILE, command, environment, image_set, launched, plain, torchrun
@@ -80,6 +81,18 @@ def test_an_error_is_said_once_by_whoever_has_it(words, says):
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len([line for line in errors if says in line]) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("error", "said"), [(InputError, ""), (ProcessLost, "error: gone\n")])
+def test_only_what_others_may_say_waits_for_them(error, said, monkeypatch, capsys):
+    def ends(_):
+        raise error("gone")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "said_by_first", lambda line, wait: wait)
+    monkeypatch.setattr("nhwc.cli.train.run", ends)
+    assert main(["train", "--synthetic"]) == 2
+    assert capsys.readouterr().err == said
 
 
 def test_torchrun_restarts_from_the_checkpoint(tmp_path):

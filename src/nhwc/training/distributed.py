@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -156,10 +157,11 @@ def lost_processes_named() -> Iterator[None]:
         ) from error
 
 
-def said_by_first(text: str, *, patience_s: float = 5.0) -> bool:
+def said_by_first(text: str, *, wait: bool = True) -> bool:
     """Whether torchrun's first process ends with the same words: this one need not say them.
 
     They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
+    Call it last: from now on torchrun's wish to end this process is no reason to leave it unsaid.
 
     >>> said_by_first("no such folder")
     False
@@ -167,12 +169,14 @@ def said_by_first(text: str, *, patience_s: float = 5.0) -> bool:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    patience = timedelta(seconds=patience_s)
+    patience = timedelta(seconds=5)
     try:
         store, rank, _ = next(rendezvous("env://", timeout=patience))
         if rank == 0:
             store.set(key, text)
+        if rank == 0 or not wait:
             return False
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         store.wait([key], patience)
         return bool(store.get(key).decode() == text)
     except (RuntimeError, ValueError):
