@@ -43,11 +43,26 @@ def test_one_case_as_text():
 def test_many_cases_as_text():
     lines = bench_text(suite()).splitlines()
     assert lines[0] == "icelake: a title; 2 threads, float32"
-    assert "published 1.26-1.76x" in lines[2]
     assert lines[3].startswith("alexnet, batch 1")
-    assert "reproduced" in lines[3]
     assert any(line.startswith("geometric mean") and "2.50x" in line for line in lines)
+    claims = next(i for i, line in enumerate(lines) if "published 1.26-1.76x" in line)
+    assert lines[claims + 1].startswith("alexnet, batch 1")
+    assert "reproduced" in lines[claims + 1]
     assert "  broken 1x3x224x224, 2 threads: ModelFailed: it is broken" in lines
+
+
+@pytest.mark.parametrize("wide", [60, 80, 96, 200])
+@pytest.mark.parametrize("result", [suite, one])
+def test_tables_are_no_wider_than_the_terminal_and_lose_no_column(result, wide, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(wide))
+    lines = bench_text(result()).splitlines()
+    assert max(map(len, lines)) <= min(wide, 96)
+    text = " ".join(lines)
+    if result is suite:
+        heads = (*suite().variants[1:], "eager ms", "published", "propagation", "best peer")
+        assert all(head in text for head in (*heads, "ours/peer"))
+    else:
+        assert all(head in text for head in ("set-up s", "peak MB", "99 % sure", "error"))
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,41 @@ def test_sizes_stay_sizes_of_the_input():
         assert_same(model, graph, torch.randn(3, 3, size, size + 1))
 
 
+def test_what_code_asks_of_its_weights_is_known():
+    def run(self, x):
+        assert isinstance(self.weight, nn.Parameter)
+        assert isinstance(self.weight, torch.Tensor)
+        assert not isinstance(x, nn.Parameter)
+        if self.weight.shape[-1] == 3 and self.weight.size(0) > 2 and self.weight.ndim == 4:
+            x = self.c(x)
+        return nn.functional.conv2d(x, self.weight, padding=self.weight.shape[2] // 2) * self.scale
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    model.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+    model.register_buffer("scale", torch.rand(4, 1, 1))
+    captured = capture(model)
+    assert not captured.opaque
+    kinds = [(node.op, node.target) for node in captured.module.graph.nodes]
+    assert kinds.count(("get_attr", "weight")) == kinds.count(("get_attr", "scale")) == 1
+    assert ("call_module", "c") in kinds
+    assert_same(model, captured.module, X)
+
+
+def test_who_reads_a_value_after_a_write_reads_the_write():
+    def run(self, x):
+        x = self.c(x)
+        same = x
+        x.add_(1)
+        nn.functional.relu(x, inplace=True)
+        torch.mul(x, 2, out=same)
+        return x + same
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    graph = capture(model).module
+    assert_same(model, graph, X)
+    assert all(len(node.users) == 1 for node in graph.graph.nodes if node.op.startswith("call"))
+
+
 def test_the_names_of_modules_are_kept():
     graph = capture(load_model("resnet18")).module
     names = set(graph.state_dict())

@@ -49,7 +49,7 @@ def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
     file, report = tmp_path / "m.nhwc", tmp_path / "m.html"
     words = [model, "--input", "1x3x12x12", "--also", "2x3x9x9", "-o", str(file)]
     assert main(["optimize", *words, "--report", str(report)]) == 0
-    assert capsys.readouterr().err == f"wrote {file}\nwrote {report}\n"
+    assert capsys.readouterr().err == f"wrote {report}\nwrote {file}\n"
     assert load(file)(torch.zeros(1, 3, 12, 12)).shape == (1, 4, 10, 10)
     text = report.read_text()
     assert "Memory format from input to output" in text
@@ -58,6 +58,25 @@ def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["schema"] == 1
     assert data["verification"]["passed"] is True
+
+
+def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(
+        "from torch import nn\n"
+        "class Odd(nn.Conv2d):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) if x.sum() > 0 else x\n"
+        "def odd():\n"
+        "    return Odd(3, 4, 3)\n"
+    )
+    words = ["optimize", "my.py:odd", "--input", "1x3x8x8", "-o", "my.nhwc"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert "as it was given" in out
+    assert err.startswith("error: the model cannot be saved: model: it calls a Odd, whose own code")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "my.nhwc").exists()
 
 
 @pytest.mark.parametrize(

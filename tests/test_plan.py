@@ -202,6 +202,20 @@ def test_a_convolution_may_add_what_it_reads(memory, image):
     assert any(option.native for option in options) == kernels.available()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [(1, 9), (9, 1)])
+def test_an_addition_that_broadcasts_is_left_to_torch(sizes, memory):
+    root = nn.Module()
+    root.part = Fused(nn.Conv2d(4, 4, 1), nn.ReLU()).eval()
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.output(graph.call_module("part", (x, y)))
+    module = fx.GraphModule(root, graph).eval()
+    inputs = [torch.randn(2, 4, size, size) for size in sizes]
+    plan = make_plan(module, inputs, memory)
+    torch.testing.assert_close(plan.program(*inputs), module(*inputs))
+
+
 class Volumes(nn.Module):
     """What video models are made of."""
 

@@ -411,6 +411,36 @@ def test_saved_for_its_shapes_it_refuses_others(tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("stage", ["input", "graph"])
+@pytest.mark.parametrize("does", [odd, cached])
+def test_what_was_not_planned_is_saved_for_its_shapes_too(does, stage, tmp_path, monkeypatch):
+    monkeypatch.setattr("nhwc.optimizer.stages.winner", lambda compared: (stage, "so said"))
+    model, x = net(does), image()
+    fast = nhwc.optimize(model, x)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    close(loaded(x), model(x))
+    with pytest.raises(InputError, match=r"was saved for an input of \[2, 3, 9, 10\]"):
+        loaded(image(2, 3, 9, 11))
+    with pytest.raises(InputError, match=r"by sizes alone, save what nhwc.optimize returns"):
+        nhwc.save(model, tmp_path / "given.nhwc")
+    both = nhwc.optimize(model, x, also=[image(1, 3, 9, 9)])
+    with pytest.raises(InputError, match="2 sets of shapes"):
+        nhwc.save(both, tmp_path / "both.nhwc")
+
+
+@torch.no_grad()
+def test_new_weights_are_saved_where_a_plan_for_known_sizes_held_the_old_ones(tmp_path):
+    model, x = net(odd), image()
+    fast = force(model, x)
+    for parameter in fast.parameters():
+        parameter.mul_(0.5)
+    expected = fast.portable(x)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    close(nhwc.load(tmp_path / "model.nhwc")(x), expected)
+
+
+@torch.no_grad()
 def test_a_graph_that_computes_something_else_is_dropped(monkeypatch):
     import nhwc.optimizer.stages as module
 

@@ -1,4 +1,5 @@
 import threading
+import warnings
 
 import pytest
 import torch
@@ -125,3 +126,64 @@ def test_the_model_itself_is_called_the_model():
     norm = torch.nn.InstanceNorm2d(8)
     with pytest.raises(FormatLost, match=r" in the model \(InstanceNorm2d\): "), strict(norm):
         norm(last(2, 8, 4, 4))
+
+
+def scripted(*layers):
+    """The layers as TorchScript in every form it comes in."""
+    model = nhwc.convert_(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 1), *layers).eval())
+    x = last(2, 4, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script, trace = torch.jit.script(model), torch.jit.trace(model, x)
+        return (script, trace, torch.jit.freeze(trace)), x
+
+
+class Lower(torch.nn.Module):
+    def forward(self, x):
+        return x.tril()
+
+
+def test_inside_torchscript_too():
+    forms, x = scripted(Lower())
+    for model in (*forms, torch.nn.Sequential(torch.nn.ReLU(), forms[0])):
+        for gradients in (True, False):
+            lost = pytest.raises(FormatLost, match=r"aten::tril lost .* in .*Module\)")
+            with lost, torch.set_grad_enabled(gradients), strict(model):
+                model(x)
+            assert nothing_patched()
+    forms, x = scripted(torch.nn.ReLU())
+    for model in forms:
+        with strict(model):
+            model(x)
+
+
+def test_other_errors_of_torchscript_stay_what_they_are():
+    forms, _ = scripted(torch.nn.ReLU())
+    with pytest.raises(RuntimeError) as caught, strict():
+        forms[0](last(2, 3, 8, 8))
+    assert not isinstance(caught.value, FormatLost)
+
+    def caught_and_told():
+        try:
+            last(2, 3, 8, 8).tril()
+        except FormatLost:
+            raise RuntimeError("mine") from None
+
+    with pytest.raises(RuntimeError, match="mine"), strict():
+        caught_and_told()
+
+
+def test_a_copy_in_torchscript_that_may_be_asked_for_is_warned_of():
+    forms, x = scripted(torch.nn.InstanceNorm2d(8))
+    for model in forms:
+        warned = pytest.warns(UserWarning, match="to contiguous inside TorchScript at .*py")
+        with warned, strict():
+            model(x)
+        lost = pytest.raises(FormatLost, match="aten::instance_norm")
+        with lost, torch.inference_mode(), strict():
+            model(x)
+
+
+def test_tensors_that_have_no_strides_have_no_format_to_keep():
+    with strict():
+        last(2, 3, 8, 8).to_mkldnn().relu().to_dense()

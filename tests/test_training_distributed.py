@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nhwc import ProcessLost
+from nhwc import InputError, ProcessLost
+from nhwc.cli import main
 from nhwc.training import distributed, load_checkpoint
 
 from .training_nets import FILE, command, environment, image_set, launched, plain, torchrun
@@ -65,6 +66,33 @@ def test_a_lost_process_ends_the_run_with_its_reason(tmp_path):
     assert done.returncode != 0
     assert "error: process 0 of 2 lost another one and stops" in done.stderr
     assert "Traceback" not in done.stderr.partition("error: process 0")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["no/such/folder"], "no/such/folder"),
+        (["--synthetic", "--momentum", "-3"], "momentum"),
+        (["--synthetic", "-a", f"{FILE}:unlucky", "--size", 16, "--classes", 10], "no luck here"),
+    ],
+)
+def test_an_error_is_said_once_by_whoever_has_it(words, says):
+    done = torchrun("-m", "nhwc", "train", *words, "-b", 4, "--workers", 0)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len([line for line in errors if says in line]) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("error", "said"), [(InputError, ""), (ProcessLost, "error: gone\n")])
+def test_only_what_others_may_say_waits_for_them(error, said, monkeypatch, capsys):
+    def ends(_):
+        raise error("gone")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "said_by_first", lambda line, wait: wait)
+    monkeypatch.setattr("nhwc.cli.train.run", ends)
+    assert main(["train", "--synthetic"]) == 2
+    assert capsys.readouterr().err == said
 
 
 def test_torchrun_restarts_from_the_checkpoint(tmp_path):

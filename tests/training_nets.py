@@ -64,6 +64,13 @@ def volume() -> nn.Module:
     )
 
 
+def unlucky() -> nn.Module:
+    """Cannot be made in process 1."""
+    if os.environ.get("RANK") == "1":
+        raise RuntimeError("no luck here")
+    return plain()
+
+
 def dies() -> nn.Module:
     """In process 1 the third batch ends the process, on the first start only."""
     return _Dies(plain())

@@ -49,7 +49,7 @@ class Optimized(nn.Module):
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
 
-    `report` says how it came about.
+    `examples` are the shapes it was made for, in words; `report` says how it came about.
     """
 
     portable: nn.Module
@@ -66,6 +66,7 @@ class Optimized(nn.Module):
     ) -> None:
         super().__init__()
         self.portable = graph
+        self.examples: tuple[tuple[str, ...], ...] = ()
         self.report = report
         self.exact = exact
         self.train(graph.training)
@@ -161,9 +162,7 @@ class Optimized(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
-        if any(recipe.graph is not None for recipe in self.recipes) and self._has_new_weights():
-            self._forget()
-        state = dict(self.__dict__)
+        state = dict(self.__dict__, _recipes={r.signature: r for r in self.recipes})
         for name in ("_programs", "_lock", "_tensors", "_stamp"):
             del state[name]
         return state
@@ -176,7 +175,8 @@ class Optimized(nn.Module):
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """What is planned; a program is made from each when it is first called."""
-        return tuple(self._recipes.values())
+        recipes = self._recipes.values()
+        return tuple(r for r in recipes if r.graph is None or not self._has_new_weights())
 
     def serves(self, inputs: Sequence[Any]) -> bool:
         """Whether there is a plan for these shapes."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from .errors import FormatLost, InputError
@@ -27,7 +29,8 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
 
     Give the `model` to have the module's path in the message. Conversions that the code asks for
     (`.contiguous()`, a reshape that must copy) and views are no loss. It holds for the thread that
-    enters it, forward and backward.
+    enters it, forward and backward. TorchScript shows what it runs in kernels, unless it runs under
+    `torch.inference_mode()`: a copy between two of them may be asked for or not, and is warned of.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(
@@ -35,14 +38,41 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
             "Write `with strict(): ...` for code without one."
         )
     tracker = Tracker()
+    lost: list[FormatLost] = []
+    unclear: list[Call] = []
 
     def check(call: Call) -> None:
         outcome = tracker.follow(call)
         if outcome.effect in (Effect.LOSES, Effect.MISREADS):
-            raise FormatLost(_message(call, outcome.effect))
+            lost.append(FormatLost(_message(call, outcome.effect)))
+            raise lost[-1]
+        if outcome.effect is Effect.CONVERTS and _is_of_script(call) and not unclear:
+            unclear.append(call)
+            place = call.site.file or "TorchScript", call.site.line
+            warnings.warn_explicit(_unclear(call), UserWarning, *place)
 
-    with Recorder(model, on_call=check):
-        yield
+    try:
+        with Recorder(model, on_call=check):
+            yield
+    except RuntimeError as error:
+        # What is raised inside of TorchScript arrives as an error of its interpreter's own.
+        if lost and "TorchScript interpreter" in str(error):
+            raise lost[-1] from error
+        raise
+
+
+def _is_of_script(call: Call) -> bool:
+    """Whether this was a kernel that TorchScript ran: Python's calls have the names of torch."""
+    kernel = call.operator.startswith("aten::") and not call.backward
+    return kernel and not torch.is_inference_mode_enabled()
+
+
+def _unclear(call: Call) -> str:
+    return (
+        f"{call.operator} converted to {call.outputs[0].format} inside TorchScript at "
+        f"{call.site.place}: asked for, or inside an operator that drops the format. Run it under "
+        "torch.inference_mode(), which shows operators whole."
+    )
 
 
 def _message(call: Call, effect: Effect) -> str:

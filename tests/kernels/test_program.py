@@ -13,8 +13,11 @@ from nhwc import Format, InputError, format_of
 from nhwc.kernels import copies, elementwise, linear, pooling
 from nhwc.kernels.activations import Activation
 from nhwc.kernels.arena import LINE, Lifetime, place
+from nhwc.kernels.bound import _planes
 from nhwc.kernels.builder import Builder
+from nhwc.kernels.conv import conv2d_candidates
 from nhwc.kernels.depthwise import depthwise_step
+from nhwc.kernels.spec import ConvSpec
 
 lives = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -107,6 +110,44 @@ def test_strided_inputs_and_fresh_outputs():
     torch.testing.assert_close(first[0], reference(x)[0], rtol=1e-5, atol=1e-5)
     assert first[0].data_ptr() != second[0].data_ptr()
     torch.testing.assert_close(x, base[:, ::2, :, ::2])
+
+
+def first_layer(n, h, w, stride, residual=False):
+    spec = ConvSpec(
+        *(n, 3, h, w, 3, 3, 3),
+        stride=(stride, stride),
+        padding=(1, 1),
+        has_residual=residual,
+    )
+    kernel = next(one for one in conv2d_candidates(spec) if one.name == "stem")
+    weight, bias = torch.randn(3, 3, 3, 3), torch.randn(3)
+    packed = kernel.pack(weight, bias)
+    builder = Builder()
+    x, y = builder.input((n, 3, h, w)), builder.buffer((n, 3, spec.out_h, spec.out_w))
+    more = (x,) if residual else ()
+    builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *more)
+    builder.output(y)
+
+    def reference(x):
+        y = F.conv2d(x, weight, bias, stride, padding=1)
+        return y + x if residual else y
+
+    return builder.build(), reference
+
+
+@pytest.mark.parametrize(
+    ("n", "h", "w", "stride", "residual"),
+    [(1, 30, 64, 2, False), (2, 17, 41, 1, False), (3, 5, 33, 2, False), (2, 9, 40, 1, True)],
+)
+def test_a_first_layer_reads_its_input_where_it_lies(isa, n, h, w, stride, residual):
+    program, reference = first_layer(n, h, w, stride, residual)
+    x = torch.randn(n, 3, h, w)
+    wide = torch.randn(n, 6, h, 2 * w)[:, ::2, :, ::2]
+    for tensor in (x, x.to(memory_format=torch.channels_last), wide, x + 1, x[:, [2, 1, 0]]):
+        torch.testing.assert_close(program(tensor)[0], reference(tensor), rtol=1e-4, atol=1e-4)
+    begins = [0] * len(program.steps)
+    # What it adds it reads channels last.
+    assert bool(_planes(program, begins, program.inputs[0])) is not residual
 
 
 def test_several_threads_call_one_program(threads):

@@ -263,7 +263,7 @@ MUST_NOT = {
         lambda: nn.Sequential(parametrizations.spectral_norm(conv()), norm()),
         "parametrization",
     ),
-    "written in place between": (writing, "also used by add_"),
+    "written in place between": (writing, "comes from add_()"),
     "assigned to between": (setting, "comes from slice_scatter()"),
     "user code between": (lambda: nn.Sequential(Scaled(4, 6, 3), norm()), "not from a conv"),
     "norm before zero padding": (

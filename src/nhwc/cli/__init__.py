@@ -13,7 +13,7 @@ import sys
 from typing import NoReturn
 
 from .. import __version__
-from ..errors import InputError, NhwcError
+from ..errors import InputError, NhwcError, ProcessLost
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
@@ -36,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     except NhwcError as error:
         if debug:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"error: {' '.join(str(error).split())}"
+        if not _is_said(error, line):
+            print(line, file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of our output has gone (`nhwc audit ... | head`); keep the exit quiet too.
@@ -45,6 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _is_said(error: NhwcError, line: str) -> bool:
+    """Whether another of torchrun's processes says the same."""
+    if "WORLD_SIZE" not in os.environ:
+        return False
+    from ..training.distributed import said_by_first
+
+    # Nobody else says which process lost another.
+    return said_by_first(line, wait=not isinstance(error, ProcessLost))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -62,9 +62,6 @@ def run(args: argparse.Namespace) -> int:
             progress=line.show,
         )
         audits = _audits(args.model, model, fast, inputs, line) if _drawn(args) else None
-    if args.output is not None:
-        save(fast, args.output)
-        note(f"wrote {args.output}")
     report: OptimizeReport = fast.report
     if args.report is not None:
         write_file(args.report, optimize_html(report, args.model, audits).encode())
@@ -75,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         write_output(json.dumps(report.to_dict(), indent=1), None)
     else:
         write_output(optimize_text(report, args.model, color=colors()), None)
+    if args.output is not None:
+        # Last: what cannot be saved was optimized all the same, and has a report.
+        save(fast, args.output)
+        note(f"wrote {args.output}")
     return 0
 
 

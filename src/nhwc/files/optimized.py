@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
@@ -16,6 +16,7 @@ from ..formats import Format, to_format
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
+from ..graph.sized import capture_sized
 from ..memory import Memory
 from ..plan import Unplannable, make_plan
 from ..release import in_memory, trim, unread
@@ -34,41 +35,50 @@ def save(model: nn.Module, path: str | Path) -> None:
     refuses others. Which kernels were chosen stays behind: it is true of one machine only.
     """
     recipes: tuple[Recipe, ...] = ()
+    examples: tuple[tuple[str, ...], ...] = ()
     exact = False
     if isinstance(model, Optimized):
-        recipes, exact = model.recipes, model.exact
+        recipes, examples, exact = model.recipes, model.examples, model.exact
         model = model.portable
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
     planned = [list(recipe.inputs) for recipe in recipes]
     try:
         header, tensors = dump(graph)
-    except InputError:
-        if not any(recipe.graph is not None for recipe in recipes):
-            raise
-        header, tensors = dump(_for_sizes(recipes))
+    except InputError as error:
+        header, tensors = dump(_for_sizes(graph, examples, recipes, error))
     header |= {"planned": planned, "exact": exact}
     write(Path(path), header, tensors)
     unread(tensors)
 
 
-def _for_sizes(recipes: Sequence[Recipe]) -> fx.GraphModule:
-    """The graph of the one recipe, with a check of its inputs in front."""
-    if len(recipes) > 1:
+def _for_sizes(
+    graph: fx.GraphModule,
+    examples: Sequence[tuple[str, ...]],
+    recipes: Sequence[Recipe],
+    error: InputError,
+) -> fx.GraphModule:
+    """The graph for the sizes of the one example, checked in front; `error` if there is none."""
+    if not examples:
+        raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
+    made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
+    try:
+        inputs = [_example(text) for text in examples[0]]
+        sized = made or capture_sized(graph, inputs)[0]
+    except Exception:
+        raise error from None
+    if len(examples) > 1:
         raise InputError(
-            f"the model is planned for {len(recipes)} sets of shapes, each in a graph of its own; "
-            "a file holds one. Optimize the model for one set of shapes and save that."
+            f"the model is optimized for {len(examples)} sets of shapes, each in a graph of its "
+            "own; a file holds one. Optimize the model for one set of shapes and save that."
         )
-    [recipe] = recipes
-    assert recipe.graph is not None
-    graph = fx.GraphModule(recipe.graph, renamed(recipe.graph.graph), recipe.graph._get_name())
-    places = graph.graph.find_nodes(op="placeholder")
+    result = fx.GraphModule(sized, renamed(sized.graph), sized._get_name())
+    places = result.graph.find_nodes(op="placeholder")
     # Arguments left out have defaults, which the graph is fixed to.
-    made_for: Any = recipe.signature
-    for node, given in zip(places, made_for, strict=False):
-        if isinstance(given[0], torch.Size):
-            with graph.graph.inserting_after(places[-1]):
-                graph.graph.call_function(assert_sizes, (node, list(given[0]), given[1]))
-    return graph
+    for node, given in zip(places, inputs, strict=False):
+        if isinstance(given, Tensor):
+            with result.graph.inserting_after(places[-1]):
+                result.graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
+    return result
 
 
 def load(path: str | Path) -> Optimized:

@@ -183,11 +183,14 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         if not node.target.startswith("*"):
             node.target = name
         # TorchScript takes what has no type for a tensor, which is never None.
-        unsaid = typing.Optional[Tensor] if parameter.default is None else None  # noqa: UP045
-        node.type = types.get(name, unsaid)
+        node.type = types.get(name, _TENSOR_OR_NONE if parameter.default is None else None)
     for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
         node.target = assert_none
+        # Whatever type it declares, TorchScript asks whether a tensor is None.
+        node.all_input_nodes[0].type = _TENSOR_OR_NONE
 
+
+_TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045
 
 # TorchScript does not know the type that torch.fx gives its own, in versions that have one.
 _FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)

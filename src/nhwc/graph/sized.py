@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..preserve import undrawn
+from ..preserve import preserved, undrawn
+from ..verify import cloned
 from .captured import give_copies, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
@@ -46,18 +47,21 @@ def capture_sized(
     >>> [str(node) for node in sized.graph.nodes], opaque
     (['input_1', '_0', '_1', 'output'], {})
     """
-    root = fx.GraphModule(graph, renamed(graph.graph), type(graph).__name__)
-    tracer, state = _Sized(root, inputs), State(root)
-    with undrawn(), torch.no_grad(), _without_nested():
-        traced = tracer.trace(root, tracer.fixed)
+    with preserved(graph), torch.no_grad():
+        # What code keeps from its first call (tables made for a size) is there at the second.
+        graph(*cloned(inputs))
+        root = fx.GraphModule(graph, renamed(graph.graph), type(graph).__name__)
+        tracer, state = _Sized(root, inputs), State(root)
+        with undrawn(), _without_nested():
+            traced = tracer.trace(root, tracer.fixed)
         check_writes(traced)
         tracer.check_constants()
         state.check()
-    tracer.spare_writes()
-    give_copies(traced)
-    name_placeholders(traced, root)
-    result = fx.GraphModule(root, renamed(traced), type(graph).__name__)
-    return unwrap_layers(result, root), tracer.opaque
+        tracer.spare_writes()
+        give_copies(traced)
+        name_placeholders(traced, root)
+        result = fx.GraphModule(root, renamed(traced), type(graph).__name__)
+        return unwrap_layers(result, root), tracer.opaque
 
 
 @contextlib.contextmanager

@@ -25,18 +25,25 @@ CONSTANT = "_tensor_constant"
 # The machinery itself asks what a traced value is, and takes no harm from a plain answer.
 _MACHINERY = (
     OURS,
-    *(f"{TORCH}{part}" for part in ("fx/", "nn/parameter.py", "nn/modules/module.py")),
+    *(f"{TORCH}{part}" for part in ("fx/", "nn/modules/module.py")),
     *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
     # What these take for a tensor they hand to C++, which crashes on anything else.
     *(f"{TORCH}{part}" for part in ("autograd/", "_functorch/")),
 )
 
+_PARAMETER = f"{TORCH}nn/parameter.py"
+"""Where nn.Parameter answers whether something is one."""
+
 
 def _type_seen(proxy: Any) -> type:
     """What a traced value passes for. fx's own answers False to every `isinstance` of user code,
     and so takes one branch of it without a word."""
-    file = sys._getframe(2).f_code.co_filename
-    if file.startswith(_MACHINERY):
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_filename == _PARAMETER:
+        if type(proxy) is not TracedParameter:
+            return type(proxy)
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_MACHINERY):
         return type(proxy)
     known: type | None = proxy._passes_for()
     if known is not None:
@@ -142,8 +149,13 @@ class Attribute(fx.proxy.Attribute):
 class TracedParameter(fx.proxy.ParameterProxy):
     """A parameter: recorded where it is used, known where only its shape is asked for."""
 
+    _is_param = True  # what nn.Parameter asks of a tensor
+
     def size(self, dim: int | None = None) -> Any:
         return self.param.size() if dim is None else self.param.size(dim)
+
+    def __len__(self) -> int:
+        return len(self.param)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]

@@ -21,6 +21,7 @@ from .traced import (
     definer,
     is_constant,
 )
+from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -41,16 +42,20 @@ class Tracer(fx.Tracer):
 
     def __init__(self) -> None:
         wrapped = (*_untraceable_functions(), *_RECORDED)
-        super().__init__(autowrap_functions=wrapped, param_shapes_constant=True)
+        super().__init__(autowrap_functions=wrapped)
         self._autowrap_search.append(torch)
         self.opaque: dict[str, str] = {}
+        self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions once, which must not be while some of them are wrapped.
         torch.overrides.get_overridable_functions()
-        graph = super().trace(root, concrete_args)
+        # fx looks through all of them for each that is used.
+        self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        with spelled_out(root):
+            graph = super().trace(root, concrete_args)
         for node in graph.nodes:
             if node.target in _RECORDED:
                 # It would have the graph's code wrap a name with a dot in it, which cannot be.
@@ -61,7 +66,8 @@ class Tracer(fx.Tracer):
         return Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.opaque or is_leaf(m)
+        leaf = is_leaf(m) and not is_spelled_out(m)
+        return module_qualified_name in self.opaque or leaf
 
     def call_module(
         self,
@@ -97,15 +103,21 @@ class Tracer(fx.Tracer):
             return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        found = super().getattr(attr, attr_val, parameter_proxy_cache)
-        if type(found) is fx.proxy.ParameterProxy:
-            return TracedParameter(self, found.node, found.name, found.param)
-        return found
+        name = self._names.get(attr_val) if isinstance(attr_val, nn.Parameter) else None
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy(
+                *("get_attr", name, (), {}),
+                proxy_factory_fn=lambda node: TracedParameter(self, node, name, attr_val),
+            )
+        return parameter_proxy_cache[name]
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
-        result = super().create_arg(a)
+        name = self._names.get(a) if isinstance(a, Tensor) else None
+        result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
             self._constants[result] = a, a._version
         return result
@@ -115,9 +127,13 @@ class Tracer(fx.Tracer):
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
             return result
-        written = tree_leaves(written_into(result.node))
-        if any(isinstance(value, fx.Node) and is_constant(value) for value in written):
+        written = written_into(result.node)
+        if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
+        for value in tree_leaves(args):
+            if isinstance(value, fx.Proxy) and value.node is written:
+                # Whoever reads it from now on reads what was written.
+                self.rename(value, result.node)
         return result
 
     def _may_return_input(self, path: str) -> bool:

@@ -13,6 +13,8 @@ from .vectors import Emitter
 
 INPUT_ARGUMENTS = ("x", "pixels", "sn", "sc", "sh", "sw")
 """The first fields of the kernel that brings an input in; a program sets them for every call."""
+PLANES = "planes"
+"""The field of a kernel that itself reads `x` as N, C, H, W where a program sets this to 1."""
 
 
 def input_step(y: View) -> Step:
@@ -58,7 +60,7 @@ def _emit_input(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             whole = a.w // e.width * e.width
             with e.range(0, whole, e.width) as column:
                 colours = [e.load(source + (a.sc * i + column)) for i in range(3)]
-                for number, vector in enumerate(_zip(e, colours)):
+                for number, vector in enumerate(in_turns(e, colours)):
                     e.store(vector, target + (column * 3 + number * e.width))
             done.value = whole
         with e.range(done.value, a.w) as column, e.range(0, a.c) as c:
@@ -66,7 +68,7 @@ def _emit_input(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             e.write(value, target + (column * a.ypixel + c))
 
 
-def _zip(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
+def in_turns(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
     """The first lane of every vector, then the second of every vector, and so on."""
     count, width = len(vectors), e.width
     results = []
@@ -104,12 +106,13 @@ def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None
         target = a.y.floats() + pixel * a.ypixel
         whole = a.c // e.width * e.width
         with e.range(0, whole, e.width) as c:
-            low, high = _zip(e, [e.load(left + c), e.load(right + c)])
+            low, high = in_turns(e, [e.load(left + c), e.load(right + c)])
             e.store(low, target + c * 2)
             e.store(high, target + (c * 2 + e.width))
         with e.when(whole < a.c):
             mask = e.lanes(a.c - whole)
-            low, high = _zip(e, [e.load(left + whole, mask), e.load(right + whole, mask)])
+            parts = [e.load(left + whole, mask), e.load(right + whole, mask)]
+            low, high = in_turns(e, parts)
             rest = (a.c - whole) * 2
             e.store(low, target + whole * 2, e.lanes(rest))
             e.store(high, target + (whole * 2 + e.width), e.lanes(rest - e.width))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from ..errors import InputError
 from ..formats import Format, strides_of
 from . import threads
 from .arena import LINE, Lifetime, place
+from .bound import Bound
 from .copies import input_step
 from .later import foreseen
-from .steps import Scratch, Step, View, bind, view_of
-from .tape import WALK, Tape
-
-_FLOAT, _CPU = torch.float32, torch.device("cpu")
+from .steps import Scratch, Step, View
+from .tape import WALK
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Program:
             if self._key not in block.bound:
                 offsets, size = self._place(count)
                 block.grow(size)
-                block.bound[self._key] = _Bound(self, count, offsets, block.start)
+                block.bound[self._key] = Bound(self, count, offsets, block.start)
             return block.bound[self._key].run(inputs)
         finally:
             self._pool.put(count, block)
@@ -83,7 +81,7 @@ class Program:
         for number, (tensor, view) in enumerate(zip(inputs, self.inputs, strict=True)):
             n, c, h, w = view.shape
             good = tensor.shape == view.shape or (h == w == 1 and tensor.shape == (n, c))
-            if not good or tensor.dtype is not _FLOAT or not tensor.is_cpu:
+            if not good or tensor.dtype is not torch.float32 or not tensor.is_cpu:
                 raise InputError(
                     f"input {number} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
                     f"the program was recorded for {view.shape} torch.float32 on cpu."
@@ -137,7 +135,7 @@ class _Block:
     """Memory, as much as the largest program needs, and the programs that are bound to it."""
 
     def __init__(self) -> None:
-        self.bound: dict[object, _Bound] = {}
+        self.bound: dict[object, Bound] = {}
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def grow(self, size: int) -> None:
@@ -148,81 +146,6 @@ class _Block:
     @property
     def start(self) -> int:
         return -(-self._memory.data_ptr() // LINE) * LINE
-
-
-class _Bound:
-    """The arguments of every step of a program, bound to the memory from `start` on."""
-
-    def __init__(
-        self, program: Program, threads: int, offsets: dict[object, int], start: int
-    ) -> None:
-        # For each buffer that a call brings along: (index of the argument, bytes after its start).
-        places: dict[object, list[tuple[int, int]]] = {
-            view.buffer: [] for view in (*program.inputs, *(o.view for o in program.outputs))
-        }
-        numbers: list[int] = []
-        begins = []
-        for step in program.steps:
-            begins.append(len(numbers))
-            for argument in step.args:
-                if isinstance(argument, View) and argument.buffer in places:
-                    places[argument.buffer].append((len(numbers), 4 * argument.offset))
-                numbers += bind([argument], lambda item: start + offsets.get(item, 0))
-        self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
-        args_at = ctypes.addressof(self._args)
-        entries = []
-        for index, step in enumerate(program.steps):
-            entries.append(
-                (step.kernel.address, args_at + 8 * begins[index], program.barriers[index])
-            )
-        self._tape = Tape(entries, threads)
-        self._inputs = [
-            _Input(view, start + offsets.get(view.buffer, 0), begins[index], places[view.buffer])
-            for index, view in enumerate(program.inputs)
-        ]
-        self._outputs = [
-            (output.shape, output.strides, places[output.view.buffer]) for output in program.outputs
-        ]
-
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for known, tensor in zip(self._inputs, inputs, strict=True):
-            known.bring(tensor, self._args)
-        results = []
-        for shape, strides, places in self._outputs:
-            tensor = torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU)
-            _point(self._args, places, tensor.data_ptr())
-            results.append(tensor)
-        self._tape.run()
-        return results
-
-
-class _Input:
-    """An input: read where it lies, or brought to its `home` by the step that begins at `entry`."""
-
-    def __init__(
-        self, view: View, home: int, entry: int, places: Sequence[tuple[int, int]]
-    ) -> None:
-        self._view, self._home, self._entry, self._places = view, home, entry, places
-        self._strides: tuple[int, ...] | None = None
-        self._ready = False
-
-    def bring(self, tensor: Tensor, args: ctypes.Array[ctypes.c_int64]) -> None:
-        strides, start = tensor.stride(), tensor.data_ptr()
-        if strides != self._strides:
-            lies = view_of(tensor)
-            self._ready, self._strides = lies is not None and lies.dense, strides
-            layout = (0,) * 5 if self._ready else (self._view.pixels, *(*strides, 0, 0)[:4])
-            for place, number in enumerate(layout, self._entry + 1):
-                args[place] = number
-        args[self._entry] = start
-        _point(args, self._places, start if self._ready else self._home)
-
-
-def _point(
-    args: ctypes.Array[ctypes.c_int64], places: Sequence[tuple[int, int]], address: int
-) -> None:
-    for index, offset in places:
-        args[index] = address + offset
 
 
 def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from . import isa as isas
 from .compiler import Args, Kernel
-from .loops import ENDING, emit_vectors, ending, finish
+from .copies import PLANES, in_turns
+from .loops import ENDING, each_vector, emit_vectors, ending, finish
 from .microkernel import panel_columns
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -25,7 +26,7 @@ from .vectors import Emitter
 from .weights import after
 
 _FIELDS = (
-    *("x", "x_pixel", "weights", "bias", "lines"),
+    *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "run", "stride_h", "pad_h", "pad_w"),
     *("blocks", "panels", "line", "lines_floats", *ENDING),
 )
@@ -58,6 +59,7 @@ def stem_steps(
             stem_kernel(spec.c * spec.stride[1]),
             x=x,
             x_pixel=x.pixel,
+            planes=0,
             weights=packed,
             bias=after(packed, spec.depth * padded_k),
             lines=Scratch(4 * floats, per_thread=True),
@@ -120,6 +122,21 @@ def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> No
         e.store(e.load(source + rest, mask), to + (pad + rest), mask)
         _clear(e, to + (pad + floats), pad)
 
+    def colours() -> None:
+        """Three lines, one per colour, become one."""
+        _clear(e, to, pad)
+        _clear(e, to + (pad + floats), pad)
+        red, area = a.x.floats() + (image * a.c * a.h + row) * a.w, a.h * a.w
+
+        def put(column: Value, mask: Value | None) -> None:
+            lines = [e.load(red + (area * colour + column), mask) for colour in range(3)]
+            for number, vector in enumerate(in_turns(e, lines)):
+                place = column * 3 + number * e.width
+                part = None if mask is None else e.lanes(floats - place)
+                e.store(vector, to + (pad + place), part)
+
+        each_vector(e, e.i64(0), a.w, put)
+
     def gather() -> None:
         _clear(e, to, a.line)
         with e.range(0, a.w) as column, e.range(0, a.c) as c:
@@ -127,7 +144,8 @@ def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> No
             e.write(value, to + (pad + column * a.c + c))
 
     def inside() -> None:
-        e.branch(a.x_pixel == a.c, copy, gather)
+        dense = a.x_pixel == a.c
+        e.branch(a.planes != 0, colours, lambda: e.branch(dense, copy, gather))
 
     e.branch((row >= 0) & (row < a.h), inside, lambda: _clear(e, to, a.line))
 

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..graph.report import Opaque, PassReport
 from ..graph.sized import capture_sized
 from ..passes import Pass
-from ..preserve import preserved
-from ..verify import cloned
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,11 @@ def for_sizes(
     """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts."""
     if not opaque:
         return None
-    with preserved(graph), torch.no_grad():
-        try:
-            # What code keeps from its first call (tables made for a size) is there at the second.
-            graph(*cloned(inputs))
-            sized, closed = capture_sized(graph, inputs)
-        except Exception:
-            # Where nothing comes of it, the opaque parts have their reasons already.
-            return None
+    try:
+        sized, closed = capture_sized(graph, inputs)
+    except Exception:
+        # Where nothing comes of it, the opaque parts have their reasons already.
+        return None
     # A model that is opaque as a whole is called `model` by the graph around it.
     whole = any(not part.path for part in opaque)
     shut = [path.removeprefix("model").lstrip(".") if whole else path for path in closed]

@@ -183,10 +183,12 @@ class _Work:
             if id(weight) not in packed:
                 weight.data = in_memory(weight.data)
         trim()
+        result = self.planned
         if chosen != "plan":
-            return Optimized(self.model if chosen == "input" else self.graph, report=report)
-        self.planned.report, self.planned.exact = report, self.exact
-        return self.planned
+            result = Optimized(self.model if chosen == "input" else self.graph)
+        result.report, result.exact = report, self.exact
+        result.examples = tuple(map(describe, self.examples))
+        return result
 
     def _why_unplanned(self) -> str:
         """Why some example has no plan; with plans for parts, that is no question of theirs."""

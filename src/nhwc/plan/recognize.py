@@ -65,10 +65,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
     out, tensors = record.tensor(node), [record.tensor(one) for one in inputs]
     if out is None or any(t is None or t.dtype != out.dtype for t in tensors):
         return None
-    first = tensors[0]
-    assert first is not None
-    if any(t is None or t.shape != out.shape for t in tensors[1:]):
-        return None  # The addition broadcasts: eager does that.
+    first, *residuals = [one for one in tensors if one is not None]
     if any(p.dtype != out.dtype for p in op.parameters()):
         return None
     common: dict[str, Any] = {
@@ -79,7 +76,9 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
         "device": first.device,
     }
     spec = _specify(op, common)
-    return Layer(spec, node, inputs, name) if spec else None
+    if spec is None or {spec.output, *(one.shape for one in residuals)} != {out.shape}:
+        return None  # The addition broadcasts: eager does that.
+    return Layer(spec, node, inputs, name)
 
 
 def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:

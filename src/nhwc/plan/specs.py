@@ -49,6 +49,15 @@ class Convolution:
         kind = f"conv{len(self.input) - 2}d"
         return f"{kind} {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
 
+    @property
+    def output(self) -> tuple[int, ...]:
+        sizes = zip(
+            *(self.input[2:], self.weight[2:], self.stride, self.padding, self.dilation),
+            strict=True,
+        )
+        places = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+        return (self.input[0], self.weight[0], *places)
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -66,6 +75,10 @@ class Linear:
     def key(self) -> str:
         return f"linear {_x(self.input)} w{_x(self.weight)} {_tail(self)}"
 
+    @property
+    def output(self) -> tuple[int, ...]:
+        return (*self.input[:-1], self.weight[0])
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -80,6 +93,10 @@ class Affine:
     @property
     def key(self) -> str:
         return f"affine {_x(self.input)} {_tail(self)}"
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return self.input
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ..benchmark import Benchmark, Changes, Row
 from . import bench_words as words
-from .text import wrap
+from .text import width, wrap
 
-_BAR = 24
+_BAR, _LEAST_BAR = 24, 6
 
 
 def bench_text(result: Benchmark) -> str:
@@ -21,7 +22,7 @@ def bench_text(result: Benchmark) -> str:
     elif result.rows:
         cases = [row.case for row in result.rows]
         heading = result.title or f"{len(result.rows)} cases"
-        lines += [f"{heading}; {words.common(cases)}", "", *_many(result), ""]
+        lines += [wrap(f"{heading}; {words.common(cases)}", ""), "", *_many(result), ""]
     problems = words.failures(result)
     if problems:
         lines += ["not measured:"]
@@ -71,10 +72,32 @@ def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> l
     ]
 
 
+def _fitting(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """`columns` in as many tables as the width asks for, one below the other.
+
+    Each begins with the first column. A column without a heading stays beside the one before.
+    """
+    wide = [2 + max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    room = width() + 2 - wide[0]
+    tables: list[list[int]] = []
+    for i in range(1, len(wide)):
+        following = itertools.takewhile(lambda j: not rows[0][j], range(i + 1, len(wide)))
+        needed = sum(wide[j] for j in (*(tables[-1] if tables else ()), i, *following))
+        if not tables or (rows[0][i] and needed > room):
+            tables.append([])
+        tables[-1].append(i)
+    lines: list[str] = []
+    for table in tables:
+        cut = [[row[i] for i in (0, *table)] for row in rows]
+        own = tuple(place for place, i in enumerate((0, *table)) if i in left)
+        lines += ["", *columns([row for row in cut if any(row[1:])], own)]
+    return lines[1:]
+
+
 def _one(row: Row, baseline: str) -> list[str]:
     training = row.case.train
     head = ("", "ms", "steps/s" if training else "images/s", "speed", "99 % sure", "", "set-up s")
-    table = [(*head, "peak MB", "error", "")]
+    table = [(*head, "peak MB", "error")]
     fastest = max((m.median_s for m in row.measured), default=0.0)
     ordered = sorted(row.measured, key=lambda m: m.median_s)
     top = fastest / ordered[0].median_s if ordered else 1.0
@@ -92,10 +115,16 @@ def _one(row: Row, baseline: str) -> list[str]:
                 f"{m.setup_s:.1f}",
                 "" if m.peak_bytes is None else f"{m.peak_bytes / 1e6:.0f}",
                 f"{m.error:.0e}",
-                "█" * max(1, round(_BAR * fastest / m.median_s / top)),
             )
         )
-    return columns(table, left=(0, 5, 9))
+    lines = columns(table, left=(0, 5))
+    wide = max(map(len, lines))
+    longest = min(_BAR, width() - wide - 2)
+    if longest < _LEAST_BAR:
+        return _fitting(table, (0, 5))
+    bars = [max(1, round(longest * fastest / m.median_s / top)) for m in ordered]
+    drawn = zip(lines, [0, *bars], strict=True)
+    return [f"{line:{wide}}  {'█' * bar}".rstrip() for line, bar in drawn]
 
 
 def _lines(row: Row, result: Benchmark) -> list[str]:
@@ -128,7 +157,7 @@ def _many(result: Benchmark) -> list[str]:
     blank = [""] * (len(head) - len(shown) - 2)
     table.append(["geometric mean", "", *(f"{mean} " for mean in means), *blank])
     left = [i for i, name in enumerate(head) if name.startswith(("publ", "prop", "best"))]
-    return columns(table, left=(0, *left, len(head) - 1))
+    return _fitting(table, (0, *left, len(head) - 1))
 
 
 def _marked(ratio: float, verdict: str) -> str:

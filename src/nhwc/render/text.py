@@ -17,10 +17,13 @@ def paint(text: str, color: str, enabled: bool) -> str:
 
 def wrap(text: str, indent: str, further: str | None = None) -> str:
     """Break `text` at the terminal's width; lines after the first begin with `further`."""
-    # Where no terminal reads it, and in a wide one, lines are as long as they read well.
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
     further = indent if further is None else further
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=further)
+    return textwrap.fill(text, width(), initial_indent=indent, subsequent_indent=further)
+
+
+def width() -> int:
+    """The terminal's; where none reads it, and in a wide one, as long as lines read well."""
+    return min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
 
 
 def milliseconds(seconds: float) -> str:

@@ -6,7 +6,9 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -153,6 +155,32 @@ def lost_processes_named() -> Iterator[None]:
             "above or in its log. Start again with --resume, or let torchrun do so with "
             f"--max-restarts ({_first_line(error)})"
         ) from error
+
+
+def said_by_first(text: str, *, wait: bool = True) -> bool:
+    """Whether torchrun's first process ends with the same words: this one need not say them.
+
+    They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
+    Call it last: from now on torchrun's wish to end this process is no reason to leave it unsaid.
+
+    >>> said_by_first("no such folder")
+    False
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    patience = timedelta(seconds=5)
+    try:
+        store, rank, _ = next(rendezvous("env://", timeout=patience))
+        if rank == 0:
+            store.set(key, text)
+        if rank == 0 or not wait:
+            return False
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        store.wait([key], patience)
+        return bool(store.get(key).decode() == text)
+    except (RuntimeError, ValueError):
+        return False
 
 
 _PEER_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "TCPStore", "Timed out waiting")

@@ -125,8 +125,9 @@ class Tracker:
         return spec.source is not None and self._kept.get(spec.source, False)
 
     def _judge(self, call: Call) -> Outcome:
-        images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
-        made = [o for o in call.outputs if len(o.shape) >= 4]
+        # What is not strided (oneDNN's own, sparse) has no format of ours.
+        images = [i for i in call.inputs if i.source is not None and len(i.strides) >= 4]
+        made = [o for o in call.outputs if len(o.strides) >= 4]
         if not call.moves_data:
             return self._in_place(call, images)
         if call.backward:

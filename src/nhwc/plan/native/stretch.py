@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from ...timing import interleave
 from ..recording import Record
 from ..specs import Layer
 from .kernel import Constants, Native
+
+_LOOKING_S = 0.1
 
 
 class Stretch:
@@ -61,11 +65,17 @@ def single(
 
 
 def call_seconds() -> float:
-    """What calling a program costs, whatever is in it."""
+    """What calling a program costs, whatever is in it: the least of many calls.
+
+    On a busy machine most calls wait for a second core, for as long as other work may have it.
+    """
     builder = Builder()
     x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
     builder.add(activation_step, x, y)
     builder.output(y)
     program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
-    times = interleave({"": lambda: program(tensor)}, rounds=50, warmup=5)
-    return min(times[""].seconds)
+    least, end = math.inf, time.perf_counter() + _LOOKING_S
+    while time.perf_counter() < end:
+        times = interleave({"": lambda: program(tensor)}, rounds=20)
+        least = min(least, *times[""].seconds)
+    return least
