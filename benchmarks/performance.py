@@ -81,7 +81,8 @@ Every engine has a process of its own, two threads and float32; they take turns,
 the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time of the best engine
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
-Batch 4 from vgg13 on was measured before the latest changes to the kernels.
+Batch 4 was measured before the latest changes to the kernels, but for vgg13, vgg16 and the two
+mnasnets.
 
 ![The icelake suite](icelake.png)
 
@@ -98,18 +99,19 @@ python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
 THREAD = """\
-One thread for each engine, batch 1.
+One thread for each engine, some models, batch 1.
 
 ```
-nhwc bench --suite icelake --threads 1 --seconds 2 -o benchmarks/results/icelake-1-thread.json
+nhwc bench resnet18 resnet50 mobilenet_v2 vgg16 densenet121 shufflenet_v2_x1_0 --threads 1 \\
+    --seconds 2 -o benchmarks/results/icelake-1-thread.json
 ```"""
 
 VOLTA = """\
-The models of the `volta` suite that `icelake` does not have, batch 1 and 4, two threads.
+The models of the `volta` suite that `icelake` does not have, batch 1, two threads.
 
 ```
 nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 shufflenet_v2_x2_0 \\
-    --batch 1,4 --seconds 2 -o benchmarks/results/volta.json
+    --seconds 2 -o benchmarks/results/volta.json
 ```"""
 
 PEERS = """\

@@ -58,6 +58,9 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         yield device
         # Who leaves early closes connections that others may still be reading from.
         dist.barrier()
+    except ProcessLost:
+        _outlive_torchrun()
+        raise
     finally:
         dist.destroy_process_group()
     # The group's threads end with the last model that holds it. One that lets go of a tensor while
@@ -161,13 +164,14 @@ def said_by_first(text: str, *, wait: bool = True) -> bool:
     """Whether torchrun's first process ends with the same words: this one need not say them.
 
     They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
-    Call it last: from now on torchrun's wish to end this process is no reason to leave it unsaid.
+    Call it last: the process cannot be told to end any more.
 
     >>> said_by_first("no such folder")
     False
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
+    _outlive_torchrun()
     key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     patience = timedelta(seconds=5)
     try:
@@ -176,11 +180,16 @@ def said_by_first(text: str, *, wait: bool = True) -> bool:
             store.set(key, text)
         if rank == 0 or not wait:
             return False
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         store.wait([key], patience)
         return bool(store.get(key).decode() == text)
     except (RuntimeError, ValueError):
         return False
+
+
+def _outlive_torchrun() -> None:
+    """Torchrun ends the processes that are left; one that ends anyway has something to say."""
+    with contextlib.suppress(ValueError):  # signals are the main thread's
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 _PEER_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "TCPStore", "Timed out waiting")
