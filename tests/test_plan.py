@@ -216,6 +216,18 @@ def test_an_addition_that_broadcasts_is_left_to_torch(sizes, memory):
     torch.testing.assert_close(plan.program(*inputs), module(*inputs))
 
 
+@torch.no_grad()
+def test_a_module_may_have_two_names(memory, image):
+    root = nn.Module()
+    root.one = root.other = nn.Conv2d(4, 4, 3).eval()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("other", (graph.call_module("one", (x,)),)))
+    module = fx.GraphModule(root, graph).eval()
+    plan = make_plan(module, (image,), memory)
+    torch.testing.assert_close(plan.program(image), module(image), rtol=1e-4, atol=1e-5)
+
+
 class Volumes(nn.Module):
     """What video models are made of."""
 

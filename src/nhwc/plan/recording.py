@@ -89,7 +89,7 @@ class _Recorder(fx.Interpreter):
         given = {node: versions_of(self.env[node]) for node in n.all_input_nodes}
         value = super().run_node(n)
         if n.op == "call_module":
-            unread(self.submodules[str(n.target)].parameters())
+            unread(self.module.get_submodule(str(n.target)).parameters())
         if written_into(n) is None:
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
