@@ -36,6 +36,9 @@ _SMALL = 1 << 14
 _APART = 1 << 17
 """For fewer bytes pages of their own are too many."""
 
+_STEP = 1 << 21
+"""So many numbers of a file are read before their memory goes back."""
+
 _files: dict[int, int] = {}
 """Where the bytes that `from_file` mapped begin, and where they end."""
 
@@ -63,9 +66,14 @@ def apart(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     dtype = dtype or tensor.dtype
     if sys.platform != "linux" or not _is_plain(tensor) or tensor.nbytes < _APART:
         return tensor.to(dtype, copy=True)
+    return _pages(tensor, dtype).copy_(tensor)
+
+
+def _pages(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for `tensor` in pages of its own."""
     pages = mmap.mmap(-1, tensor.numel() * dtype.itemsize, access=mmap.ACCESS_COPY)
     flat = torch.frombuffer(pages, dtype=dtype)
-    return flat.as_strided(tensor.shape, _dense_strides(tensor)).copy_(tensor)
+    return flat.as_strided(tensor.shape, _dense_strides(tensor))
 
 
 @cache
@@ -84,7 +92,12 @@ def in_memory(tensor: Tensor) -> Tensor:
     """
     if not _in_file(tensor):
         return tensor
-    copy = apart(tensor)
+    if sys.platform != "linux" or _dense_strides(tensor) != tensor.stride():
+        return apart(tensor)
+    copy = _pages(tensor, tensor.dtype)
+    for to, of in zip(_flat(copy).split(_STEP), _flat(tensor).split(_STEP), strict=True):
+        to.copy_(of)
+        unread([of])
     unread([tensor])
     return copy
 
@@ -166,8 +179,11 @@ def from_file(
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a dense tensor, as they lie in memory."""
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+    return _flat(tensor).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def _movable(tensor: Tensor) -> bool:

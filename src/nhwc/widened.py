@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .release import apart
+
 _LARGE = 1 << 16
 """From how many numbers on a weight is widened for each run of its module anew."""
 
@@ -119,9 +121,8 @@ def _widen_while_running(module: nn.Module, originals: _Originals) -> None:
                 if id(stand_in) in originals:
                     stand_in, own = originals[id(stand_in)]
                     calls[-1].append((part._parameters, name, stand_in))
-                    part._parameters[name] = nn.Parameter(
-                        own.to(torch.float64, copy=True), stand_in.requires_grad
-                    )
+                    wide = nn.Parameter(apart(own, torch.float64), stand_in.requires_grad)
+                    part._parameters[name] = wide
 
     def end(*_: Any) -> None:
         for slots, name, stand_in in calls.pop():
