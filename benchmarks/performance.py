@@ -140,10 +140,7 @@ python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet1_0 > benchmark
 
 def _suite(path: Path) -> str:
     result = read(path)
-    tables = {batch: engines(result, rows) for batch, rows in by_batch(result).items()}
-    if len(tables) == 1:
-        return next(iter(tables.values()))
-    return "\n\n".join(f"Batch {batch}:\n\n{table}" for batch, table in tables.items())
+    return engines(result, list(result.rows))
 
 
 def _curve(path: Path) -> str:

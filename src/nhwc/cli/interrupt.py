@@ -6,6 +6,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+from ..errors import ProcessLost
+
 
 class Interrupt:
     """Within it a first signal makes calls of this object return true; a second one interrupts."""
@@ -33,6 +35,9 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, ProcessLost):
+            # Torchrun ends those that are left; this one ends anyway, and has to say why.
+            self._before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -130,10 +130,11 @@ class Tracer(fx.Tracer):
         written = written_into(result.node)
         if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
-        for value in tree_leaves(args):
-            if isinstance(value, fx.Proxy) and value.node is written:
-                # Whoever reads it from now on reads what was written.
-                self.rename(value, result.node)
+        if isinstance(written, fx.Node):
+            # Whoever reads it from now on reads what was written.
+            for value in tree_leaves(args):
+                if isinstance(value, fx.Proxy) and value.node is written:
+                    self.rename(value, result.node)
         return result
 
     def _may_return_input(self, path: str) -> bool:

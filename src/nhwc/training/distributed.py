@@ -58,9 +58,6 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         yield device
         # Who leaves early closes connections that others may still be reading from.
         dist.barrier()
-    except ProcessLost:
-        _outlive_torchrun()
-        raise
     finally:
         dist.destroy_process_group()
     # The group's threads end with the last model that holds it. One that lets go of a tensor while
@@ -171,7 +168,8 @@ def said_by_first(text: str, *, wait: bool = True) -> bool:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
-    _outlive_torchrun()
+    with contextlib.suppress(ValueError):  # signals are the main thread's
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     patience = timedelta(seconds=5)
     try:
@@ -184,12 +182,6 @@ def said_by_first(text: str, *, wait: bool = True) -> bool:
         return bool(store.get(key).decode() == text)
     except (RuntimeError, ValueError):
         return False
-
-
-def _outlive_torchrun() -> None:
-    """Torchrun ends the processes that are left; one that ends anyway has something to say."""
-    with contextlib.suppress(ValueError):  # signals are the main thread's
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 _PEER_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "TCPStore", "Timed out waiting")

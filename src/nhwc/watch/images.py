@@ -9,7 +9,7 @@ from .calls import Call, TensorSpec
 from .effects import MIXING, Effect, Outcome, short_name
 
 _ON_PIXELS = re.compile(
-    "conv|pool|(batch|group|instance)_norm|interpolate|upsample|pixel|grid_sample|pad|fold|_resize"
+    "conv|pool|(batch|group|instance)_norm|interpolate|upsample|pixel|grid_sample|pad|fold"
 )
 
 
