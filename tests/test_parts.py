@@ -112,3 +112,30 @@ def test_a_model_that_is_one_graph_has_no_parts():
     with torch.no_grad():
         next(iter(fused.parameters())).mul_(2)
     assert [check.output for check in verify_or_parts(truth, model, fused).checks] == ["output"]
+
+
+class Magnifying(nn.Module):
+    """Exact on ones, and far from it on whatever is nearly one."""
+
+    def __init__(self):
+        super().__init__()
+        self.tenth = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x):
+        return (x * self.tenth - self.tenth) * 1e4 + x
+
+
+@pytest.mark.parametrize(("model", "passes"), [(Magnifying(), True), (nn.Identity(), False)])
+def test_an_original_that_is_exact_by_luck_may_be_met_less_exactly(model, passes):
+    truth = observe(model, [(torch.ones(1, 3, 4, 4),)])
+
+    def erring(error):
+        class Erring(nn.Module):
+            def forward(self, x):
+                return model(x) + error
+
+        return Erring()
+
+    assert not verify(truth, erring(5e-5)).passed
+    assert verify_or_parts(truth, model, erring(5e-5)).passed is passes
+    assert not verify_or_parts(truth, model, erring(1e-3)).passed
