@@ -6,10 +6,10 @@
 
 Weights are random and batch norms have random statistics: with the defaults folding is trivially
 right. Each model gets the smallest input that it accepts, in a process of its own with a limit of
-processor time and memory; a transformer is made for small images where timm can make it so. Rows are kept in benchmarks/results/zoo_sweep.json, with a table in
-Markdown and a page to filter beside it; a second run goes on where the first one stopped. Speed
-ratios are those of tiny inputs, and of a busy machine where several jobs run: `nhwc bench` is for
-times.
+processor time and memory; a transformer is made for small images where timm can make it so. Rows
+are kept in benchmarks/results/zoo_sweep.json, with a table in Markdown and a page to filter beside
+it; a second run goes on where the first one stopped. Speed ratios are those of tiny inputs, and of
+a busy machine where several jobs run: `nhwc bench` is for times.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..widened import wide_type
 
 _NEIGHBOURS = 4
 
-_NEAR = 10.0
+_NEAR = 100.0
 """An error so many times what is allowed is no matter of luck."""
 
 
