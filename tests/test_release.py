@@ -110,6 +110,33 @@ def test_a_copy_apart_is_no_file_that_memory_could_be_taken_from():
     assert release.in_memory(copy) is copy
 
 
+@pytest.mark.parametrize("shape", [(4096, 1024), (1 << 21,), ((1 << 21) + 5, 1)])
+def test_what_comes_back_from_a_file_is_the_same(shape, tmp_path):
+    weight = torch.randn(shape)
+    values = weight.clone()
+    assert shelve([weight], tmp_path)
+    copy = release.in_memory(weight)
+    assert copy is not weight
+    assert copy.stride() == weight.stride()
+    assert torch.equal(copy, values)
+
+
+@on_linux
+def test_a_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
+    tensor, held, unread = weight(16 * MB), [], release.unread
+    assert shelve([tensor], tmp_path)
+
+    def noting(tensors):
+        # The peak that the system tells leaves out what was read of a file.
+        held.append(resident_bytes())
+        unread(tensors)
+
+    monkeypatch.setattr(release, "unread", noting)
+    before = resident_bytes()
+    copy = release.in_memory(tensor)
+    assert max(held) - before < 1.5 * copy.nbytes
+
+
 def test_what_something_else_holds_stays_where_it_is(tmp_path):
     shared, part, alone = weight(), weight(8 * MB), weight()
     view, part = shared[0], part[::2]
