@@ -32,7 +32,7 @@ from nhwc.zoo import load_model, randomize_batchnorm_
 
 # Here, so that the rows forked from a process with this module need not do it each.
 import_torchvision()
-importlib.import_module("timm")
+timm: Any = importlib.import_module("timm")
 
 SIDE = 64
 SIDES = (SIDE, 96, 128, 224, 256, 299, 384, 448)
@@ -120,8 +120,6 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
 
 def small_model(name: str) -> nn.Module:
     """The model; one of timm's for a fixed size of image is made for a small one, if it can be."""
-    import timm
-
     in_timm = name.removeprefix("timm:")
     if in_timm == name or not timm.get_pretrained_cfg(in_timm).fixed_input_size:
         return load_model(name)

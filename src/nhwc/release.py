@@ -37,7 +37,7 @@ _APART = 1 << 17
 """For fewer bytes pages of their own are too many."""
 
 _STEP = 1 << 21
-"""So many numbers of a file are read before their memory goes back."""
+"""So many numbers are copied at a time: what was read of a file goes back before more is read."""
 
 _files: dict[int, int] = {}
 """Where the bytes that `from_file` mapped begin, and where they end."""
@@ -66,14 +66,15 @@ def apart(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     dtype = dtype or tensor.dtype
     if sys.platform != "linux" or not _is_plain(tensor) or tensor.nbytes < _APART:
         return tensor.to(dtype, copy=True)
-    return _pages(tensor, dtype).copy_(tensor)
-
-
-def _pages(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for `tensor` in pages of its own."""
     pages = mmap.mmap(-1, tensor.numel() * dtype.itemsize, access=mmap.ACCESS_COPY)
     flat = torch.frombuffer(pages, dtype=dtype)
-    return flat.as_strided(tensor.shape, _dense_strides(tensor))
+    copy = flat.as_strided(tensor.shape, _dense_strides(tensor))
+    if copy.stride() != tensor.stride():
+        return copy.copy_(tensor)
+    for to, of in zip(flat.split(_STEP), _flat(tensor).split(_STEP), strict=True):
+        to.copy_(of)
+        unread([of])
+    return copy
 
 
 @cache
@@ -92,12 +93,7 @@ def in_memory(tensor: Tensor) -> Tensor:
     """
     if not _in_file(tensor):
         return tensor
-    if sys.platform != "linux" or _dense_strides(tensor) != tensor.stride():
-        return apart(tensor)
-    copy = _pages(tensor, tensor.dtype)
-    for to, of in zip(_flat(copy).split(_STEP), _flat(tensor).split(_STEP), strict=True):
-        to.copy_(of)
-        unread([of])
+    copy = apart(tensor)
     unread([tensor])
     return copy
 
