@@ -189,8 +189,9 @@ def candidates(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, 
         yield ([draw(3, 128, 128).sigmoid()],)
     elif family == "timm":
         channels, *sides = model.default_cfg["input_size"]  # type: ignore[index,union-attr]
-        yield (draw(1, channels, SIDE, SIDE),)
-        yield (draw(1, channels, 128, 128),)
+        # Patches of 14 pixels fill no image of 64.
+        for side in (SIDE, 56, 128, 112):
+            yield (draw(1, channels, side, side),)
         yield (draw(1, channels, *sides),)
     else:
         yield from ((draw(1, 3, side, side),) for side in SIDES)

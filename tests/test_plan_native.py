@@ -1,6 +1,7 @@
 """Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
 
 import operator
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,11 @@ from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
+from nhwc.kernels.conv import ConvKernel
 from nhwc.memory import Memory
 from nhwc.plan import make_plan, remake_plan
 from nhwc.plan.assigning import assign
-from nhwc.plan.binding import bind, stretches
+from nhwc.plan.binding import Packed, bind, stretches
 from nhwc.plan.candidates import natives_of
 from nhwc.plan.native import joining
 from nhwc.plan.native.pairs import EXPANDED, PROJECTED, pairs_in
@@ -269,6 +271,34 @@ def test_a_depthwise_convolution_and_its_neighbours_are_one_step(name):
         programs = [bind(graph, found, layers, choice) for choice in (apart, together)]
         torch.testing.assert_close(*(program(x) for program in programs), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(programs[1](x), net(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_next_program_takes_over_what_was_packed_and_lets_go_of_the_rest(monkeypatch):
+    pack, made = ConvKernel.pack, []
+
+    def counted(self, *constants):
+        result = pack(self, *constants)
+        made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(ConvKernel, "pack", counted)
+    net, (x,) = (
+        nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval(),
+        images((1, 8, 13, 15)),
+    )
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    found = record(graph, (x,))
+    layers = layers_of(graph, found)
+    ours = chosen(graph, found, layers)
+    fewer = {**ours, layers[2].node: Option("torch", None, None, 0.0)}
+    packed, counts = Packed(), []
+    for choice in (ours, fewer, ours):
+        program = None
+        program = bind(graph, found, layers, choice, packed)
+        counts.append((len(made), sum(ref() is not None for ref in made)))
+        torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-5)
+    assert counts == [(3, 3), (3, 2), (4, 3)]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from ..memory import Memory
 from ..ready import tensors_of
 from ..release import trim, unread
 from .assigning import Choice, assign
-from .binding import bind
+from .binding import Packed, bind
 from .calls import is_opaque
 from .measuring import conversion_seconds, measure, switch_seconds
 from .options import Option, Options
@@ -96,7 +96,7 @@ def _choose(
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
     mixture stands against the best without our kernels, and the best with as many as can be. Each
-    holds all weights: there is only one at a time.
+    holds all weights: there is only one at a time, and the next takes over what it reads as well.
     """
     with_ours = {k: tuple(o for o in some if o.native) or some for k, some in options.items()}
     without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
@@ -120,17 +120,19 @@ def _choose(
     if not isinstance(best, int) or not 0 <= best < len(choices):
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
         seconds: list[float] = []
+        packed = Packed()
         # The most promising one last: it need not be made again.
         for choice in reversed(choices):
             program = None
             trim()
-            program = bind(graph, found, layers, choice)
+            program = bind(graph, found, layers, choice, packed)
             seconds.insert(0, shortest(program, inputs))
         best = seconds.index(min(seconds))
         memory.put(key, best)
         if best:
             program = None
             trim()
+            program = bind(graph, found, layers, choices[best], packed)
     return choices[best], program or bind(graph, found, layers, choices[best])
 
 

@@ -14,7 +14,7 @@ from ..kernels.pages import side_by_side
 from ..release import trim
 from .assigning import Choice, written
 from .calls import caller
-from .candidates import candidates_of, natives_of
+from .candidates import Candidate, Run, candidates_of, natives_of
 from .options import Option
 from .program import Program, Slot, Step, with_drops
 from .recording import Record, Seen
@@ -28,10 +28,37 @@ _TRIMMED = 1 << 24
 """After so many bytes of weights, what packing left is given back to the system."""
 
 
-def bind(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], choice: Choice) -> Program:
+class Packed:
+    """The weights packed for one program, of which the next of the same graph takes what it can."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[fx.Node, Option, str], Any] = {}
+        self._now: dict[tuple[fx.Node, Option, str], Any] = {}
+
+    def begin(self, choice: Choice) -> None:
+        """Let go of what no kernel of `choice` reads, before others are packed."""
+        chosen = set(choice.items())
+        self._before = {key: made for key, made in self._now.items() if key[:2] in chosen}
+        self._now = {}
+
+    def of(self, layer: Layer, option: Option, form: str, make: Callable[[], Any]) -> Any:
+        key = (layer.node, option, form)
+        self._now[key] = made = self._before.pop(key) if key in self._before else make()
+        return made
+
+
+def bind(
+    graph: fx.GraphModule,
+    record: Record,
+    layers: Sequence[Layer],
+    choice: Choice,
+    packed: Packed | None = None,
+) -> Program:
     """Prepare every chosen kernel's weights and string them together."""
+    packed = packed or Packed()
+    packed.begin(choice)
     with side_by_side():
-        return _Binder(graph, record, choice).bind(layers)
+        return _Binder(graph, record, choice, packed).bind(layers)
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -80,8 +107,11 @@ def _handed_over(record: Record, choice: Choice) -> Choice:
 
 
 class _Binder:
-    def __init__(self, graph: fx.GraphModule, record: Record, choice: Choice) -> None:
-        self.graph, self.record, self.choice = graph, record, _handed_over(record, choice)
+    def __init__(
+        self, graph: fx.GraphModule, record: Record, choice: Choice, packed: Packed
+    ) -> None:
+        self.graph, self.record, self.packed = graph, record, packed
+        self.choice = _handed_over(record, choice)
         self.pool: Pool | None = None
         self.slots: dict[tuple[fx.Node, Format | None], int] = {}
         self.steps: list[Step] = []
@@ -123,15 +153,13 @@ class _Binder:
     def _add(self, layer: Layer) -> None:
         option = self.choice[layer.node]
         inputs = tuple(self._read(node, option.reads) for node in layer.inputs)
-        operator = isinstance(layer.spec, Operator)
         candidates = candidates_of(self.graph, self.record, layer)
         named = [c for c in candidates if (c.name, c.reads) == (option.kernel, option.reads)]
         # What is free within a program is torch's view outside of one.
         if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            constants = (None, None) if operator else self._constants(layer)
-            run = named[0].prepare(*constants)
+            run = self.packed.of(layer, option, "alone", lambda: self._prepared(named[0], layer))
         self._step(layer.name, run, inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
@@ -174,10 +202,16 @@ class _Binder:
         for index, node in enumerate(outputs):
             self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
 
+    def _prepared(self, candidate: Candidate, layer: Layer) -> Run:
+        if isinstance(layer.spec, Operator):
+            return candidate.prepare(None, None)
+        return candidate.prepare(*self._constants(layer))
+
     def _packed(self, native: Native, layer: Layer) -> Any:
         if isinstance(layer.spec, Operator):
             return None
-        return native.pack(self._constants(layer))
+        make = lambda: native.pack(self._constants(layer))
+        return self.packed.of(layer, self.choice[layer.node], "in a stretch", make)
 
     def _constants(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
         """The layer's weights, after what packing others left was given back."""
