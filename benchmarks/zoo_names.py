@@ -30,13 +30,19 @@ def main() -> None:
 
 def names() -> list[str]:
     """All of torchvision, then the smallest of each file of timm, then the rest of timm."""
-    sizes = json.loads(SIZES.read_text())
+    sizes = sizes_known()
     by_size = sorted(every_name(), key=lambda name: sizes.get(name, math.inf))
     first: dict[str, str] = {}
     for name in by_size:
         first.setdefault(home(name), name)
     early = {*first.values()}
     return sorted(by_size, key=lambda name: (name.startswith("timm:"), name not in early))
+
+
+def sizes_known() -> dict[str, int]:
+    """How many parameters each model has."""
+    counts: dict[str, int] = json.loads(SIZES.read_text())
+    return counts
 
 
 def home(name: str) -> str:

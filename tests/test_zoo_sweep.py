@@ -39,8 +39,11 @@ def test_limits_and_failures_are_rows(tmp_path):
     output = tmp_path / "sweep.json"
     assert main(["alexnet", "--output", str(output), "--seconds", "0.01"]) == 0
     assert main(["no_such_model", "--output", str(output)]) == 0
+    assert main(["vgg11", "--output", str(output), "--gigabytes", "1"]) == 0
     rows = json.loads(output.read_text())
     assert rows["alexnet"]["outcome"] == "over the limit"
+    assert rows["vgg11"]["outcome"] == "over the limit"
+    assert rows["vgg11"]["reason"].startswith("not tried: 0.5 GB of weights")
     assert rows["no_such_model"]["outcome"] == "refused"
     assert "no_such_model" in rows["no_such_model"]["reason"]
 
