@@ -137,7 +137,7 @@ def module_of(kernel: Kernel, isa: Isa) -> str:
     block, thread, threads = (Value(emitter, a) for a in function.args)
     given = block.integers()
     values = {name: emitter.read(given + i) for i, name in enumerate(kernel.fields)}
-    kernel.emit(emitter, Args(values), thread, threads)
+    kernel.emit(emitter, Args(values, given), thread, threads)
     emitter.builder.ret_void()
     # Without this LLVM turns short loops that copy or clear into calls of memcpy and memset.
     return (
@@ -148,10 +148,10 @@ def module_of(kernel: Kernel, isa: Isa) -> str:
 
 
 class Args:
-    """The arguments of a kernel by name."""
+    """The arguments of a kernel by name, and the `words` they lie in."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+    def __init__(self, values: dict[str, Any], words: Any) -> None:
+        self._values, self.words = values, words
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -161,7 +161,7 @@ class Args:
 
     def but(self, **others: Any) -> Args:
         """The same arguments with some replaced: a kernel within a kernel."""
-        return Args({**self._values, **others})
+        return Args({**self._values, **others}, self.words)
 
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:

@@ -25,7 +25,7 @@ from .direct import clamp
 from .isa import Isa
 from .loops import ENDING, activate_tile, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns
-from .rows import copy_row
+from .rows import copy_rows
 from .steps import Scratch, Step, View, step
 from .values import Value
 from .vectors import Emitter
@@ -230,9 +230,8 @@ def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
     with e.range(0, tiles) as i:
         first = i * pixels // tiles
         rows = (i + 1) * pixels // tiles - first
-        with e.range(0, rows) as j:
-            to = band.packed + (first * depth + j * e.width)
-            copy_row(e, source + (first + j) * a.xpixel, to, a.depth, rows)
+        seen = source + first * a.xpixel, a.xpixel
+        copy_rows(e, seen, a.depth, rows, band.packed + first * depth)
 
 
 def _emit_expansion(

@@ -58,11 +58,10 @@ packed next is asked for: `ahead_rows` rows of `segments` times `k` floats from 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
-    given = [getattr(a, name) for name in FIELDS[:-1]]
 
     def of_width(parts: int) -> Callable[[], None]:
         cases = {
-            rows: (lambda rows=rows: _tile_function(e, rows, parts)(*given))
+            rows: (lambda rows=rows: _tile_function(e, rows, parts)(a.words))
             for rows in range(1, e.isa.rows + 1)
         }
         return lambda: e.switch(a.rows, cases)
@@ -106,23 +105,24 @@ def panel_columns(isa: Isa) -> int:
     return isa.vectors * isa.width
 
 
-_KINDS = (POINTER, POINTER, INT, INT, POINTER, INT, POINTER, *[INT] * 6, POINTER, INT, INT)
+_POINTERS = ("a", "b", "y", "start", "ahead")
 
 
 def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
-    """The function for `rows` rows and `parts` times the least columns that a vector may have."""
+    """The function for `rows` rows and `parts` times the least columns that a vector may have.
 
-    def emit(own: Emitter, *values: Value) -> None:
+    It reads the fields itself: that many do not travel in registers.
+    """
+
+    def emit(own: Emitter, block: Value) -> None:
+        words = block.integers()
+        given = {name: own.read(words + i) for i, name in enumerate(FIELDS) if name != "rows"}
+        given |= {name: given[name].floats() for name in _POINTERS}
         whole, rest = divmod(parts * e.isa.least, e.width)
         last = [own.of_width(rest)] if rest else []
-        _emit_body(own, Tile(*values), rows, [own] * whole + last)
+        _emit_body(own, Tile(**given), rows, [own] * whole + last)
 
-    def call(*given: Value) -> None:
-        pairs = zip(given, _KINDS, strict=True)
-        inner(*(v.floats() if kind == POINTER else v for v, kind in pairs))
-
-    inner = e.function(f"tile_{rows}x{parts}", _KINDS, emit)
-    return call
+    return e.function(f"tile_{rows}x{parts}", (POINTER,), emit)
 
 
 def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:

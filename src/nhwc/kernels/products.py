@@ -62,8 +62,8 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
                         e, here + i, weights + (i * columns + first), (part, columns), unroll
                     )
         here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
-        with e.range(0, rest) as i:
-            for first, part in _of_one_width(sums):
+        for first, part in _of_one_width(sums):
+            with e.range(0, rest) as i:
                 _emit_steps(e, here + i, weights + (i * columns + first), (part, columns), 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .compiler import Args
-from .loops import emit_whole
+from .loops import each_vector, emit_whole
 from .values import Value
 from .vectors import Emitter
 
@@ -38,19 +38,38 @@ pixel i alone.
 
 def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
     """Pack what some pixels see as [segment][chunk][pixel][width]; `which`: first, and how many."""
+    source = x + which[0] * a.x_pixel
+    e.branch(
+        a.flat != 0,
+        lambda: copy_rows(e, (source, a.x_pixel), a.c, which[1], into),
+        lambda: _windowed_rows(e, a, x, which, into),
+    )
+
+
+def copy_rows(
+    e: Emitter, source: tuple[Value, Value], count: Value, rows: Value, into: Value
+) -> None:
+    """Copy `count` floats of each of some rows; `source`: the first, and how far apart they are."""
+    start, row = source
+
+    def copy(channel: Value, mask: Value | None) -> None:
+        # All rows of a vector at a time: few channels make short rows.
+        with e.range(0, rows) as i:
+            value = e.load(start + i * row + channel, mask)
+            e.store(value, into + channel * rows + i * e.width)
+
+    each_vector(e, e.i64(0), count, copy)
+
+
+def _windowed_rows(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
     first, rows = which
     # One division per tile, not several per pixel: those would cost more than a small window.
     line = first // a.out_w
     image, row, column = e.variable(0), e.variable(0), e.variable(0)
     image.value, row.value, column.value = line // a.out_h, line % a.out_h, first % a.out_w
     with e.range(0, rows) as i:
-        here = into + i * e.width
         place = (image.value, row.value, column.value)
-        e.branch(
-            a.flat != 0,
-            lambda: copy_row(e, x + (first + i) * a.x_pixel, here, a.c, rows),
-            lambda: _windows(e, a, x, (rows, place), here),
-        )
+        _windows(e, a, x, (rows, place), into + i * e.width)
         following = place[2] + 1
         next_row = place[1] + e.select(following == a.out_w, e.i64(1), e.i64(0))
         next_image = place[0] + e.select(next_row == a.out_h, e.i64(1), e.i64(0))
@@ -64,7 +83,7 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return emit_whole(e, a.segment)
 
 
-def copy_row(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
+def _copy_row(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
     """Copy `count` floats to chunks that begin at `to`; the last vector is filled with zeros."""
     whole = count // e.width * e.width
     with e.range(0, whole, e.width) as i:
@@ -142,7 +161,7 @@ def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], row
 
     def by_vectors() -> None:
         _clear(e, to, first, rows)
-        copy_row(e, source + first, to + first * rows, last - first, rows)
+        _copy_row(e, source + first, to + first * rows, last - first, rows)
         _clear(e, to + last * rows, a.run * a.c - last, rows)
 
     def by_floats() -> None:
