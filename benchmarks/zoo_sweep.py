@@ -44,7 +44,7 @@ _WAITING = 10
 """How many times its processor time a model may take on a machine that is busy otherwise."""
 _COPIES = 4
 """How many times its weights a model takes at least: ViT-H/14, 2.5 GB, did not do with 10 GB."""
-_BEYOND = ("can't allocate memory", "MemoryError", "bad_alloc")
+_BEYOND = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc")
 """What stands in the reason of a row whose process wanted more memory than it might have."""
 
 
