@@ -189,8 +189,8 @@ def candidates(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, 
         yield ([draw(3, 128, 128).sigmoid()],)
     elif family == "timm":
         channels, *sides = model.default_cfg["input_size"]  # type: ignore[index,union-attr]
-        # Patches of 14 pixels fill no image of 64.
-        for side in (SIDE, 56, 128, 112):
+        # Patches of 14 pixels, or three by three of 16, fill no image of 64.
+        for side in (SIDE, 56, 48, 128, 112):
             yield (draw(1, channels, side, side),)
         yield (draw(1, channels, *sides),)
     else:
