@@ -13,9 +13,8 @@ from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
-from nhwc.kernels.conv import ConvKernel
 from nhwc.memory import Memory
-from nhwc.plan import make_plan, remake_plan
+from nhwc.plan import candidates, make_plan, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
 from nhwc.plan.candidates import natives_of
@@ -274,15 +273,15 @@ def test_a_depthwise_convolution_and_its_neighbours_are_one_step(name):
 
 
 @torch.no_grad()
-def test_the_next_program_takes_over_what_was_packed_and_lets_go_of_the_rest(monkeypatch):
-    pack, made = ConvKernel.pack, []
+def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(monkeypatch):
+    pack, made = candidates._onednn_convolution, []
 
-    def counted(self, *constants):
-        result = pack(self, *constants)
-        made.append(weakref.ref(result))
-        return result
+    def counted(*given):
+        run = pack(*given)
+        made.append(weakref.ref(run))
+        return run
 
-    monkeypatch.setattr(ConvKernel, "pack", counted)
+    monkeypatch.setattr(candidates, "_onednn_convolution", counted)
     net, (x,) = (
         nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval(),
         images((1, 8, 13, 15)),
@@ -290,10 +289,10 @@ def test_the_next_program_takes_over_what_was_packed_and_lets_go_of_the_rest(mon
     graph = fx.GraphModule(net, _Tracer().trace(net))
     found = record(graph, (x,))
     layers = layers_of(graph, found)
-    ours = chosen(graph, found, layers)
-    fewer = {**ours, layers[2].node: Option("torch", None, None, 0.0)}
+    theirs = {layer.node: Option("onednn", NHWC, NHWC, 0.0) for layer in layers}
+    fewer = {**theirs, layers[2].node: chosen(graph, found, layers)[layers[2].node]}
     packed, counts = Packed(), []
-    for choice in (ours, fewer, ours):
+    for choice in (theirs, fewer, theirs):
         program = None
         program = bind(graph, found, layers, choice, packed)
         counts.append((len(made), sum(ref() is not None for ref in made)))

@@ -29,22 +29,27 @@ _TRIMMED = 1 << 24
 
 
 class Packed:
-    """The weights packed for one program, of which the next of the same graph takes what it can."""
+    """What others' kernels packed for one program: the next of the same graph takes what it can.
+
+    What ours pack lies side by side, and is free only when all of it is.
+    """
 
     def __init__(self) -> None:
-        self._before: dict[tuple[fx.Node, Option, str], Any] = {}
-        self._now: dict[tuple[fx.Node, Option, str], Any] = {}
+        self._before: dict[tuple[fx.Node, Option], Run] = {}
+        self._now: dict[tuple[fx.Node, Option], Run] = {}
 
     def begin(self, choice: Choice) -> None:
         """Let go of what no kernel of `choice` reads, before others are packed."""
         chosen = set(choice.items())
-        self._before = {key: made for key, made in self._now.items() if key[:2] in chosen}
+        self._before = {key: run for key, run in self._now.items() if key in chosen}
         self._now = {}
 
-    def of(self, layer: Layer, option: Option, form: str, make: Callable[[], Any]) -> Any:
-        key = (layer.node, option, form)
-        self._now[key] = made = self._before.pop(key) if key in self._before else make()
-        return made
+    def of(self, layer: Layer, option: Option, make: Callable[[], Run]) -> Run:
+        if option.native:
+            return make()
+        key = (layer.node, option)
+        self._now[key] = run = self._before.pop(key) if key in self._before else make()
+        return run
 
 
 def bind(
@@ -159,7 +164,7 @@ class _Binder:
         if not named or named[0].free:
             run = caller(self.graph, self.record, layer)
         else:
-            run = self.packed.of(layer, option, "alone", lambda: self._prepared(named[0], layer))
+            run = self.packed.of(layer, option, lambda: self._prepared(named[0], layer))
         self._step(layer.name, run, inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
@@ -210,8 +215,7 @@ class _Binder:
     def _packed(self, native: Native, layer: Layer) -> Any:
         if isinstance(layer.spec, Operator):
             return None
-        make = lambda: native.pack(self._constants(layer))
-        return self.packed.of(layer, self.choice[layer.node], "in a stretch", make)
+        return native.pack(self._constants(layer))
 
     def _constants(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
         """The layer's weights, after what packing others left was given back."""
