@@ -96,7 +96,7 @@ def _choose(
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
     mixture stands against the best without our kernels, and the best with as many as can be. Each
-    holds all weights: there is only one at a time, and the next takes over what it reads as well.
+    holds all weights: there is only one at a time, and others' are packed once for all.
     """
     with_ours = {k: tuple(o for o in some if o.native) or some for k, some in options.items()}
     without = {k: tuple(o for o in some if not o.native) or some for k, some in options.items()}
