@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ def names() -> list[str]:
     return sorted(by_size, key=lambda name: (name.startswith("timm:"), name not in early))
 
 
+@cache
 def sizes_known() -> dict[str, int]:
     """How many parameters each model has."""
     counts: dict[str, int] = json.loads(SIZES.read_text())

@@ -282,10 +282,8 @@ def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(
         return run
 
     monkeypatch.setattr(candidates, "_onednn_convolution", counted)
-    net, (x,) = (
-        nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval(),
-        images((1, 8, 13, 15)),
-    )
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval()
+    (x,) = images((1, 8, 13, 15))
     graph = fx.GraphModule(net, _Tracer().trace(net))
     found = record(graph, (x,))
     layers = layers_of(graph, found)

@@ -35,21 +35,20 @@ class Packed:
     """
 
     def __init__(self) -> None:
-        self._before: dict[tuple[fx.Node, Option], Run] = {}
-        self._now: dict[tuple[fx.Node, Option], Run] = {}
+        self._runs: dict[tuple[fx.Node, Option], Run] = {}
 
     def begin(self, choice: Choice) -> None:
         """Let go of what no kernel of `choice` reads, before others are packed."""
         chosen = set(choice.items())
-        self._before = {key: run for key, run in self._now.items() if key in chosen}
-        self._now = {}
+        self._runs = {key: run for key, run in self._runs.items() if key in chosen}
 
     def of(self, layer: Layer, option: Option, make: Callable[[], Run]) -> Run:
         if option.native:
             return make()
         key = (layer.node, option)
-        self._now[key] = run = self._before.pop(key) if key in self._before else make()
-        return run
+        if key not in self._runs:
+            self._runs[key] = make()
+        return self._runs[key]
 
 
 def bind(
