@@ -149,3 +149,29 @@ def test_folded_constants_move_with_the_model():
     result = outputs(changed.double(), (X.double(),))
     assert result.dtype == torch.float64
     torch.testing.assert_close(result.float(), outputs(model, (X,)), rtol=1e-4, atol=1e-5)
+
+
+def _standardized(self, x):
+    weight = self.c.weight
+    rows = F.batch_norm(weight.reshape(1, len(weight), -1), None, None, training=True)
+    return F.conv2d(x, rows.reshape_as(weight), self.c.bias)
+
+
+def test_what_weights_were_computed_from_is_gone():
+    model = call(_standardized, c=nn.Conv2d(4, 4, 3))
+    changed, _ = rewrite(model, fold_constants, lift_functional)
+    assert [node.op for node in changed.graph.nodes] == ["placeholder", "call_module", "output"]
+    assert sorted(len(p.shape) for p in changed.parameters()) == [1, 4]
+    assert not list(changed.buffers())
+    assert_same(model, changed, X)
+
+
+def test_a_constant_may_be_read_by_calls_and_by_other_constants():
+    def computed(self, x):
+        doubled = self.c.weight * 2
+        return x * doubled.sum() + F.conv2d(x, doubled) + doubled.mean()
+
+    model = call(computed, c=nn.Conv2d(4, 4, 1))
+    changed, [report] = rewrite(model, fold_constants)
+    assert len(report.applied) == 3
+    assert_same(model, changed, X)

@@ -147,6 +147,10 @@ MUST = {
         lambda: Block(lambda self, x: _with_shape(self.c(x), self.n), c=conv(), n=norm()),
         image(),
     ),
+    "a constant is made of its bias": (
+        lambda: Block(lambda self, x: self.n(self.c(x)) + self.c.bias.sum(), c=conv(), n=norm()),
+        image(),
+    ),
     "one norm after two convs": (two_convs_one_norm, image()),
     "both called twice": (shared_head, image()),
     "tied weights": (tied, image()),
@@ -233,7 +237,7 @@ def two(forward, **parts):
 
 MUST_NOT = {
     "another user of the conv": (
-        two(lambda self, x: self.n(self.c(x)) + self.c.bias.mean() + 0, c=conv, n=norm),
+        two(lambda self, x: self.n(self.c(x)) + (x.mean() * self.c.bias).sum(), c=conv, n=norm),
         "also read",
     ),
     "the conv's output is used besides": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.fx.node import map_arg
 
 from ..graph import attribute, clean, fresh_name, written_into
 from ..graph.report import PassReport, Site
+from ..release import apart
 from ._folding_sites import name_of
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
@@ -18,29 +20,49 @@ _HOMES = ("torch", "_operator", "math")
 
 def fold_constants(gm: fx.GraphModule) -> PassReport:
     """Replace each computation on constants by its result, unless the graph writes into one."""
-    values: dict[fx.Node, Any] = {}
+    constants: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr":
             value = attribute(gm, str(node.target))
-            if isinstance(value, Tensor) and not value.is_meta:
-                values[node] = value.detach()
-        elif _foldable(node) and node.all_input_nodes and set(node.all_input_nodes) <= set(values):
-            values[node] = _evaluate(node, values)
-    written = _written(gm.graph, values)
+            constant = isinstance(value, Tensor) and not value.is_meta
+        else:
+            constant = _foldable(node) and bool(node.all_input_nodes)
+            constant = constant and constants.keys() >= set(node.all_input_nodes)
+        if constant:
+            constants[node] = None
+    written = _written(gm.graph, constants)
     if written is not None:
         reason = f"{name_of(written)} writes into a parameter or buffer"
         return PassReport("fold_constants", (Site(name_of(written), "constants", False, reason),))
-    sites = []
-    for node, value in values.items():
-        if node.op == "get_attr" or not isinstance(value, Tensor):
-            continue
-        if all(user in values for user in node.users):
-            continue
-        sites.append(Site(name_of(node), "constant", True))
-        _replace(gm, node, value)
-    if any(site.applied for site in sites):
+    sites = _fold(gm, constants)
+    if sites:
+        for node in reversed(constants):
+            if not node.users:
+                gm.graph.erase_node(node)
         clean(gm)
     return PassReport("fold_constants", tuple(sites))
+
+
+def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
+    """Compute `constants` in their order, holding each for as long as others are made of it."""
+    sites = []
+    values: dict[fx.Node, Any] = {}
+    readers = {node: constants.keys() & node.users.keys() for node in constants}
+    for node in constants:
+        if node.op == "get_attr":
+            value = attribute(gm, str(node.target)).detach()
+        else:
+            value = _evaluate(node, values)
+            if isinstance(value, Tensor) and len(readers[node]) < len(node.users):
+                sites.append(Site(name_of(node), "constant", True))
+                _replace(gm, node, value, constants)
+        if readers[node]:
+            values[node] = value
+        for made_of in node.all_input_nodes:
+            readers[made_of].discard(node)
+            if not readers[made_of]:
+                del values[made_of]
+    return sites
 
 
 def _foldable(node: fx.Node) -> bool:
@@ -58,11 +80,11 @@ def _foldable(node: fx.Node) -> bool:
     return not name.startswith(_RANDOM) and written_into(node) is None
 
 
-def _written(graph: fx.Graph, values: dict[fx.Node, Any]) -> fx.Node | None:
+def _written(graph: fx.Graph, constants: Collection[fx.Node]) -> fx.Node | None:
     for node in graph.nodes:
         target = written_into(node)
         # Several at once (`out=`) are none of these nodes, but may be made of them.
-        if target is not None and (not isinstance(target, fx.Node) or target in values):
+        if target is not None and (not isinstance(target, fx.Node) or target in constants):
             return node  # type: ignore[no-any-return]
     return None
 
@@ -77,10 +99,13 @@ def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         return node.target(*args, **kwargs)
 
 
-def _replace(gm: fx.GraphModule, node: fx.Node, value: Tensor) -> None:
+def _replace(
+    gm: fx.GraphModule, node: fx.Node, value: Tensor, constants: Collection[fx.Node]
+) -> None:
+    """Let all that is computed anew in each call read `value`."""
     name = fresh_name(gm, f"{node.name}_constant")
-    gm.register_buffer(name, value.detach().clone(memory_format=torch.preserve_format))
+    gm.register_buffer(name, apart(value.detach()))
     with gm.graph.inserting_before(node):
         constant = gm.graph.get_attr(name)
     constant.meta = dict(node.meta)
-    node.replace_all_uses_with(constant)
+    node.replace_all_uses_with(constant, lambda user: user not in constants)
