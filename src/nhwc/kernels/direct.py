@@ -8,8 +8,6 @@ so that a panel stays in the cache.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from .compiler import Args, Kernel
 from .isa import Isa
 from .later import LATER
 from .loops import activate_tile, emit_whole
-from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns
+from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns, tiles_of
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -51,43 +49,35 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         group = unit // a.column_parts % a.groups
         first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.m)
         panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
-        tiles = (last - first + e.isa.rows - 1) // e.isa.rows
-        tile_of = partial(_tile_rows, first, last - first, tiles)
-        with e.range(0, tiles) as i:
-            at, count = tile_of(i)
+        with e.range(first, last, e.isa.rows) as at:
             into = packed + (at - first) * row_floats
-            rows.emit_pack(e, a, a.x.floats() + group * a.c, (at, count), into)
+            which = (at, e.min(last - at, e.isa.rows))
+            rows.emit_pack(e, a, a.x.floats() + group * a.c, which, into)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
-        part = (group, (first, following), tiles, panels, packed)
+        part = (group, (first, last, following), panels, packed)
         asked, asked_to = e.share(a.later_floats, thread, threads)
         floats = e.select(unit + 1 < end, e.i64(0), asked_to - asked)
         later = (a.later.floats() + asked, floats)
-        _emit_products(e, a, TileCall(e, a.tile), part, later, tile_of)
+        _emit_products(e, a, TileCall(e, a.tile), part, later)
 
 
 def _part(e: Emitter, index: Value, parts: Value, count: Value) -> tuple[Value, Value]:
     return index * count // parts, (index + 1) * count // parts
 
 
-def _tile_rows(first: Value, count: Value, tiles: Value, i: Value) -> tuple[Value, Value]:
-    """Where tile `i` begins and how many rows it has: as even as can be."""
-    begin = i * count // tiles
-    return first + begin, (i + 1) * count // tiles - begin
-
-
 def _emit_products(
     e: Emitter,
     a: Args,
     tile: TileCall,
-    unit: tuple[Value, tuple[Value, Value], Value, tuple[Value, Value], Value],
+    unit: tuple[Value, tuple[Value, Value, Value], tuple[Value, Value], Value],
     later: tuple[Value, Value],
-    tile_of: partial[tuple[Value, Value]],
 ) -> None:
     """Multiply the packed rows by their panels; `following` rows on is what is packed next, or 0.
 
     Of those, each panel asks for a part; where there are none, each tile for a part of `later`.
     """
-    group, (first, following), tiles, (first_panel, last_panel), packed = unit
+    group, (first, last, following), (first_panel, last_panel), packed = unit
+    count, tiles = last - first, tiles_of(e, last - first)
     width, depth = panel_columns(e.isa), a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
     weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
@@ -96,36 +86,34 @@ def _emit_products(
     each = (e.isa.rows + (panels - 1)) // panels
     asked = tile.ask(later[1], a.segment, panels * tiles)
     with e.when(following != 0):
-        tile.set(ahead_row=a.x_pixel, ahead_rows=each)
-    tile.set(k=a.segment, y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
+        tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * e.isa.rows)
+    tile.set(rows=count, a=packed, a_row=a.segments * segment_floats, k=a.segment)
+    tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(0, a.segments, a.block) as inner:
         count_segments = e.min(a.block, a.segments - inner)
         final = inner + count_segments >= a.segments
         mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
-        tile.set(segments=count_segments, mode=mode)
+        tile.set(a_skip=inner * segment_floats, segments=count_segments, mode=mode)
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
             columns = e.min(a.k - column, e.i64(width))
             b = weights + panel * width * depth + inner * a.segment * emit_whole(e, columns)
-            tile.set(b=b, start=bias + column, columns=columns)
-            with e.range(0, tiles) as i:
-                at, count = tile_of(i)
-                here = group * a.k + column
-                done = (at - first) * a.segments + inner * count
-                y = a.y.floats() + (at * a.y_pixel + here)
-                residual = (a.residual.floats() + (at * a.residual_pixel + here)).address()
-                ahead = at + following + (panel - first_panel) * each
-                pixels = x + (ahead * a.x_pixel + inner * a.segment)
-                weights_later = later[0] + ((panel - first_panel) * tiles + i) * asked
-                tile(
-                    ahead=e.select(following != 0, pixels, weights_later),
-                    a=packed + done * segment_floats,
-                    y=y,
-                    residual=e.select(a.residual != 0, residual, e.i64(0)),
-                    rows=count,
-                )
-                with e.when(final & (a.code > int(Activation.RELU6))):
-                    activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
+            here = group * a.k + column
+            y = a.y.floats() + (first * a.y_pixel + here)
+            residual = (a.residual.floats() + (first * a.residual_pixel + here)).address()
+            ahead = first + following + (panel - first_panel) * each
+            pixels = x + (ahead * a.x_pixel + inner * a.segment)
+            weights_later = later[0] + (panel - first_panel) * tiles * asked
+            tile(
+                b=b,
+                start=bias + column,
+                columns=columns,
+                y=y,
+                residual=e.select(a.residual != 0, residual, e.i64(0)),
+                ahead=e.select(following != 0, pixels, weights_later),
+            )
+            with e.when(final & (a.code > int(Activation.RELU6))):
+                activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
 
 
 DIRECT = Kernel("direct", _FIELDS, _emit)

@@ -24,7 +24,7 @@ from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
 from .loops import ENDING, activate_tile, emit_whole, ending, pad_channels
-from .microkernel import FINAL, TILE, TileCall, panel_columns
+from .microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from .rows import copy_rows
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -216,21 +216,14 @@ def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
     )
 
 
-def _tiles(e: Emitter, a: Args, band: _Band) -> tuple[Value, Value]:
-    """The pixels that a band sees, and in how many tiles they are multiplied."""
-    pixels = (band.last_seen - band.seen) * a.w
-    return pixels, (pixels + (e.isa.rows - 1)) // e.isa.rows
-
-
 def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
     """Lay out what the band sees as the micro-kernel reads it."""
-    pixels, tiles = _tiles(e, a, band)
+    pixels = (band.last_seen - band.seen) * a.w
     source = a.x.floats() + (band.image * a.h + band.seen) * a.w * a.xpixel
     depth = emit_whole(e, a.depth)
-    with e.range(0, tiles) as i:
-        first = i * pixels // tiles
-        rows = (i + 1) * pixels // tiles - first
+    with e.range(0, pixels, e.isa.rows) as first:
         seen = source + first * a.xpixel, a.xpixel
+        rows = e.min(pixels - first, e.isa.rows)
         copy_rows(e, seen, a.depth, rows, band.packed + first * depth)
 
 
@@ -247,16 +240,17 @@ def _emit_expansion(
     Meanwhile what is needed next is asked for: so many floats from a place on.
     """
     (channel, columns), (place, floats) = panel, following
-    pixels, tiles = _tiles(e, a, band)
-    depth = emit_whole(e, a.depth)
-    stride = panel_columns(e.isa)
-    start = a.expand_bias.floats() + channel
-    call.set(b=a.expand.floats() + channel * a.depth, start=start, columns=columns)
-    asked = call.ask(floats, a.depth, tiles)
-    with e.range(0, tiles) as i:
-        first = i * pixels // tiles
-        rows = (i + 1) * pixels // tiles - first
-        to = band.wide + first * stride
-        call(a=band.packed + first * depth, y=to, rows=rows, ahead=place + i * asked)
-        with e.when(a.inner_code > int(Activation.RELU6)):
-            activate_tile(e, to, stride, (rows, columns), (a.inner_code, a.inner_slope))
+    rows, stride = (band.last_seen - band.seen) * a.w, panel_columns(e.isa)
+    call.ask(floats, a.depth, tiles_of(e, rows))
+    call(
+        rows=rows,
+        a=band.packed,
+        a_row=emit_whole(e, a.depth),
+        b=a.expand.floats() + channel * a.depth,
+        start=a.expand_bias.floats() + channel,
+        columns=columns,
+        y=band.wide,
+        ahead=place,
+    )
+    with e.when(a.inner_code > int(Activation.RELU6)):
+        activate_tile(e, band.wide, stride, (rows, columns), (a.inner_code, a.inner_slope))

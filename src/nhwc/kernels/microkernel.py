@@ -14,11 +14,13 @@ was packed for it:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
-from .products import UNROLL, Accumulators, Tile, emit_product
+from .products import Accumulators, Tile, emit_product, lines, unrolled
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
 
@@ -28,47 +30,51 @@ FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
 FIELDS = (
-    "a",
-    "b",
-    "k",
-    "segments",
-    "y",
-    "y_row",
-    "start",
-    "residual",
-    "residual_row",
-    "low",
-    "high",
-    "mode",
-    "columns",
-    "ahead",
-    "ahead_row",
-    "ahead_rows",
-    "rows",
+    *("rows", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
+    *("y", "y_row", "start", "residual", "residual_row", "low", "high", "mode"),
+    *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows and a panel of weights.
+"""y = clamp(start + a @ b + residual) for `rows` rows, cut into tiles, and a panel of weights.
 
-The inner dimension is `segments` times `k`. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for
-none) are addresses. `columns` may be fewer than the panel holds; then only those of `y` and
-`residual` are read and written, and the last vector is as wide as they need. Meanwhile what is
-packed next is asked for: `ahead_rows` rows of `segments` times `k` floats from `ahead` on,
-`ahead_row` apart; none if the caller sets nothing.
+The inner dimension is `segments` times `k`, of rows that are packed `a_row` floats long; the first
+`a_skip` of each are left out. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are
+addresses. `columns` may be fewer than the panel holds; then only those of `y` and `residual` are
+read and written, and the last vector is as wide as they need. Meanwhile what is packed next is
+asked for: with each tile `ahead_rows` rows of `segments` times `k` floats, `ahead_row` apart, from
+`ahead` on, and `ahead_tile` further with every tile; none if the caller sets nothing.
 """
+
+
+def tiles_of(e: Emitter, rows: Value) -> Value:
+    """Into how many tiles so many rows are cut."""
+    return (rows + (e.isa.rows - 1)) // e.isa.rows
+
+
+def tile_of(e: Emitter, row: Value, rows: Value) -> tuple[Value, Value]:
+    """The tile of `rows` rows that holds this one: its first row and how many it has.
+
+    All are full but the last.
+    """
+    first = row // e.isa.rows * e.isa.rows
+    return first, e.min(rows - first, e.isa.rows)
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
+    full = a.rows // e.isa.rows
 
-    def of_width(parts: int) -> Callable[[], None]:
+    def of_width(parts: int) -> None:
+        with e.when(full > 0):
+            _tile_function(e, e.isa.rows, parts)(a.words, 0, full)
         cases = {
-            rows: (lambda rows=rows: _tile_function(e, rows, parts)(a.words))
-            for rows in range(1, e.isa.rows + 1)
+            rows: (lambda rows=rows: _tile_function(e, rows, parts)(a.words, full, full + 1))
+            for rows in range(1, e.isa.rows)
         }
-        return lambda: e.switch(a.rows, cases)
+        e.switch(a.rows % e.isa.rows, cases)
 
     parts = (a.columns + (e.isa.least - 1)) // e.isa.least
     most = panel_columns(e.isa) // e.isa.least
-    e.switch(parts, {number: of_width(number) for number in range(1, most + 1)})
+    e.switch(parts, {number: partial(of_width, number) for number in range(1, most + 1)})
 
 
 TILE = Kernel("tile", FIELDS, _emit)
@@ -80,7 +86,7 @@ class TileCall:
     def __init__(self, e: Emitter, address: Value) -> None:
         self._e, self._address = e, address
         self._block = e.stack(len(FIELDS), INT)
-        self.set(ahead_rows=0)
+        self.set(a_skip=0, ahead_rows=0, ahead_tile=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
@@ -88,10 +94,10 @@ class TileCall:
         zero = self._e.i64(0)
         self._e.call(self._address, None, (self._block.address(), zero, zero))
 
-    def ask(self, floats: Any, depth: Value, calls: Value) -> Value:
-        """Let each of so many calls of this depth ask for its part of `floats`: how many it is."""
-        rows: Value = (floats + depth * calls - 1) // (depth * calls)
-        self.set(ahead_row=depth, ahead_rows=rows)
+    def ask(self, floats: Any, depth: Value, tiles: Value) -> Value:
+        """Let each of so many tiles of this depth ask for its part of `floats`: how many it is."""
+        rows: Value = (floats + depth * tiles - 1) // (depth * tiles)
+        self.set(ahead_row=depth, ahead_rows=rows, ahead_tile=rows * depth)
         return rows * depth
 
     def set(self, **given: Any) -> None:
@@ -109,20 +115,32 @@ _POINTERS = ("a", "b", "y", "start", "ahead")
 
 
 def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
-    """The function for `rows` rows and `parts` times the least columns that a vector may have.
+    """The function for tiles of `rows` rows and `parts` times the least columns of a vector.
 
-    It reads the fields itself: that many do not travel in registers.
+    It takes the fields, which it reads itself, since that many do not travel in registers, and the
+    numbers of the first tile and the one behind the last.
     """
 
-    def emit(own: Emitter, block: Value) -> None:
+    def emit(own: Emitter, block: Value, begin: Value, end: Value) -> None:
         words = block.integers()
         given = {name: own.read(words + i) for i, name in enumerate(FIELDS) if name != "rows"}
         given |= {name: given[name].floats() for name in _POINTERS}
+        t = Tile(**given)
         whole, rest = divmod(parts * e.isa.least, e.width)
         last = [own.of_width(rest)] if rest else []
-        _emit_body(own, Tile(**given), rows, [own] * whole + last)
+        with own.range(begin, end) as number:
+            here = number * own.isa.rows
+            residual = (t.residual.floats() + here * t.residual_row).address()
+            tile = replace(
+                t,
+                a=t.a + (here * t.a_row + t.a_skip * rows),
+                y=t.y + here * t.y_row,
+                residual=own.select(t.residual != 0, residual, own.i64(0)),
+                ahead=t.ahead + number * t.ahead_tile,
+            )
+            _emit_body(own, tile, rows, [own] * whole + last)
 
-    return e.function(f"tile_{rows}x{parts}", (POINTER,), emit)
+    return e.function(f"tile_{rows}x{parts}", (POINTER, INT, INT), emit)
 
 
 def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
@@ -131,11 +149,14 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
     # A long product asks for the result's rows one by one.
-    with e.when(((t.mode & FINAL) != 0) & (t.k < UNROLL * rows)):
-        _each(e, sums, t.y, t.y_row, None, lambda v, p, m: e.prefetch(p, write=True))
+    with e.when(((t.mode & FINAL) != 0) & (t.k < unrolled(e) * rows)):
+        for row in range(rows):
+            for j in lines(e, len(vectors)):
+                e.prefetch(t.y + (t.y_row * row + j * e.width), write=True)
         with e.when(t.residual != 0):
-            base = t.residual.floats()
-            _each(e, sums, base, t.residual_row, None, lambda v, p, m: e.prefetch(p))
+            for row in range(rows):
+                for j in lines(e, len(vectors)):
+                    e.prefetch(t.residual.floats() + (t.residual_row * row + j * e.width))
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),

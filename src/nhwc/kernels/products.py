@@ -8,8 +8,8 @@ from .loops import emit_vectors
 from .values import Value, Variable
 from .vectors import Emitter
 
-UNROLL = 4
-"""Products of a row between one and the next time that the loop comes around."""
+_LINE = 16
+"""Floats in a line of the cache."""
 _AHEAD = 2048
 """How many floats before its use a weight is asked for: what comes from far away takes that long,
 and what the processor itself fetches ahead ends with each page.
@@ -24,9 +24,12 @@ class Tile:
     """The fields of one call, with addresses as pointers."""
 
     a: Value
+    a_row: Value
+    a_skip: Value
     b: Value
     k: Value
     segments: Value
+    columns: Value
     y: Value
     y_row: Value
     start: Value
@@ -35,17 +38,27 @@ class Tile:
     low: Value
     high: Value
     mode: Value
-    columns: Value
     ahead: Value
+    ahead_tile: Value
     ahead_row: Value
     ahead_rows: Value
+
+
+def unrolled(e: Emitter) -> int:
+    """Products of a row between one and the next time that the loop comes around."""
+    return min(e.width, 112 // (e.isa.rows * e.isa.vectors))
+
+
+def lines(e: Emitter, vectors: int) -> range:
+    """Those of so many vectors side by side with which a line of the cache begins."""
+    return range(0, vectors, max(1, _LINE // e.width))
 
 
 def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
     """Add to `sums` what `t.segments` segments of packed rows make with the panel."""
     rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
     chunks, rest = t.k // width, t.k % width
-    chunk_floats, unroll = rows * width, min(UNROLL, width)
+    chunk_floats, unroll = rows * width, unrolled(e)
     segment_floats = emit_vectors(e, t.k) * chunk_floats
     with e.range(0, t.segments) as segment:
         a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
@@ -73,7 +86,7 @@ def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
     added = t.residual != 0
     other = e.select(added, t.residual, t.y.address()).floats()
     other_row = e.select(added, t.residual_row, t.y_row)
-    for j in range(len(sums[0])):
+    for j in lines(e, len(sums[0])):
         e.prefetch(t.y + (row * t.y_row + j * e.width), write=True)
         e.prefetch(other + (row * other_row + j * e.width))
 
@@ -97,10 +110,12 @@ def _emit_steps(
     sums, columns = panel
     for step in range(steps):
         places = [b + (step * columns + j * e.width) for j in range(len(sums[0]))]
-        for place in places:
-            e.prefetch(place + _AHEAD, level=2)
+        for j in lines(sums[0][0].emitter, len(places)):
+            e.prefetch(places[j] + _AHEAD, level=2)
         weights = [one.emitter.load(p) for one, p in zip(sums[0], places, strict=True)]
         for i, line in enumerate(sums):
             factor = e.read(a + (i * e.width + step))
             for variable, weight in zip(line, weights, strict=True):
                 variable.value = variable.emitter.fma(factor, weight, variable.value)
+            if e.isa.registers <= 16:
+                a = e.after(a, [variable.value for variable in line])

@@ -21,7 +21,7 @@ from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
 from .loops import ENDING, Place, activate_tile, emit_whole, ending, pad_channels
-from .microkernel import FINAL, TILE, TileCall, panel_columns
+from .microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from .steps import Scratch, Step, View, step
 from .values import Value
 from .vectors import Emitter
@@ -154,8 +154,7 @@ def _pack(
     depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
-        first = at // e.isa.rows * e.isa.rows
-        rows = e.min(pixels - first, e.isa.rows)
+        first, rows = tile_of(e, at, pixels)
         e.store(value, packed + (first * depth + (at - first) * e.width + channel * rows))
 
 
@@ -165,17 +164,18 @@ def _emit_products(
     """Multiply the band by every panel of weights."""
     begin, pixels = where
     width = panel_columns(e.isa)
-    depth = emit_whole(e, a.c)
+    call.set(rows=pixels, a=packed, a_row=emit_whole(e, a.c))
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)
-        b = a.project.floats() + column * a.c
-        call.set(b=b, start=a.project_bias.floats() + column, columns=columns)
-        with e.range(0, pixels, e.isa.rows) as first:
-            rows, at = e.min(pixels - first, e.isa.rows), begin + first
-            y = a.y.floats() + (at * a.ypixel + column)
-            other = (a.residual.floats() + (at * a.rpixel + column)).address()
-            residual = e.select(a.residual != 0, other, e.i64(0))
-            call(a=packed + first * depth, y=y, residual=residual, rows=rows)
-            with e.when(a.code > int(Activation.RELU6)):
-                activate_tile(e, y, a.ypixel, (rows, columns), (a.code, a.slope))
+        y = a.y.floats() + (begin * a.ypixel + column)
+        residual = (a.residual.floats() + (begin * a.rpixel + column)).address()
+        call(
+            b=a.project.floats() + column * a.c,
+            start=a.project_bias.floats() + column,
+            columns=columns,
+            y=y,
+            residual=e.select(a.residual != 0, residual, e.i64(0)),
+        )
+        with e.when(a.code > int(Activation.RELU6)):
+            activate_tile(e, y, a.ypixel, (pixels, columns), (a.code, a.slope))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
 from .loops import emit_whole
-from .microkernel import TileCall, panel_columns
+from .microkernel import TileCall, panel_columns, tile_of
 from .transforms import F2, F4, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
@@ -22,7 +22,7 @@ from .vectors import Emitter
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
-    *("tiles_h", "tiles_w", "block", "group", "blocks", "panels", "groups", "phase"),
+    *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
     *("low", "high", "code", "slope"),
 )
@@ -96,24 +96,16 @@ def _of_group(e: Emitter, a: Args, t: Transform, group: Value) -> Args:
     )
 
 
-def _in_block(e: Emitter, a: Args, tile: Value) -> tuple[Value, Value, Value, Value]:
-    """Tiles in the block of `tile`; then of its group: first tile in the block, tiles, its row."""
-    first = tile // a.block * a.block
-    count = e.min(a.block, _tiles(a) - first)
-    number = tile - first
-    group = number // a.group * a.group
-    return count, group, e.min(a.group, count - group), number - group
-
-
 def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
     """Transform one tile of all channels into the packed rows of its block."""
-    count, group, rows, row = _in_block(e, a, tile)
-    depth = emit_whole(e, a.c)
-    place = _place(a, tile, t)
+    depth, place = emit_whole(e, a.c), _place(a, tile, t)
+    begin = tile // a.block * a.block
+    count = e.min(a.block, _tiles(a) - begin)
+    first, rows = tile_of(e, tile - begin, count)
     top, left = place.top - a.pad_h, place.left - a.pad_w
     source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
     inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
-    into = packed + (group * depth + row * e.width)
+    into = packed + (first * depth + (tile - begin - first) * e.width)
     patch = e.stack(t.size**2 * e.width)
     function = e.function(
         "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
@@ -165,13 +157,12 @@ def _emit_panel(
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
     filters = a.weights.floats() + begin * t.size**2 * a.c
-    call.set(k=a.c, segments=1, y_row=columns, start=zeros, residual=0, mode=0, columns=columns)
+    call.set(rows=count, a_row=depth, k=a.c, segments=1, columns=columns)
+    call.set(y_row=columns, start=zeros, residual=0, mode=0)
     with e.range(0, t.size**2) as element:
-        call.set(b=filters + element * a.c * columns)
-        with e.range(0, count, a.group) as group:
-            at = element * count + group
-            rows = e.min(a.group, count - group)
-            call(a=packed + at * depth, y=sums + at * columns, rows=rows)
+        at = element * count
+        b = filters + element * a.c * columns
+        call(a=packed + at * depth, b=b, y=sums + at * columns)
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
         _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))

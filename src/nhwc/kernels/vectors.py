@@ -153,6 +153,17 @@ class Emitter:
         how = [ir.Constant(WORD, number) for number in (int(write), level, 1)]
         self.builder.call(ask, [pointer.llvm, *how])
 
+    def after(self, pointer: Value, vectors: Sequence[Value]) -> Value:
+        """The same pointer, but nothing is read there before `vectors` have been computed.
+
+        Where registers are few LLVM reads ahead all the same, and runs out of them.
+        """
+        given = [pointer.llvm, *(vector.llvm for vector in vectors)]
+        kind = ir.FunctionType(POINTER, [value.type for value in given])
+        register = ",w" if self.isa.name == "neon" else ",x"
+        same = ir.InlineAsm(kind, "", "=r,0" + register * len(vectors))
+        return Value(self, self.builder.call(same, given), pointer.element)
+
     def stack(self, count: int, element: ir.Type = FLOAT) -> Value:
         """Room for `count` elements while the function runs, aligned to a cache line."""
         with self.builder.goto_entry_block():

@@ -81,7 +81,8 @@ def winograd_steps(
     panels = -(-k // panel_columns(isa))
     # Transformed, filters are about twice as many numbers, or more.
     shared_out = outweighs(2 * k, tiles)
-    cut = _one_block(tiles) if shared_out else _cut(t, tiles, panels, depth, threads)
+    # All tiles together: the threads share the panels, and each filter is fetched once.
+    cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
         t.size**2 * cut.block * depth,
         t.size**2 * cut.block * panel_columns(isa),
@@ -114,7 +115,6 @@ def winograd_steps(
         tiles_h=tiles_h,
         tiles_w=tiles_w,
         block=cut.block,
-        group=cut.group,
         blocks=cut.blocks,
         panels=panels,
         x_pixel=x.pixel,
@@ -133,21 +133,14 @@ def winograd_steps(
 
 
 class _Cut(NamedTuple):
-    """Tiles per block, tiles per product, and blocks."""
+    """Tiles per block, and blocks."""
 
     block: int
-    group: int
     blocks: int
 
 
 _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
-
-
-def _one_block(tiles: int) -> _Cut:
-    """All tiles together: the threads share the panels, and each filter is fetched once."""
-    products = -(-tiles // isas.host().rows)
-    return _Cut(tiles, -(-tiles // max(products, 1)), 1)
 
 
 def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cut:
@@ -158,5 +151,4 @@ def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cu
     if blocks * panels % threads:
         blocks = min(-(-blocks // threads) * threads, max(tiles, 1))
     block = -(-tiles // blocks)
-    group = -(-block // -(-block // rows))
-    return _Cut(block, group, -(-tiles // block))
+    return _Cut(block, -(-tiles // block))
