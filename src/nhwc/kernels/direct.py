@@ -34,6 +34,8 @@ _FIELDS = (
     *LATER,
 )
 
+_MOST_ROWS = 56
+"""How many rows a block may have: with more, a panel of weights is read no less often."""
 _ROWS_BYTES = 256 << 10
 """How much of the second-level cache the packed rows of one block may take."""
 _DEEPEST = 2048
@@ -208,7 +210,7 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int
     same weights from memory.
     """
     depth = -(-spec.depth // isa.width) * isa.width
-    fitting = max(isa.rows, min(4 * isa.rows, _ROWS_BYTES // (4 * depth)))
+    fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
         return parts, 1

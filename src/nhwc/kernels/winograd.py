@@ -139,6 +139,8 @@ class _Cut(NamedTuple):
     blocks: int
 
 
+_MOST_TILES = 28
+"""How many tiles a block may have: more are no faster."""
 _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 
@@ -147,7 +149,7 @@ def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cu
     """Blocks as large as is useful, and as many as give every thread the same work."""
     rows = isas.host().rows
     fitting = _BLOCK_BYTES // (4 * t.size**2 * depth)
-    blocks = -(-tiles // max(rows, min(fitting // rows, 2) * rows))
+    blocks = -(-tiles // max(rows, min(fitting, _MOST_TILES) // rows * rows))
     if blocks * panels % threads:
         blocks = min(-(-blocks // threads) * threads, max(tiles, 1))
     block = -(-tiles // blocks)
