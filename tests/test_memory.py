@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -83,7 +84,14 @@ def test_a_place_that_cannot_be_written_costs_only_the_memory(tmp_path):
     assert memory.get("a") == 1
 
 
-def test_the_file_belongs_to_the_environment(monkeypatch, tmp_path):
+def test_the_file_belongs_to_the_environment_and_to_the_kernels(monkeypatch, tmp_path):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     here = Environment.here()
-    assert Memory.of(here).path == tmp_path / "plans" / f"{here.key}.json"
+    found = Memory.of(here).path
+    assert found.parent == tmp_path / "plans"
+    assert found.name.startswith(f"{here.key}-")
+    assert Memory.of(replace(here, threads=here.threads + 1)).path != found
+    monkeypatch.setenv("NHWC_ISA", "plain")
+    other = Memory.of(here).path
+    monkeypatch.setattr("nhwc.memory.sources", lambda: "of another version")
+    assert len({found, other, Memory.of(here).path}) == 3

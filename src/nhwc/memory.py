@@ -8,12 +8,15 @@ file that cannot be read is one that does not exist.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from .disk import replace_file
 from .environment import Environment, cache_dir
+from .kernels.compiler import sources
+from .kernels.isa import asked
 
 _SCHEMA = 1
 
@@ -34,8 +37,9 @@ class Memory:
 
     @classmethod
     def of(cls, environment: Environment) -> Memory:
-        """The memory of this machine, torch version and thread count."""
-        return cls(cache_dir() / "plans" / f"{environment.key}.json")
+        """The memory of this machine, torch version and thread count, and of these kernels."""
+        kernels = hashlib.sha256(f"{asked()} {sources()}".encode()).hexdigest()[:8]
+        return cls(cache_dir() / "plans" / f"{environment.key}-{kernels}.json")
 
     @property
     def measured(self) -> int:

@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(fresh, monkeypatch, tmp_
     assert works(ADD_ONE.address)
 
 
-@pytest.mark.parametrize("change", ["_versions", "_sources"])
+@pytest.mark.parametrize("change", ["_versions", "sources"])
 def test_another_processor_or_generator_gets_its_own_file(fresh, monkeypatch, tmp_path, change):
     _ = ADD_ONE.address
     forget(monkeypatch)

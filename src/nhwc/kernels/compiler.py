@@ -76,11 +76,11 @@ def _load(kernel: Kernel, isa: Isa) -> tuple[int, Any]:
 
 def _key(kernel: Kernel, isa: Isa) -> str:
     parts = (kernel.name, ",".join(kernel.fields), repr(isa), isas.target_features(isa))
-    return hashlib.sha256("\n".join((*parts, _sources(), _versions())).encode()).hexdigest()[:24]
+    return hashlib.sha256("\n".join((*parts, sources(), _versions())).encode()).hexdigest()[:24]
 
 
 @cache
-def _sources() -> str:
+def sources() -> str:
     """Any change in any file of this folder makes all kernels new: generators use one another."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):

@@ -47,15 +47,20 @@ def host() -> Isa:
     >>> host() in ALL
     True
     """
-    return _choose(os.environ.get("NHWC_ISA"))
+    return _choose(asked())
+
+
+def asked() -> str:
+    """The instruction set that `NHWC_ISA` names, if it does."""
+    return os.environ.get("NHWC_ISA", "")
 
 
 @cache
-def _choose(wanted: str | None) -> Isa:
+def _choose(wanted: str) -> Isa:
     features = host_features()
     usable = [isa for isa in ALL if all(features.get(need) for need in isa.needs)]
     for isa in usable:
-        if wanted in (None, "", isa.name):
+        if wanted in ("", isa.name):
             return isa
     names = ", ".join(isa.name for isa in usable)
     raise InputError(
