@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench browser clean
+.PHONY: demo test arm lint bench browser clean
 .DEFAULT_GOAL := demo
 
 # torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
@@ -23,6 +23,12 @@ demo: $(READY)
 # Two workers, one torch thread each: the tests assert results, never times.
 test: $(READY) browser
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# The kernels for ARM, emulated: wants binutils-aarch64-linux-gnu.
+arm: $(READY)
+	@$(PIP) -c constraints.txt unicorn
+	@$(BIN)/python -m pytest -p tests.emulated -k neon $(ARGS) \
+		$(addprefix tests/kernels/test_,conv.py expanded.py steps.py)
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -52,9 +52,14 @@ def _compiled_elsewhere(assembly: str, features: str) -> bytes | None:
 
 
 def _compiled(assembly: str, features: str) -> bytes:
+    target = machine(features)
+    return bytes(target.emit_object(optimized(assembly, target)))
+
+
+def optimized(assembly: str, target: Any) -> Any:
+    """The module that `assembly` describes, as `target`, a machine, is to get it."""
     import llvmlite.binding as llvm
 
-    target = machine(features)
     module = llvm.parse_assembly(assembly)
     module.verify()
     module.triple = target.triple
@@ -64,7 +69,7 @@ def _compiled(assembly: str, features: str) -> bytes:
     options.loop_unrolling = options.loop_interleaving = False
     passes = llvm.create_pass_builder(target, options)
     passes.getModulePassManager().run(module, passes)
-    return bytes(target.emit_object(module))
+    return module
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ class Isa:
 
     `rows` and `vectors` are the tile of the matrix product: rows x vectors accumulators, the
     vectors of one weight row and one broadcast must fit into the registers. The last columns of a
-    product may take a vector of `least` lanes: half a wide one is half the work for some.
+    product may take a vector of `least` lanes: half a wide one is half the work for some. A tile
+    is `tight` if LLVM must be held to reading one factor at a time.
 
     >>> AVX2.width, AVX2.rows * AVX2.vectors + AVX2.vectors + 1 <= AVX2.registers
     (8, True)
@@ -30,11 +31,12 @@ class Isa:
     fma: bool
     needs: tuple[str, ...]
     without: tuple[str, ...] = ()
+    tight: bool = False
 
 
 AVX512 = Isa("avx512", 16, 32, 14, 2, 8, True, ("avx512f", "avx512vl", "fma"))
-AVX2 = Isa("avx2", 8, 16, 6, 2, 8, True, ("avx2", "fma"), ("avx512",))
-NEON = Isa("neon", 4, 32, 8, 3, 4, True, ("neon",))
+AVX2 = Isa("avx2", 8, 16, 6, 2, 8, True, ("avx2", "fma"), ("avx512",), tight=True)
+NEON = Isa("neon", 4, 32, 8, 3, 4, True, ("neon",), tight=True)
 PLAIN = Isa("plain", 4, 16, 4, 2, 4, False, (), ("avx", "fma", "xop"))
 """Four floats at a time, which every 64-bit processor has in some form."""
 

@@ -150,13 +150,12 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
     # A long product asks for the result's rows one by one.
     with e.when(((t.mode & FINAL) != 0) & (t.k < unrolled(e) * rows)):
-        for row in range(rows):
-            for j in lines(e, len(vectors)):
-                e.prefetch(t.y + (t.y_row * row + j * e.width), write=True)
+        places = [(i, j * e.width) for i in range(rows) for j in lines(e, len(vectors))]
+        for i, column in places:
+            e.prefetch(t.y + (t.y_row * i + column), write=True)
         with e.when(t.residual != 0):
-            for row in range(rows):
-                for j in lines(e, len(vectors)):
-                    e.prefetch(t.residual.floats() + (t.residual_row * row + j * e.width))
+            for i, column in places:
+                e.prefetch(t.residual.floats() + (t.residual_row * i + column))
     e.branch(
         (t.mode & ADD) != 0,
         lambda: _start_from_y(e, t, sums, full, mask),

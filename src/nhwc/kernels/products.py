@@ -117,5 +117,5 @@ def _emit_steps(
             factor = e.read(a + (i * e.width + step))
             for variable, weight in zip(line, weights, strict=True):
                 variable.value = variable.emitter.fma(factor, weight, variable.value)
-            if e.isa.registers <= 16:
+            if e.isa.tight:
                 a = e.after(a, [variable.value for variable in line])

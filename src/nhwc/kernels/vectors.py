@@ -156,7 +156,7 @@ class Emitter:
     def after(self, pointer: Value, vectors: Sequence[Value]) -> Value:
         """The same pointer, but nothing is read there before `vectors` have been computed.
 
-        Where registers are few LLVM reads ahead all the same, and runs out of them.
+        By itself LLVM reads ahead until it runs out of registers.
         """
         given = [pointer.llvm, *(vector.llvm for vector in vectors)]
         kind = ir.FunctionType(POINTER, [value.type for value in given])
