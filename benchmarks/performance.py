@@ -81,8 +81,8 @@ Every engine has a process of its own, two threads and float32; they take turns,
 the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time of the best engine
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
-One thread and AVX2 were measured last, in a restless hour; the kernels have changed since the rest
-was: some of those models take one to five per cent less.
+One thread and AVX2 were measured last, in a restless hour; the rest was with slower kernels for 1x1
+layers.
 
 ![The icelake suite](icelake.png)
 

@@ -27,7 +27,7 @@ def test_the_sums_of_a_tile_stay_in_registers(target):
 
 
 def multiplications(code):
-    return len(re.findall(r"\bv?fml?add\d*\w*|\bfmla\b", code))
+    return len(re.findall(r"\bvfmadd\w+|\bfmla\b", code))
 
 
 def assembly(target):

@@ -35,7 +35,7 @@ _FIELDS = (
 )
 
 _MOST_ROWS = 56
-"""How many rows a block may have: with more, a panel of weights is read no less often."""
+"""How many rows a block may have: for so many, reading a panel of weights costs little."""
 _ROWS_BYTES = 256 << 10
 """How much of the second-level cache the packed rows of one block may take."""
 _DEEPEST = 2048

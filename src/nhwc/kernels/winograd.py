@@ -140,7 +140,7 @@ class _Cut(NamedTuple):
 
 
 _MOST_TILES = 28
-"""How many tiles a block may have: more are no faster."""
+"""How many tiles a block may have: for so many, reading a panel of filters costs little."""
 _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 
