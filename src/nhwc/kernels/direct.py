@@ -17,7 +17,7 @@ from .activations import Activation
 from .compiler import Args, Kernel
 from .isa import Isa
 from .later import LATER
-from .loops import activate_tile, emit_whole
+from .loops import activate_tile, emit_moved, emit_whole
 from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns, tiles_of
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
@@ -102,7 +102,6 @@ def _emit_products(
             b = weights + panel * width * depth + inner * a.segment * emit_whole(e, columns)
             here = group * a.k + column
             y = a.y.floats() + (first * a.y_pixel + here)
-            residual = (a.residual.floats() + (first * a.residual_pixel + here)).address()
             ahead = first + following + (panel - first_panel) * each
             pixels = x + (ahead * a.x_pixel + inner * a.segment)
             weights_later = later[0] + (panel - first_panel) * tiles * asked
@@ -111,7 +110,7 @@ def _emit_products(
                 start=bias + column,
                 columns=columns,
                 y=y,
-                residual=e.select(a.residual != 0, residual, e.i64(0)),
+                residual=emit_moved(e, a.residual, first * a.residual_pixel + here),
                 ahead=e.select(following != 0, pixels, weights_later),
             )
             with e.when(final & (a.code > int(Activation.RELU6))):

@@ -23,7 +23,7 @@ from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, activate_tile, emit_whole, ending, pad_channels
+from .loops import ENDING, activate_tile, emit_moved, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from .rows import copy_rows
 from .steps import Scratch, Step, View, step
@@ -204,15 +204,14 @@ def _emit(
 
 def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
     """The arguments of a depthwise convolution that knows only the channels of one panel."""
-    step = panel * panel_columns(e.isa) * 4
-    residual = e.select(a.residual != 0, a.residual + step, e.i64(0))
+    channel = panel * panel_columns(e.isa)
     return a.but(
         c=e.i64(panel_columns(e.isa)),
         xpixel=e.i64(panel_columns(e.isa)),
         weight=a.weight + panel * depthwise_floats(size**2, e.isa) * 4,
-        bias=a.bias + step,
-        y=a.y + step,
-        residual=residual,
+        bias=a.bias + channel * 4,
+        y=a.y + channel * 4,
+        residual=emit_moved(e, a.residual, channel),
     )
 
 

@@ -56,6 +56,11 @@ def emit_whole(e: Emitter, count: Any) -> Value:
     return emit_vectors(e, count) * e.width
 
 
+def emit_moved(e: Emitter, address: Value, floats: Value) -> Value:
+    """`address`, so many floats further on; but 0, which stands for none, stays 0."""
+    return e.select(address != 0, address + floats * 4, e.i64(0))
+
+
 def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
     """`body(channel, None)` for each whole vector, then `body(channel, mask)` for what is left."""
     whole = first + (last - first) // e.width * e.width

@@ -20,6 +20,7 @@ from typing import Any
 
 from .compiler import Args, Kernel
 from .isa import Isa
+from .loops import emit_moved
 from .products import Accumulators, Tile, emit_product, lines, unrolled
 from .values import INT, POINTER, Value, Variable
 from .vectors import Emitter
@@ -130,12 +131,11 @@ def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
         last = [own.of_width(rest)] if rest else []
         with own.range(begin, end) as number:
             here = number * own.isa.rows
-            residual = (t.residual.floats() + here * t.residual_row).address()
             tile = replace(
                 t,
                 a=t.a + (here * t.a_row + t.a_skip * rows),
                 y=t.y + here * t.y_row,
-                residual=own.select(t.residual != 0, residual, own.i64(0)),
+                residual=emit_moved(own, t.residual, here * t.residual_row),
                 ahead=t.ahead + number * t.ahead_tile,
             )
             _emit_body(own, tile, rows, [own] * whole + last)

@@ -20,7 +20,7 @@ from .compiler import Args, Kernel
 from .depthwise import Row, Window, emit_row
 from .direct import clamp
 from .isa import Isa
-from .loops import ENDING, Place, activate_tile, emit_whole, ending, pad_channels
+from .loops import ENDING, Place, activate_tile, emit_moved, emit_whole, ending, pad_channels
 from .microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -169,13 +169,12 @@ def _emit_products(
         column = panel * width
         columns = e.min(a.k - column, width)
         y = a.y.floats() + (begin * a.ypixel + column)
-        residual = (a.residual.floats() + (begin * a.rpixel + column)).address()
         call(
             b=a.project.floats() + column * a.c,
             start=a.project_bias.floats() + column,
             columns=columns,
             y=y,
-            residual=e.select(a.residual != 0, residual, e.i64(0)),
+            residual=emit_moved(e, a.residual, begin * a.rpixel + column),
         )
         with e.when(a.code > int(Activation.RELU6)):
             activate_tile(e, y, a.ypixel, (pixels, columns), (a.code, a.slope))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
-from .loops import emit_whole
+from .loops import emit_moved, emit_whole
 from .microkernel import TileCall, panel_columns, tile_of
 from .transforms import F2, F4, Transform, emit_twice
 from .values import INT, POINTER, Value
@@ -86,13 +86,12 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
 def _of_group(e: Emitter, a: Args, t: Transform, group: Value) -> Args:
     """The arguments for the channels of one group."""
     padded, channel = emit_whole(e, a.k), group * a.k
-    residual = (a.residual.floats() + channel).address()
     return a.but(
         x=(a.x.floats() + group * a.c).address(),
         y=(a.y.floats() + channel).address(),
         weights=(a.weights.floats() + group * t.size**2 * a.c * padded).address(),
         bias=(a.bias.floats() + group * padded).address(),
-        residual=e.select(a.residual != 0, residual, e.i64(0)),
+        residual=emit_moved(e, a.residual, channel),
     )
 
 
