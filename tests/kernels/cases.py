@@ -15,6 +15,7 @@ SLACK = {
     "grouped": 2.5,
     "winograd2x2": 6,
     "winograd4x4": 100,
+    "winograd4x4lean": 100,
 }
 """How far a result may be off, in units of rounding of the sum of the products' sizes."""
 

@@ -45,7 +45,7 @@ def test_winograd(isa, spec):
     for name, y in run_all(case):
         case.check(y, name)
         names.append(name)
-    assert names[-2:] == ["winograd4x4", "winograd2x2"]
+    assert names[-3:] == ["winograd4x4", "winograd2x2", "winograd4x4lean"]
 
 
 @many
@@ -75,7 +75,7 @@ def test_grouped(isa, data):
         case.check(y, name)
         names.append(name)
     whole = inputs % isas.host().width == outputs % isas.host().width == 0
-    transformed = ["winograd4x4", "winograd2x2"] if whole and stride == 1 else []
+    transformed = ["winograd4x4", "winograd2x2", "winograd4x4lean"] if whole and stride == 1 else []
     assert names == ["direct", "grouped", *transformed]
 
 
@@ -114,6 +114,7 @@ LARGE = [
     ConvSpec(2, 128, 14, 14, 64, 3, 3, padding=(1, 1), activation=Activation.SILU),
     ConvSpec(1, 256, 6, 5, 80, 3, 3, padding=(1, 1), has_residual=True),
     ConvSpec(1, 64, 7, 7, 150, 3, 3, padding=(1, 1), has_residual=True),
+    ConvSpec(1, 150, 12, 11, 40, 3, 3, padding=(1, 1), activation=Activation.RELU),
     ConvSpec(1, 16, 61, 47, 33, 3, 3, padding=(1, 1), activation=Activation.RELU6),
     ConvSpec(1, 3, 50, 50, 24, 7, 7, stride=(2, 2), padding=(3, 3)),
     ConvSpec(2, 3, 70, 224, 40, 3, 3, padding=(1, 1), activation=Activation.GELU),
@@ -176,7 +177,7 @@ def test_ambiguous_input(shape):
 
 def test_an_empty_batch():
     case = Case(ConvSpec(0, 8, 6, 6, 16, 3, 3))
-    assert [tuple(y.shape) for _, y in run_all(case)] == [(0, 16, 4, 4)] * 3
+    assert [tuple(y.shape) for _, y in run_all(case)] == [(0, 16, 4, 4)] * 4
 
 
 @given(data=st.data())

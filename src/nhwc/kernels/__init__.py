@@ -3,7 +3,7 @@
     >>> from nhwc import kernels
     >>> spec = kernels.ConvSpec(1, 64, 56, 56, 64, 3, 3, padding=(1, 1))
     >>> [kernel.name for kernel in kernels.conv2d_candidates(spec)]
-    ['direct', 'winograd4x4', 'winograd2x2']
+    ['direct', 'winograd4x4', 'winograd2x2', 'winograd4x4lean']
 
 They are compiled on first use, by the compiler that numba brings, and kept on disk.
 """

@@ -18,8 +18,7 @@ from .invoke import Call
 from .microkernel import TILE
 from .spec import ConvSpec
 from .steps import Step, View, view_of
-from .tiles import WINOGRAD2, WINOGRAD4
-from .transforms import F2, F4
+from .tiles import FORMS
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ def _method(name: str) -> _Method:
         return _Method(direct.pack_direct, stem.stem_steps, direct.packed_floats)
     if name == "grouped":
         return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
-    t = F4 if name == WINOGRAD4.name else F2
+    form = FORMS[name]
     return _Method(
-        partial(winograd.pack_winograd, t),
-        partial(winograd.winograd_steps, t),
-        partial(winograd.packed_floats, t),
+        partial(winograd.pack_winograd, form),
+        partial(winograd.winograd_steps, form),
+        partial(winograd.packed_floats, form),
     )
 
 
@@ -82,7 +81,7 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
     """The kernels that can compute `spec`, the exact ones first.
 
     >>> [k.name for k in conv2d_candidates(ConvSpec(1, 64, 56, 56, 64, 3, 3, padding=(1, 1)))]
-    ['direct', 'winograd4x4', 'winograd2x2']
+    ['direct', 'winograd4x4', 'winograd2x2', 'winograd4x4lean']
     """
     pointwise = spec.r == spec.s == 1
     found = [ConvKernel("pointwise" if pointwise else "direct", True, spec)]
@@ -91,7 +90,7 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
     if grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))
     if winograd.serves(spec):
-        found += [ConvKernel(name, False, spec) for name in ("winograd4x4", "winograd2x2")]
+        found += [ConvKernel(name, False, spec) for name in FORMS]
     return tuple(found)
 
 
@@ -107,7 +106,8 @@ def all_kernels() -> tuple[Kernel, ...]:
     """All that any convolution here may need compiled."""
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
-    return (direct.DIRECT, TILE, WINOGRAD2, WINOGRAD4, *narrow_and_wide, *stems)
+    tiled = [form.kernel for form in FORMS.values()]
+    return (direct.DIRECT, TILE, *tiled, *narrow_and_wide, *stems)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from .compiler import Args, Kernel
 from .isa import Isa
 from .later import LATER
 from .loops import activate_tile, emit_moved, emit_whole
-from .microkernel import ADD, FINAL, TILE, TileCall, panel_columns, tiles_of
+from .microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -51,9 +51,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         group = unit // a.column_parts % a.groups
         first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.m)
         panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
-        with e.range(first, last, e.isa.rows) as at:
+        each = even(e, last - first)
+        with e.range(first, last, each) as at:
             into = packed + (at - first) * row_floats
-            which = (at, e.min(last - at, e.isa.rows))
+            which = (at, e.min(last - at, each))
             rows.emit_pack(e, a, a.x.floats() + group * a.c, which, into)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
         part = (group, (first, last, following), panels, packed)
@@ -85,11 +86,12 @@ def _emit_products(
     weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
-    each = (e.isa.rows + (panels - 1)) // panels
+    of_tile = even(e, count)
+    each = (of_tile + (panels - 1)) // panels
     asked = tile.ask(later[1], a.segment, panels * tiles)
     with e.when(following != 0):
-        tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * e.isa.rows)
-    tile.set(rows=count, a=packed, a_row=a.segments * segment_floats, k=a.segment)
+        tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * of_tile)
+    tile.set(rows=count, each=of_tile, a=packed, a_row=a.segments * segment_floats, k=a.segment)
     tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(0, a.segments, a.block) as inner:
         count_segments = e.min(a.block, a.segments - inner)

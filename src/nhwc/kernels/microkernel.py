@@ -31,11 +31,11 @@ FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
 FIELDS = (
-    *("rows", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
+    *("rows", "each", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
     *("y", "y_row", "start", "residual", "residual_row", "low", "high", "mode"),
     *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows, cut into tiles, and a panel of weights.
+"""y = clamp(start + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
 
 The inner dimension is `segments` times `k`, of rows that are packed `a_row` floats long; the first
 `a_skip` of each are left out. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are
@@ -51,27 +51,34 @@ def tiles_of(e: Emitter, rows: Value) -> Value:
     return (rows + (e.isa.rows - 1)) // e.isa.rows
 
 
-def tile_of(e: Emitter, row: Value, rows: Value) -> tuple[Value, Value]:
+def even(e: Emitter, rows: Value) -> Value:
+    """How many rows a tile has if all are about as large: the few left over would take as long."""
+    tiles = tiles_of(e, rows)
+    return (rows + tiles - 1) // tiles
+
+
+def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Value]:
     """The tile of `rows` rows that holds this one: its first row and how many it has.
 
-    All are full but the last.
+    All have `each` but the last.
     """
-    first = row // e.isa.rows * e.isa.rows
-    return first, e.min(rows - first, e.isa.rows)
+    first = row // each * each
+    return first, e.min(rows - first, each)
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
-    full = a.rows // e.isa.rows
+    full = a.rows // a.each
 
     def of_width(parts: int) -> None:
-        with e.when(full > 0):
-            _tile_function(e, e.isa.rows, parts)(a.words, 0, full)
-        cases = {
-            rows: (lambda rows=rows: _tile_function(e, rows, parts)(a.words, full, full + 1))
-            for rows in range(1, e.isa.rows)
-        }
-        e.switch(a.rows % e.isa.rows, cases)
+        def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
+            return {
+                rows: partial(_tile_function(e, rows, parts), a.words, begin, end)
+                for rows in range(1, e.isa.rows + 1)
+            }
+
+        e.switch(a.each, tiles(0, full))
+        e.switch(a.rows % a.each, tiles(full, full + 1))
 
     parts = (a.columns + (e.isa.least - 1)) // e.isa.least
     most = panel_columns(e.isa) // e.isa.least
@@ -87,7 +94,7 @@ class TileCall:
     def __init__(self, e: Emitter, address: Value) -> None:
         self._e, self._address = e, address
         self._block = e.stack(len(FIELDS), INT)
-        self.set(a_skip=0, ahead_rows=0, ahead_tile=0)
+        self.set(each=e.i64(e.isa.rows), a_skip=0, ahead_rows=0, ahead_tile=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
@@ -125,12 +132,13 @@ def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
     def emit(own: Emitter, block: Value, begin: Value, end: Value) -> None:
         words = block.integers()
         given = {name: own.read(words + i) for i, name in enumerate(FIELDS) if name != "rows"}
+        each = given.pop("each")
         given |= {name: given[name].floats() for name in _POINTERS}
         t = Tile(**given)
         whole, rest = divmod(parts * e.isa.least, e.width)
         last = [own.of_width(rest)] if rest else []
         with own.range(begin, end) as number:
-            here = number * own.isa.rows
+            here = number * each
             tile = replace(
                 t,
                 a=t.a + (here * t.a_row + t.a_skip * rows),

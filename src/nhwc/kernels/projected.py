@@ -154,7 +154,7 @@ def _pack(
     depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
-        first, rows = tile_of(e, at, pixels)
+        first, rows = tile_of(e, at, pixels, e.isa.rows)
         e.store(value, packed + (first * depth + (at - first) * e.width + channel * rows))
 
 

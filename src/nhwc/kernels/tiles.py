@@ -8,14 +8,17 @@ applies the activation and stores. See winograd.py for how the work is cut.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
+from . import lean
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
 from .loops import emit_moved, emit_whole
-from .microkernel import TileCall, panel_columns, tile_of
-from .transforms import F2, F4, Transform, emit_twice
+from .microkernel import TileCall, even, panel_columns, tile_of
+from .transforms import F2, F4, Product, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
 
@@ -52,7 +55,26 @@ def _tiles(a: Args) -> Value:
     return total
 
 
-def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -> None:
+@dataclass(frozen=True)
+class Form:
+    """A transform, and how filters are held: so many numbers of each, and what multiplies by them.
+
+    `room` is how many floats that needs to work in, of a number of columns.
+    """
+
+    name: str
+    t: Transform
+    numbers: int
+    multiply: Callable[[Emitter, Transform, TileCall, Product], None]
+    room: Callable[[Transform, int], int] = lambda t, columns: 0
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return Kernel(self.name, _FIELDS, partial(_emit, form=self))
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> None:
+    t = form.t
     own = a.own.floats() + thread * a.own_floats
     sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
     call = TileCall(e, a.tile)
@@ -60,13 +82,13 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
     def everything() -> None:
         begin, end = e.share(a.blocks * a.groups, thread, threads)
         with e.range(begin, end) as unit:
-            block, one = unit // a.groups, _of_group(e, a, t, unit % a.groups)
+            block, one = unit // a.groups, _of_group(e, a, form, unit % a.groups)
             first = block * a.block
             last = e.min(first + a.block, _tiles(a))
             with e.range(first, last) as tile:
                 _emit_input(e, one, t, tile, own)
             with e.range(0, a.panels) as panel:
-                _emit_panel(e, one, t, call, (block, panel, own, sums))
+                _emit_panel(e, one, form, call, (block, panel, own, sums))
 
     def inputs() -> None:
         begin, end = e.share(_tiles(a), thread, threads)
@@ -78,18 +100,18 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, t: Transform) -
         with e.range(begin, end) as unit:
             block, panel = unit % a.blocks, unit // a.blocks
             packed = a.shared.floats() + block * a.block_floats
-            _emit_panel(e, a, t, call, (block, panel, packed, sums))
+            _emit_panel(e, a, form, call, (block, panel, packed, sums))
 
     e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
 
 
-def _of_group(e: Emitter, a: Args, t: Transform, group: Value) -> Args:
+def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
     """The arguments for the channels of one group."""
     padded, channel = emit_whole(e, a.k), group * a.k
     return a.but(
         x=(a.x.floats() + group * a.c).address(),
         y=(a.y.floats() + channel).address(),
-        weights=(a.weights.floats() + group * t.size**2 * a.c * padded).address(),
+        weights=(a.weights.floats() + group * form.numbers * a.c * padded).address(),
         bias=(a.bias.floats() + group * padded).address(),
         residual=emit_moved(e, a.residual, channel),
     )
@@ -100,7 +122,7 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
     depth, place = emit_whole(e, a.c), _place(a, tile, t)
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
-    first, rows = tile_of(e, tile - begin, count)
+    first, rows = tile_of(e, tile - begin, count, even(e, count))
     top, left = place.top - a.pad_h, place.left - a.pad_w
     source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
     inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
@@ -141,30 +163,32 @@ def _emit_forward(
 def _emit_panel(
     e: Emitter,
     a: Args,
-    t: Transform,
+    form: Form,
     call: TileCall,
     work: tuple[Value, Value, Value, Value],
 ) -> None:
-    """Multiply a block of tiles by a panel of weights, and transform the sums back."""
-    block, panel, packed, sums = work
-    width, depth = panel_columns(e.isa), emit_whole(e, a.c)
-    first = block * a.block
+    """Multiply a block of tiles by a panel of filters, and transform the sums back."""
+    t, (block, panel, packed, sums) = form.t, work
+    first, begin = block * a.block, panel * panel_columns(e.isa)
     count = e.min(a.block, _tiles(a) - first)
-    begin = panel * width
-    columns = e.min(e.i64(width), emit_whole(e, a.k) - begin)
-    zeros = e.stack(width)
+    columns = e.min(e.i64(panel_columns(e.isa)), emit_whole(e, a.k) - begin)
+    filters = a.weights.floats() + begin * form.numbers * a.c
+    zeros = e.stack(panel_columns(e.isa))
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
-    filters = a.weights.floats() + begin * t.size**2 * a.c
-    call.set(rows=count, a_row=depth, k=a.c, segments=1, columns=columns)
-    call.set(y_row=columns, start=zeros, residual=0, mode=0)
-    with e.range(0, t.size**2) as element:
-        at = element * count
-        b = filters + element * a.c * columns
-        call(a=packed + at * depth, b=b, y=sums + at * columns)
+    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), k=a.c, segments=1)
+    call.set(columns=columns, y_row=columns, start=zeros, residual=0, mode=0)
+    form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
         _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))
+
+
+def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+    """Multiply by filters that were transformed when they were packed."""
+    with e.range(0, t.size**2) as element:
+        at, filters = element * p.count, p.filters + element * p.channels * p.columns
+        call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=p.sums + at * p.columns)
 
 
 def _emit_output(
@@ -219,5 +243,7 @@ def _emit_output(
     e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
 
 
-WINOGRAD2 = Kernel("winograd2x2", _FIELDS, partial(_emit, t=F2))
-WINOGRAD4 = Kernel("winograd4x4", _FIELDS, partial(_emit, t=F4))
+WINOGRAD2 = Form("winograd2x2", F2, F2.size**2, _multiply)
+WINOGRAD4 = Form("winograd4x4", F4, F4.size**2, _multiply)
+LEAN4 = Form("winograd4x4lean", F4, lean.TAPS, lean.emit_lean, lean.room)
+FORMS = {form.name: form for form in (WINOGRAD4, WINOGRAD2, LEAN4)}

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from . import isa as isas
-from .direct import clamp, outweighs
+from .direct import clamp, outweighs, pack_direct
 from .microkernel import TILE, panel_columns
 from .pages import room
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
-from .tiles import ALL, INPUT, PRODUCTS, WINOGRAD2, WINOGRAD4
-from .transforms import F4, Transform
+from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
+from .transforms import Transform
 from .weights import after, fill_panels, pack_bias
 
 
@@ -41,16 +41,18 @@ def _channels(spec: ConvSpec) -> tuple[int, int]:
     return spec.c // spec.groups, spec.k // spec.groups
 
 
-def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The transformed filters in panels, each element after element of a tile; then the bias."""
+def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The filters in panels, number after number that is held of each; then the bias."""
+    if form is LEAN4:
+        return pack_direct(spec, weight, bias)
     isa, (c, k) = isas.host(), _channels(spec)
-    packed, depth = room(packed_floats(t, spec)), t.size**2 * c
+    packed, depth = room(packed_floats(form, spec)), form.numbers * c
     ending = pack_bias(bias, k, spec.groups, isa)
     places = packed[: -len(ending)].view(spec.groups, -1)
     for place, part in zip(places, weight.unflatten(0, (spec.groups, k)), strict=True):
         # A panel at a time: in float64 all of them are many times the weights.
         for first in range(0, k, panel_columns(isa)):
-            filters = t.filters(part[first : first + panel_columns(isa)])
+            filters = form.t.filters(part[first : first + panel_columns(isa)])
             padded = -(-filters.shape[2] // isa.width) * isa.width
             panel = place[depth * first : depth * (first + padded)]
             fill_panels(panel, filters.flatten(0, 1), isa)
@@ -58,14 +60,14 @@ def pack_winograd(t: Transform, spec: ConvSpec, weight: Tensor, bias: Tensor | N
     return packed
 
 
-def packed_floats(t: Transform, spec: ConvSpec) -> int:
+def packed_floats(form: Form, spec: ConvSpec) -> int:
     """How many numbers `pack_winograd` returns."""
     (c, k), width = _channels(spec), isas.host().width
-    return spec.groups * (t.size**2 * c + 1) * (-(-k // width) * width)
+    return spec.groups * (form.numbers * c + 1) * (-(-k // width) * width)
 
 
 def winograd_steps(
-    t: Transform,
+    form: Form,
     spec: ConvSpec,
     x: View,
     y: View,
@@ -73,7 +75,7 @@ def winograd_steps(
     residual: View | None = None,
 ) -> tuple[Step, ...]:
     """One step, or two where the tiles are too few to give each thread blocks of its own."""
-    isa, threads = isas.host(), torch.get_num_threads()
+    isa, threads, t = isas.host(), torch.get_num_threads(), form.t
     tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
     tiles = spec.n * tiles_h * tiles_w
     c, k = _channels(spec)
@@ -81,11 +83,11 @@ def winograd_steps(
     panels = -(-k // panel_columns(isa))
     # Transformed, filters are about twice as many numbers, or more.
     shared_out = outweighs(2 * k, tiles)
-    # All tiles together: the threads share the panels, and each filter is fetched once.
+    # All tiles together: the threads share the panels, and each filter is seen once.
     cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
         t.size**2 * cut.block * depth,
-        t.size**2 * cut.block * panel_columns(isa),
+        t.size**2 * cut.block * panel_columns(isa) + form.room(t, panel_columns(isa)),
     )
     alone = spec.groups > 1 or cut.blocks >= threads
     own_floats = sums_floats + block_floats * alone
@@ -93,11 +95,11 @@ def winograd_steps(
     low, high = clamp(spec.activation)
     make = partial(
         step,
-        WINOGRAD4 if t is F4 else WINOGRAD2,
+        form.kernel,
         x=x,
         y=y,
         weights=packed,
-        bias=after(packed, spec.groups * t.size**2 * c * padded_k),
+        bias=after(packed, spec.groups * form.numbers * c * padded_k),
         residual=residual,
         shared=shared,
         own=Scratch(4 * own_floats, per_thread=True),

@@ -1,8 +1,9 @@
 """Leave out the kernels that take more memory than another and are not clearly faster.
 
-Winograd's kernels hold each filter transformed, in two to four times the numbers. Where the filters
-are large, reading them takes what the fewer multiplications save, and the times come out the same.
-A model of little else would be held several times: only those that save most for their memory stay.
+Two of Winograd's kernels hold each filter transformed, in two to four times the numbers. Where the
+filters are large, reading them takes what it saves to have them ready, and the times come out the
+same. A model of little else would be held several times: only those that save most for their memory
+stay, and the others transform their filters in every call.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _CACHE = 1 << 25
 _STREAM = 1e10
 """So many bytes a second are read from there."""
 
-_LIMIT = 0.75
+_LIMIT = 0.1
 """What kernels may hold beyond one copy of each weight, as a share of all weights."""
 
-_ALWAYS = 1 << 28
-"""So many bytes beyond it they may hold in any case: what ResNets are that much faster for."""
+_ALWAYS = 1 << 24
+"""So many bytes beyond it they may hold in any case: little, beside what a process takes."""
 
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 
