@@ -28,7 +28,7 @@ _CACHE = 1 << 25
 _STREAM = 1e10
 """So many bytes a second are read from there."""
 
-_LIMIT = 0.1
+_LIMIT = 0.2
 """What kernels may hold beyond one copy of each weight, as a share of all weights."""
 
 _ALWAYS = 1 << 24
