@@ -95,3 +95,13 @@ def test_the_file_belongs_to_the_environment_and_to_the_kernels(monkeypatch, tmp
     other = Memory.of(here).path
     monkeypatch.setattr("nhwc.memory.sources", lambda: "of another version")
     assert len({found, other, Memory.of(here).path}) == 3
+
+
+@pytest.mark.parametrize(("name", "told_apart"), [("AMD EPYC", True), ("Ryzen 7 9700X", False)])
+def test_processors_that_hide_behind_one_name_are_told_apart(name, told_apart, monkeypatch):
+    keys = set()
+    for family in (25, 26):
+        text = f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: 1\nmodel name\t: {name}\n"
+        monkeypatch.setattr("pathlib.Path.read_text", lambda self, text=text: text)
+        keys.add(Environment.here().key)
+    assert (len(keys) == 2) is told_apart

@@ -83,5 +83,14 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
+    said = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        said.setdefault(name.strip(), value.strip())
+    found = said.get("model name")
+    if found is None:
+        return platform.machine()
+    if any(letter.isdigit() for letter in found) or "cpu family" not in said:
+        return found
+    # Virtual machines hide which one it is, and what was measured on one does not hold on another.
+    return f"{found} (family {said['cpu family']}, model {said['model']})"
