@@ -3,7 +3,8 @@
 The image is cut into tiles. Each is transformed, channel by channel side by side in vectors; then
 what was a convolution is one matrix product per element of the transformed tile; the products are
 transformed back, and bias, residual and activation follow while they are in registers. A block of
-tiles, of one group of channels, goes through all of it within the second-level cache.
+tiles, of one group of channels, goes through all of it within the second-level cache. Filters are
+held transformed, or as they are, to be transformed in each call (lean.py).
 
 Sums are rounded differently than in the direct sum: the relative error is about 1e-6 for F(4x4) and
 5e-7 for F(2x2). NaN and infinity spread to the outputs of the whole tile that holds them, always as
