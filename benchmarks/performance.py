@@ -99,8 +99,8 @@ python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
 SLOWER = """\
-The same on a processor that does half as many multiply-adds a second, with earlier kernels. All up to
-the ruler is of this one.
+The same on a processor that does half as many multiply-adds a second, with earlier kernels. What
+follows, up to the ruler, is of this one.
 
 ```
 nhwc bench --suite icelake --batch 1,4 --seconds 2 --resume \\
