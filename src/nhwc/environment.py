@@ -83,7 +83,7 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    said = {}
+    said: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         said.setdefault(name.strip(), value.strip())
