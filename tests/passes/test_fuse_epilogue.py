@@ -43,12 +43,19 @@ def branch_relu_between(x, c, d):
     return a + b
 
 
+def asks_for_dimensions(x, c, d):
+    y = c(x)
+    torch._assert(y.ndim == 4, "images in batches")
+    return F.relu(y)
+
+
 # model, how many Fused layers, and of them how many with a residual
 MUST = {
     "module": (lambda: nn.Sequential(conv(), nn.ReLU(inplace=True)), 1, 0),
     "function": (two(lambda x, c, d: F.leaky_relu(c(x), 0.3)), 1, 0),
     "method": (two(lambda x, c, d: c(x).sigmoid()), 1, 0),
     "gelu's approximation": (two(lambda x, c, d: F.gelu(c(x), approximate="tanh")), 1, 0),
+    "asserts": (two(asks_for_dimensions), 1, 0),
     "residual": (two(lambda x, c, d: torch.relu(d(F.silu(c(x))) + x)), 2, 1),
     "residual first": (two(lambda x, c, d: x + c(x)), 1, 1),
     "two branches": (two(lambda x, c, d: F.relu(c(x) + d(x))), 1, 1),

@@ -85,12 +85,13 @@ def takes_batches(value: fx.Node, conv: nn.Module, norm: nn.Module) -> bool:
     checked = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(weight.ndim)
     if definer(type(norm), "_check_input_dim") is checked:
         return True
-    sizes = [user for user in value.users if _asks_rank(user)]
+    sizes = [user for user in value.users if asks_rank(user)]
     tests = [test for size in sizes for test in size.users if _is_test(test, size, weight.ndim)]
     return any(user.target is torch._assert for test in tests for user in test.users)
 
 
-def _asks_rank(node: fx.Node) -> bool:
+def asks_rank(node: fx.Node) -> bool:
+    """Whether `node` is the number of dimensions of a tensor."""
     if node.op == "call_method":
         return node.target == "dim"
     return node.target is getattr and node.args[1] == "ndim"

@@ -12,6 +12,7 @@ from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
 from ._folding_sites import layer_unfit, name_of
 from ._matching import ADDITIONS, activation_of, only_user
+from ._ranks import asks_rank
 
 _WRITING = ("iadd", "add_")
 
@@ -24,6 +25,7 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
         layer = module_of(node)
         if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
             continue
+        _ask_before(node, layer)
         follower = only_user(node)
         if follower is None or not (_is_addition(follower) or activation_of(follower)):
             continue
@@ -33,6 +35,13 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("fuse_epilogue", tuple(sites))
+
+
+def _ask_before(node: fx.Node, layer: nn.Module) -> None:
+    """Let what asks for the dimensions of the result ask the input, which has as many."""
+    if layer_unfit(layer) is None and len(node.args) == 1 and not node.kwargs:
+        for user in [user for user in node.users if asks_rank(user)]:
+            user.replace_input_with(node, node.all_input_nodes[0])
 
 
 def _fuse(
