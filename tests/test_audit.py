@@ -18,6 +18,10 @@ from nhwc.testing import assert_keeps_format
 
 from .models import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
 
+# For as long as the process lives: TorchScript knows operators by `id`, and does not forget those
+# of a library that is gone. Whatever came to lie at such a place would be taken for the operator.
+_LIBRARY = torch.library.Library("nhwc_audit_test", "DEF")
+
 
 def names(findings):
     return [(f.kind, f.operator.rpartition(".")[2], len(f.calls)) for f in findings]
@@ -80,13 +84,12 @@ def test_a_channels_last_3d_model():
 
 
 def test_hidden_copies_of_an_operator_that_keeps_the_format():
-    library = torch.library.Library("nhwc_audit_test", "DEF")
-    library.define("plain_inside(Tensor x) -> Tensor")
+    _LIBRARY.define("plain_inside(Tensor x) -> Tensor")
 
     def plain_inside(x):
         return (x.contiguous() * 2).contiguous(memory_format=torch.channels_last)
 
-    library.impl("plain_inside", plain_inside, "CPU")
+    _LIBRARY.impl("plain_inside", plain_inside, "CPU")
     report = audit(Between(torch.ops.nhwc_audit_test.plain_inside), torch.rand(2, 3, 8, 8))
     (finding,) = report.findings
     assert finding.kind == "copies"

@@ -11,6 +11,10 @@ from nhwc import FormatLost, strict
 
 from .models import EXPECTED, Between, Expected, cat_slice_first, last
 
+# For as long as the process lives: TorchScript knows operators by `id`, and does not forget those
+# of a library that is gone. Whatever came to lie at such a place would be taken for the operator.
+_LIBRARY = torch.library.Library("nhwc_strict_test", "DEF")
+
 
 def nothing_patched() -> bool:
     return not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
@@ -59,9 +63,8 @@ def test_lists_and_keywords_count(call):
 
 
 def test_a_custom_operator_with_nested_arguments():
-    library = torch.library.Library("nhwc_strict_test", "DEF")
-    library.define("pack(Tensor[] parts) -> Tensor")
-    library.impl("pack", lambda parts: torch.cat([p.contiguous() for p in parts], 1), "CPU")
+    _LIBRARY.define("pack(Tensor[] parts) -> Tensor")
+    _LIBRARY.impl("pack", lambda parts: torch.cat([p.contiguous() for p in parts], 1), "CPU")
     with pytest.raises(FormatLost, match="pack"), strict():
         torch.ops.nhwc_strict_test.pack([last(2, 3, 8, 8), last(2, 3, 8, 8)])
 

@@ -49,6 +49,34 @@ def asks_for_dimensions(x, c, d):
     return F.relu(y)
 
 
+def asks_when_the_input_has_more(x, c, d):
+    y = x * 1
+    a = c(y)
+    y.unsqueeze_(0)
+    torch._assert(a.ndim == 4, "images in batches")
+    return F.relu(a)
+
+
+def asks_of_what_cannot_be_fused(x, c, d):
+    y = c(x)
+    torch._assert(y.dim() == 4, "images in batches")
+    return _both(y)
+
+
+def input_changes_before_the_activation(x, c, d):
+    y = x * 1
+    a = c(y)
+    y.mul_(2)
+    return F.relu(a) + y
+
+
+def input_changes_after_the_add(x, c, d):
+    y = x * 1
+    a = c(y) + x
+    y.mul_(2)
+    return F.relu(a) * y
+
+
 # model, how many Fused layers, and of them how many with a residual
 MUST = {
     "module": (lambda: nn.Sequential(conv(), nn.ReLU(inplace=True)), 1, 0),
@@ -56,6 +84,9 @@ MUST = {
     "method": (two(lambda x, c, d: c(x).sigmoid()), 1, 0),
     "gelu's approximation": (two(lambda x, c, d: F.gelu(c(x), approximate="tanh")), 1, 0),
     "asserts": (two(asks_for_dimensions), 1, 0),
+    "asserts, after a write": (two(asks_when_the_input_has_more), 1, 0),
+    "a write before the activation": (two(input_changes_before_the_activation), 1, 0),
+    "a write after the add": (two(input_changes_after_the_add), 1, 1),
     "residual": (two(lambda x, c, d: torch.relu(d(F.silu(c(x))) + x)), 2, 1),
     "residual first": (two(lambda x, c, d: x + c(x)), 1, 1),
     "two branches": (two(lambda x, c, d: F.relu(c(x) + d(x))), 1, 1),
@@ -98,6 +129,7 @@ def hooked_activation():
 
 MUST_NOT = {
     "another reader": (two(lambda x, c, d: _both(c(x))), ""),
+    "another reader, and a question": (two(asks_of_what_cannot_be_fused), ""),
     "hook on the conv": (hooked, "hooks"),
     "hook on the activation": (hooked_activation, ""),
     "the sum is written into the other operand": (two(writes_into_other), "written into"),
@@ -129,6 +161,7 @@ def test_must_not_fuse(name):
         return
     changed, [report] = rewrite(model, fuse_epilogue)
     assert_same(model, changed, X)
+    assert changed.code == changed.graph.python_code("self").src
     assert not report.applied
     assert all(reason in site.reason for site in report.skipped)
     assert bool(report.skipped) == bool(reason)

@@ -190,6 +190,23 @@ def test_a_cat_with_another_reader_stays_beside_the_shuffle():
     torch.testing.assert_close(outputs(changed, (images(),)), run(images()))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_was_shuffled_may_be_written_into_before_it_is_read(joined):
+    def run(x):
+        value = x * 1
+        before = torch.cat((value[:, :4], value[:, 4:]), dim=1) if joined else value
+        n, c, h, w = before.shape
+        if joined:
+            value.mul_(2)
+        y = before.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous()
+        value.mul_(3)
+        return y.view(n, c, h, w) + value
+
+    changed, [report] = rewrite(Block(lambda self, x: run(x)), mend_channel_shuffle)
+    assert len(report.applied) == 1 + joined
+    torch.testing.assert_close(outputs(changed, (images(),)), run(images().contiguous()))
+
+
 def test_parts_of_different_widths_are_shuffled_right():
     def run(x):
         return shuffle(torch.cat((x[:, :2], x[:, 2:]), dim=1))

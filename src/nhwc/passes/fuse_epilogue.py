@@ -20,28 +20,34 @@ _WRITING = ("iadd", "add_")
 def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
     """Turn each convolution or linear layer with what follows it into a `Fused` layer."""
     sites = []
+    changed = False
     order = {node: place for place, node in enumerate(gm.graph.nodes)}
     for node in list(gm.graph.nodes):
         layer = module_of(node)
         if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
             continue
-        _ask_before(node, layer)
+        changed |= _ask_before(node, layer)
         follower = only_user(node)
         if follower is None or not (_is_addition(follower) or activation_of(follower)):
             continue
         site = _fuse(node, layer, follower, order)
         if site is not None:
             sites.append(site)
-    if any(site.applied for site in sites):
+    if changed or any(site.applied for site in sites):
         clean(gm)
     return PassReport("fuse_epilogue", tuple(sites))
 
 
-def _ask_before(node: fx.Node, layer: nn.Module) -> None:
-    """Let what asks for the dimensions of the result ask the input, which has as many."""
-    if layer_unfit(layer) is None and len(node.args) == 1 and not node.kwargs:
-        for user in [user for user in node.users if asks_rank(user)]:
-            user.replace_input_with(node, node.all_input_nodes[0])
+def _ask_before(node: fx.Node, layer: nn.Module) -> bool:
+    """Let what asks for the dimensions of the result ask the input, which has as many now."""
+    if layer_unfit(layer) is not None or len(node.args) != 1 or node.kwargs:
+        return False
+    (value,) = node.all_input_nodes
+    asking = [user for user in node.users if asks_rank(user)]
+    for user in asking:
+        user.replace_input_with(node, value)
+        node.prepend(user)
+    return bool(asking)
 
 
 def _fuse(
@@ -73,12 +79,13 @@ def _fuse(
 def _replace(node: fx.Node, end: fx.Node, residual: fx.Node | None, fused: Fused) -> None:
     value = node.args[0]
     graph = node.graph
-    with graph.inserting_before(end):
+    middle: Any = only_user(node)
+    # Not where the activation was: what is read may have been written into by then.
+    with graph.inserting_before(node if residual is None else middle):
         call = graph.call_module(
             str(node.target), (value,) if residual is None else (value, residual)
         )
     call.meta = dict(node.meta)
-    middle: Any = only_user(node)
     erase(end, call)
     if middle is not end:
         graph.erase_node(middle)

@@ -29,7 +29,7 @@ def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
         if not isinstance(groups, int) or groups < 1:
             sites.append(Site(name_of(node), "channel shuffle", False, "its groups vary"))
             continue
-        with gm.graph.inserting_before(chain[-1]):
+        with gm.graph.inserting_before(chain[2]):  # where the data is copied
             call = add_module(gm.graph, "channel_shuffle", ChannelShuffle(groups), (value,))
         chain[-1].replace_all_uses_with(call)
         for old in reversed(chain):
@@ -54,7 +54,7 @@ def _absorb_cat(gm: fx.GraphModule, call: fx.Node, groups: int) -> Site | None:
     tensors = arguments.get("tensors")
     if arguments.get("dim") != 1 or not isinstance(tensors, list | tuple) or groups != len(tensors):
         return None
-    with gm.graph.inserting_before(call):
+    with gm.graph.inserting_before(cat):
         both = add_module(gm.graph, "interleave", Interleave(), (list(tensors),))
     call.replace_all_uses_with(both)
     gm.graph.erase_node(call)
