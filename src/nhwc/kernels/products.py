@@ -60,6 +60,7 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
     chunks, rest = t.k // width, t.k % width
     chunk_floats, unroll = rows * width, unrolled(e)
     segment_floats = emit_vectors(e, t.k) * chunk_floats
+    parts = _parts(e, sums, columns)
     with e.range(0, t.segments) as segment:
         a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
         with e.range(0, chunks) as chunk:
@@ -67,17 +68,21 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
             with e.range(0, t.ahead_rows) as row:
                 place = row * t.ahead_row + segment * t.k + chunk * width
                 e.prefetch(t.ahead + place, level=2)
-            for first, part in _of_one_width(sums):
+            for part in parts:
                 with e.range(0, width, unroll) as i:
-                    if not first:
+                    if part is parts[0]:
                         _fetch_result(e, t, sums, (chunk * width + i) // unroll)
-                    _emit_steps(
-                        e, here + i, weights + (i * columns + first), (part, columns), unroll
-                    )
+                    part.add(here + i, weights + i * columns, unroll)
         here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
-        for first, part in _of_one_width(sums):
-            with e.range(0, rest) as i:
-                _emit_steps(e, here + i, weights + (i * columns + first), (part, columns), 1)
+        whole = rest // unroll * unroll
+        for part in parts:
+            if unroll < width:
+                with e.range(0, whole, unroll) as i:
+                    part.add(here + i, weights + i * columns, unroll)
+            with e.range(whole, rest) as i:
+                part.add(here + i, weights + i * columns, 1)
+    for part in parts:
+        part.finish()
 
 
 def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
@@ -91,31 +96,91 @@ def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
         e.prefetch(other + (row * other_row + j * e.width))
 
 
-def _of_one_width(sums: Accumulators) -> list[tuple[int, Accumulators]]:
-    """The whole vectors, and apart from them a narrower last one; with the first column of each.
+def _parts(e: Emitter, sums: Accumulators, columns: int) -> list[_Whole | _Half]:
+    """The whole vectors, and apart from them a narrower last one.
 
     Two widths in one loop would share a broadcast, and for that LLVM runs out of registers.
     """
     emitters = [variable.emitter for variable in sums[0]]
-    last = len(emitters) - (emitters[-1].width < emitters[0].width)
-    parts = [(0, [line[:last] for line in sums])]
+    last = len(emitters) - (emitters[-1].width < e.width)
+    parts: list[_Whole | _Half] = []
+    if last:
+        parts.append(_Whole(e, [line[:last] for line in sums], columns))
     if last < len(emitters):
-        parts.append((last * emitters[0].width, [line[last:] for line in sums]))
+        parts.append(_Half(e, [line[last] for line in sums], columns, last * e.width))
     return parts
 
 
-def _emit_steps(
-    e: Emitter, a: Value, b: Value, panel: tuple[Accumulators, int], steps: int
-) -> None:
-    sums, columns = panel
-    for step in range(steps):
-        places = [b + (step * columns + j * e.width) for j in range(len(sums[0]))]
-        for j in lines(sums[0][0].emitter, len(places)):
-            e.prefetch(places[j] + _AHEAD, level=2)
-        weights = [one.emitter.load(p) for one, p in zip(sums[0], places, strict=True)]
-        for i, line in enumerate(sums):
-            factor = e.read(a + (i * e.width + step))
-            for variable, weight in zip(line, weights, strict=True):
-                variable.value = variable.emitter.fma(factor, weight, variable.value)
-            if e.isa.tight:
-                a = e.after(a, [variable.value for variable in line])
+@dataclass(frozen=True)
+class _Whole:
+    """Sums in whole vectors, with which a row of the panel begins."""
+
+    e: Emitter
+    sums: Accumulators
+    columns: int
+
+    def add(self, a: Value, b: Value, steps: int) -> None:
+        """Add so many products to each sum."""
+        e = self.e
+        for step in range(steps):
+            places = [b + (step * self.columns + j * e.width) for j in range(len(self.sums[0]))]
+            for j in lines(e, len(places)):
+                e.prefetch(places[j] + _AHEAD, level=2)
+            weights = [e.load(place) for place in places]
+            for i, line in enumerate(self.sums):
+                factor = e.read(a + (i * e.width + step))
+                for variable, weight in zip(line, weights, strict=True):
+                    variable.value = e.fma(factor, weight, variable.value)
+                if e.isa.tight:
+                    a = e.after(a, [variable.value for variable in line])
+
+    def finish(self) -> None:
+        """The sums are what they should be."""
+
+
+class _Half:
+    """Sums in half a vector. In a whole one they lie in every second lane, and beside each is
+    another sum, of every second product: so no lane is idle. In the end the two are added.
+    """
+
+    def __init__(self, e: Emitter, sums: list[Variable], columns: int, first: int) -> None:
+        self._e, self._sums, self._columns, self._first = e, sums, columns, first
+        zero = sums[0].emitter.vector(0.0)
+        self._pairs = [e.variable(0.0) for _ in sums]
+        for pair, one in zip(self._pairs, sums, strict=True):
+            pair.value = self._in_turns(one.value, zero)
+
+    def add(self, a: Value, b: Value, steps: int) -> None:
+        """Add so many products: an even number, or one."""
+        e, narrow = self._e, self._sums[0].emitter
+        places = [b + (step * self._columns + self._first) for step in range(steps)]
+        for place in places:
+            e.prefetch(place + _AHEAD, level=2)
+        weights = [narrow.load(place) for place in places]
+        if steps == 1:
+            self._add_one(a, self._in_turns(weights[0], weights[0]))
+        for step in range(0, steps - 1, 2):
+            both = self._in_turns(*weights[step : step + 2])
+            for i, pair in enumerate(self._pairs):
+                factors = e.pair(a + (i * e.width + step))
+                pair.value = e.fma(factors, both, pair.value)
+                # All at once, or into the registers of the factors, LLVM would run out of them.
+                a = e.after(a, [pair.value, factors])
+
+    def _add_one(self, a: Value, weights: Value) -> None:
+        e = self._e
+        for i, pair in enumerate(self._pairs):
+            added = e.fma(e.read(a + i * e.width), weights, pair.value)
+            kept = [lane + lane % 2 * e.width for lane in range(e.width)]
+            pair.value = e.shuffle(added, kept, pair.value)
+
+    def finish(self) -> None:
+        """Bring the sums where they belong."""
+        for pair, one in zip(self._pairs, self._sums, strict=True):
+            even, odd = (self._e.shuffle(pair.value, range(i, self._e.width, 2)) for i in (0, 1))
+            one.value = even + odd
+
+    def _in_turns(self, even: Value, odd: Value) -> Value:
+        half = self._e.width // 2
+        lanes = [lane for n in range(half) for lane in (n, half + n)]
+        return self._e.shuffle(even, lanes, odd)

@@ -76,18 +76,19 @@ class Emitter:
 
     def broadcast(self, scalar: Value) -> Value:
         """A vector with `scalar`, a float, in every lane."""
-        return Value(self, self._splat(scalar.llvm))
+        return Value(self, self._splat(scalar.llvm, self.width))
 
-    def _splat(self, scalar: ir.Value) -> ir.Value:
-        undefined = ir.Constant(ir.VectorType(scalar.type, self.width), ir.Undefined)
+    def _splat(self, scalar: ir.Value, count: int) -> ir.Value:
+        undefined = ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined)
         first = self.builder.insert_element(undefined, scalar, ir.Constant(WORD, 0))
-        lanes = ir.Constant(ir.VectorType(WORD, self.width), [0] * self.width)
+        lanes = ir.Constant(ir.VectorType(WORD, count), [0] * count)
         return self.builder.shuffle_vector(first, undefined, lanes)
 
-    def shuffle(self, vector: Value, lanes: Sequence[int]) -> Value:
-        """The lanes of `vector` with these numbers, which are known while Python runs."""
+    def shuffle(self, vector: Value, lanes: Sequence[int], other: Value | None = None) -> Value:
+        """The lanes with these numbers, known while Python runs, of `vector` and then `other`."""
         numbers = ir.Constant(ir.VectorType(WORD, len(lanes)), list(lanes))
-        chosen = self.builder.shuffle_vector(vector.llvm, vector.llvm, numbers)
+        behind = vector if other is None else other
+        chosen = self.builder.shuffle_vector(vector.llvm, behind.llvm, numbers)
         return Value(self, chosen)
 
     def float_of_bits(self, number: Value) -> Value:
@@ -101,7 +102,7 @@ class Emitter:
 
     def lanes(self, count: Any) -> Value:
         """The mask of the first `count` lanes."""
-        every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD))
+        every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD), self.width)
         numbers = ir.Constant(every.type, list(range(self.width)))
         return Value(self, self.builder.icmp_signed("<", numbers, every))
 
@@ -142,6 +143,12 @@ class Emitter:
         loaded = self.builder.load(pointer.llvm, typ=pointer.element)
         return Value(self, loaded)
 
+    def pair(self, pointer: Value) -> Value:
+        """The two float32 from `pointer` on, in every two neighbouring lanes."""
+        both = self.builder.load(pointer.llvm, align=4, typ=ir.DoubleType())
+        every = self._splat(both, self.width // 2)
+        return Value(self, self.builder.bitcast(every, self.vector_type))
+
     def write(self, scalar: Any, pointer: Value) -> None:
         """Write one int64 or float32."""
         self.builder.store(self.value(scalar, pointer.element).llvm, pointer.llvm)
@@ -160,7 +167,7 @@ class Emitter:
         """
         given = [pointer.llvm, *(vector.llvm for vector in vectors)]
         kind = ir.FunctionType(POINTER, [value.type for value in given])
-        register = ",w" if self.isa.name == "neon" else ",x"
+        register = ",w" if self.isa.name == "neon" else ",v"
         same = ir.InlineAsm(kind, "", "=r,0" + register * len(vectors))
         return Value(self, self.builder.call(same, given), pointer.element)
 
