@@ -124,7 +124,8 @@ class _Whole:
         e = self.e
         for step in range(steps):
             places = [b + (step * self.columns + j * e.width) for j in range(len(self.sums[0]))]
-            for j in lines(e, len(places)):
+            # Weights of one vector are few, and each product reads a number besides: no time to.
+            for j in lines(e, len(places)) if len(places) > 1 else ():
                 e.prefetch(places[j] + _AHEAD, level=2)
             weights = [e.load(place) for place in places]
             for i, line in enumerate(self.sums):
@@ -153,10 +154,8 @@ class _Half:
     def add(self, a: Value, b: Value, steps: int) -> None:
         """Add so many products: an even number, or one."""
         e, narrow = self._e, self._sums[0].emitter
-        places = [b + (step * self._columns + self._first) for step in range(steps)]
-        for place in places:
-            e.prefetch(place + _AHEAD, level=2)
-        weights = [narrow.load(place) for place in places]
+        first = b + self._first
+        weights = [narrow.load(first + step * self._columns) for step in range(steps)]
         if steps == 1:
             self._add_one(a, self._in_turns(weights[0], weights[0]))
         for step in range(0, steps - 1, 2):
