@@ -77,7 +77,8 @@ def _emit_products(
 ) -> None:
     """Multiply the packed rows by their panels; `following` rows on is what is packed next, or 0.
 
-    Of those, each panel asks for a part; where there are none, each tile for a part of `later`.
+    Of those, each panel asks for a part; where there are none, each tile for a part of `later`, or
+    of the next panel, if no other thread reads it.
     """
     group, (first, last, following), (first_panel, last_panel), packed = unit
     count, tiles = last - first, tiles_of(e, last - first)
@@ -89,6 +90,8 @@ def _emit_products(
     of_tile = even(e, count)
     each = (of_tile + (panels - 1)) // panels
     asked = tile.ask(later[1], a.segment, panels * tiles)
+    with e.when((later[1] == 0) & (a.row_parts == 1)):
+        tile.ask(a.block * a.segment * width, a.segment, tiles)
     with e.when(following != 0):
         tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * of_tile)
     tile.set(rows=count, each=of_tile, a=packed, a_row=a.segments * segment_floats, k=a.segment)
@@ -107,13 +110,14 @@ def _emit_products(
             ahead = first + following + (panel - first_panel) * each
             pixels = x + (ahead * a.x_pixel + inner * a.segment)
             weights_later = later[0] + (panel - first_panel) * tiles * asked
+            weights_ahead = e.select(later[1] != 0, weights_later, b + width * depth)
             tile(
                 b=b,
                 start=bias + column,
                 columns=columns,
                 y=y,
                 residual=emit_moved(e, a.residual, first * a.residual_pixel + here),
-                ahead=e.select(following != 0, pixels, weights_later),
+                ahead=e.select(following != 0, pixels, weights_ahead),
             )
             with e.when(final & (a.code > int(Activation.RELU6))):
                 activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
