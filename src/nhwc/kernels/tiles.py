@@ -17,7 +17,7 @@ from . import lean
 from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
 from .loops import emit_moved, emit_whole
-from .microkernel import TileCall, even, panel_columns, tile_of
+from .microkernel import TileCall, even, panel_columns, tile_of, tiles_of
 from .transforms import F2, F4, Product, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
@@ -186,9 +186,14 @@ def _emit_panel(
 
 def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
     """Multiply by filters that were transformed when they were packed."""
+    floats, parts = p.channels * p.columns, tiles_of(e, p.count)
+    # Where no other thread reads them, each part of a product asks for some of the next one's.
+    next_ones = e.select((p.count == p.tiles) & (parts > 1), floats, e.i64(0))
+    call.ask(next_ones, p.channels, parts)
     with e.range(0, t.size**2) as element:
-        at, filters = element * p.count, p.filters + element * p.channels * p.columns
-        call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=p.sums + at * p.columns)
+        at, filters = element * p.count, p.filters + element * floats
+        y = p.sums + at * p.columns
+        call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=y, ahead=filters + floats)
 
 
 def _emit_output(
