@@ -102,6 +102,13 @@ def ending(
 
 def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> None:
     """Add the residual to the sums of neighbouring pixels, apply the activation, and store them."""
+    put(e, a, activated(e, a, sums, pixel, place), pixel, place)
+
+
+def activated(
+    e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place
+) -> list[Value]:
+    """The sums of neighbouring pixels, with the residual added and the activation applied."""
     channel, mask = place
     kept = [e.variable(0.0) for _ in sums]
     for variable, value in zip(kept, sums, strict=True):
@@ -110,7 +117,12 @@ def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Plac
         other = a.residual.floats() + (pixel * a.rpixel + channel)
         for number, variable in enumerate(kept):
             variable.value = variable.value + e.load(other + a.rpixel * number, mask)
-    values = emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
+    return emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
+
+
+def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Store the values of neighbouring pixels."""
+    channel, mask = place
     target = a.y.floats() + (pixel * a.ypixel + channel)
     for number, value in enumerate(values):
         e.store(value, target + a.ypixel * number, mask)

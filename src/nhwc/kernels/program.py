@@ -16,6 +16,7 @@ from .arena import LINE, Lifetime, place
 from .bound import Bound
 from .copies import input_step
 from .later import foreseen
+from .pooled import pooled
 from .steps import Scratch, Step, View
 from .tape import WALK
 
@@ -50,7 +51,8 @@ class Program:
     ):
         # The first steps bring inputs into channels last; a call skips those it does not need.
         entries = [input_step(view) for view in inputs]
-        self.steps = (*entries, *foreseen(steps))
+        results = [output.view for output in outputs]
+        self.steps = (*entries, *foreseen(pooled(steps, results)))
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.barriers = _barriers(self.steps)

@@ -17,8 +17,9 @@ from torch import Tensor
 from . import isa as isas
 from .compiler import Args, Kernel
 from .copies import PLANES, in_turns
-from .loops import ENDING, each_vector, emit_vectors, ending, finish
+from .loops import ENDING, Place, activated, each_vector, emit_vectors, ending, put
 from .microkernel import panel_columns
+from .pooled import POOL, emit_larger
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -28,7 +29,7 @@ from .weights import after
 _FIELDS = (
     *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "run", "stride_h", "pad_h", "pad_w"),
-    *("blocks", "panels", "line", "lines_floats", *ENDING),
+    *("blocks", "panels", "line", "lines_floats", POOL, *ENDING),
 )
 STEPS = (3, 6, 12)
 """Floats from the window of one output to its neighbour's: three channels, stride 1, 2 or 4."""
@@ -51,7 +52,8 @@ def stem_steps(
     padded_k = -(-spec.k // isa.width) * isa.width
     line = (spec.w + 2 * spec.padding[1]) * spec.c
     blocks = _blocks(spec, line)
-    highest = -(-spec.out_h // blocks)
+    # Lines that are pooled come in pairs.
+    highest = -(-spec.out_h // (2 * blocks)) * 2
     # The last line is cleared in whole vectors, up to one beyond its end.
     floats = ((highest - 1) * spec.stride[0] + spec.r) * line + isa.width
     return (
@@ -79,6 +81,7 @@ def stem_steps(
             panels=-(-spec.k // panel_columns(isa)),
             line=line,
             lines_floats=floats,
+            pool=0,
             **ending(y, spec.activation, spec.alpha, residual),
         ),
     )
@@ -97,14 +100,14 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
     begin, end = e.share(a.n * a.blocks, thread, threads)
     with e.range(begin, end) as unit:
         image, block = unit // a.blocks, unit % a.blocks
-        first, last = block * a.out_h // a.blocks, (block + 1) * a.out_h // a.blocks
+        side = a.pool + 1
+        first, last = (n * (a.out_h // side) // a.blocks * side for n in (block, block + 1))
         top = first * a.stride_h - a.pad_h
         with e.range(0, (last - first - 1) * a.stride_h + a.r) as i:
             _emit_line(e, a, (image, top + i), lines + i * a.line)
         with e.range(0, a.panels) as panel, e.range(first, last) as row:
             window = lines + (row - first) * a.stride_h * a.line
-            pixel = (image * a.out_h + row) * a.out_w
-            _emit_row(e, a, (window, step), pixel, panel * panel_columns(e.isa))
+            _emit_row(e, a, (window, step), (image, row), panel * panel_columns(e.isa))
 
 
 def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> None:
@@ -156,15 +159,18 @@ def _clear(e: Emitter, to: Value, count: Value) -> None:
         e.store(e.vector(0.0), to + i)
 
 
-def _emit_row(e: Emitter, a: Args, window: tuple[Value, int], pixel: Value, channel: Value) -> None:
-    """One line of outputs, a panel of channels."""
-    width, tile = panel_columns(e.isa), e.isa.rows
-    with e.range(0, a.out_w, tile) as wanted:
+def _emit_row(
+    e: Emitter, a: Args, window: tuple[Value, int], line: tuple[Value, Value], channel: Value
+) -> None:
+    """One line of outputs, of an image, a panel of channels."""
+    width, tile, side = panel_columns(e.isa), e.isa.rows, a.pool + 1
+    outputs = a.out_w // side * side
+    with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
-        left = e.min(wanted, a.out_w - tile)
+        left = e.min(wanted, outputs - tile)
         here = (window[0] + left * window[1], window[1])
         cases = {
-            vectors: partial(_emit_tile, e, a, here, pixel + left, (channel, vectors))
+            vectors: partial(_emit_tile, e, a, here, (*line, left), (channel, vectors))
             for vectors in range(1, e.isa.vectors + 1)
         }
         columns = e.min(a.k - channel, e.i64(width))
@@ -172,7 +178,11 @@ def _emit_row(e: Emitter, a: Args, window: tuple[Value, int], pixel: Value, chan
 
 
 def _emit_tile(
-    e: Emitter, a: Args, window: tuple[Value, int], pixel: Value, panel: tuple[Value, int]
+    e: Emitter,
+    a: Args,
+    window: tuple[Value, int],
+    where: tuple[Value, Value, Value],
+    panel: tuple[Value, int],
 ) -> None:
     (source, step), (first, vectors) = window, panel
     columns = vectors * e.width
@@ -194,13 +204,37 @@ def _emit_tile(
         channel = first + j * e.width
         totals = [one.value for one in line]
         if j < vectors - 1:
-            finish(e, a, totals, pixel, (channel, None))
+            _finish(e, a, totals, where, (channel, None))
             continue
         e.branch(
             channel + e.width <= a.k,
-            partial(finish, e, a, totals, pixel, (channel, None)),
-            partial(finish, e, a, totals, pixel, (channel, e.lanes(a.k - channel))),
+            partial(_finish, e, a, totals, where, (channel, None)),
+            partial(_finish, e, a, totals, where, (channel, e.lanes(a.k - channel))),
         )
+
+
+def _finish(
+    e: Emitter, a: Args, sums: list[Value], where: tuple[Value, Value, Value], place: Place
+) -> None:
+    """Store the outputs from a place on: image, row and column; pooled, if they should be."""
+    image, row, column = where
+    pixel = (image * a.out_h + row) * a.out_w + column
+    values = activated(e, a, sums, pixel, place)
+
+    def pool() -> None:
+        corner = (image * (a.out_h // 2) + row // 2) * (a.out_w // 2) + column // 2
+        pairs = [e.variable(0.0) for _ in values[::2]]
+        for pair, one, other in zip(pairs, values[::2], values[1::2], strict=True):
+            pair.value = emit_larger(e, one, other)
+        # The line above was pooled and stored before.
+        with e.when(row % 2 == 1):
+            above = a.y.floats() + (corner * a.ypixel + place[0])
+            for number, pair in enumerate(pairs):
+                stored = e.load(above + a.ypixel * number, place[1])
+                pair.value = emit_larger(e, stored, pair.value)
+        put(e, a, [pair.value for pair in pairs], corner, place)
+
+    e.branch(a.pool != 0, pool, partial(put, e, a, values, pixel, place))
 
 
 @cache

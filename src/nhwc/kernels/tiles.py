@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from itertools import product
 from typing import NamedTuple
 
 from . import lean
@@ -18,6 +19,7 @@ from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
 from .loops import emit_moved, emit_whole
 from .microkernel import TileCall, even, panel_columns, tile_of, tiles_of
+from .pooled import POOL, emit_larger
 from .transforms import F2, F4, Product, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
@@ -27,7 +29,7 @@ _FIELDS = (
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
     *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
-    *("low", "high", "code", "slope"),
+    *("low", "high", "code", "slope", POOL),
 )
 
 ALL, INPUT, PRODUCTS = range(3)
@@ -207,7 +209,7 @@ def _emit_output(
     (sums, step), (tile, channel) = source, where
     place = _place(a, tile, t)
     pixel = (place.image * a.out_h + place.top) * a.out_w + place.left
-    y = a.y.floats() + (pixel * a.y_pixel + channel)
+    y, y_width = _target(e, a, place, channel)
     residual = a.residual.floats() + (pixel * a.residual_pixel + channel)
     grid = [[e.load(sums + step * (i * t.size + j)) for j in range(t.size)] for i in range(t.size)]
     bias = e.load(a.bias.floats() + channel)
@@ -225,9 +227,21 @@ def _emit_output(
             for i, j, variable in each:
                 other = residual + (a.out_w * i + j) * a.residual_pixel
                 variable.value = variable.value + e.load(other)
-        for i, j, variable in each:
-            bounded = e.max(low, e.min(high, variable.value))
-            e.store(bounded, y + (a.out_w * i + j) * a.y_pixel)
+        for line in results:
+            for variable in line:
+                variable.value = e.max(low, e.min(high, variable.value))
+
+        def pool() -> None:
+            for i, j in product(range(0, t.outputs, 2), repeat=2):
+                window = [results[i + m][j + n].value for m in (0, 1) for n in (0, 1)]
+                largest = reduce(partial(emit_larger, e), window)
+                e.store(largest, y + (y_width * (i // 2) + j // 2) * a.y_pixel)
+
+        def store() -> None:
+            for i, j, variable in each:
+                e.store(variable.value, y + (y_width * i + j) * a.y_pixel)
+
+        e.branch(a.pool != 0, pool, store)
 
     def one_by_one() -> None:
         kept = e.stack(t.outputs**2 * e.width)
@@ -237,15 +251,32 @@ def _emit_output(
         slope = e.float_of_bits(a.slope)
         last_row, last_column = e.min(rows, t.outputs), e.min(columns, t.outputs)
         with e.range(0, last_row) as i, e.range(0, last_column) as j:
-            value = e.variable(0.0)
-            value.value = e.load(kept + (i * t.outputs + j) * e.width)
-            pixels = i * a.out_w + j
+            value, at = e.variable(0.0), kept + (i * t.outputs + j) * e.width
+            value.value = e.load(at)
             with e.when(a.residual != 0):
+                pixels = i * a.out_w + j
                 value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
-            finished = emit_activation(e, value.value, a.code, slope)
-            e.store(finished, y + pixels * a.y_pixel, mask)
+            e.store(emit_activation(e, value.value, a.code, slope), at)
+        side = a.pool + 1
+        with e.range(0, last_row // side) as i, e.range(0, last_column // side) as j:
+            corner = kept + (i * side * t.outputs + j * side) * e.width
+            largest = e.variable(0.0)
+            largest.value = e.load(corner)
+            with e.when(a.pool != 0):
+                for number in (1, t.outputs, t.outputs + 1):
+                    other = e.load(corner + number * e.width)
+                    largest.value = emit_larger(e, largest.value, other)
+            e.store(largest.value, y + (i * y_width + j) * a.y_pixel, mask)
 
     e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
+
+
+def _target(e: Emitter, a: Args, place: _Place, channel: Value) -> tuple[Value, Value]:
+    """Where the corner of a tile goes, pooled or not, and how wide the result is."""
+    side = a.pool + 1
+    height, width = a.out_h // side, a.out_w // side
+    pixel = (place.image * height + place.top // side) * width + place.left // side
+    return a.y.floats() + (pixel * a.y_pixel + channel), width
 
 
 WINOGRAD2 = Form("winograd2x2", F2, F2.size**2, _multiply)

@@ -129,6 +129,7 @@ def winograd_steps(
         high=high,
         code=int(spec.activation),
         slope=float(spec.alpha),
+        pool=0,
     )
     if alone:
         return (make(phase=ALL),)
