@@ -164,6 +164,7 @@ def _emit_row(
 ) -> None:
     """One line of outputs, of an image, a panel of channels."""
     width, tile, side = panel_columns(e.isa), e.isa.rows, a.pool + 1
+    # Tiles are even everywhere, so that none cuts a window in two.
     outputs = a.out_w // side * side
     with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
