@@ -18,8 +18,12 @@ from .vectors import Emitter
 POOL = "pool"
 """The field of a kernel that can pool what it computes: 1 if it should."""
 
-_WINDOW = {"kh": 2, "kw": 2, "stride_h": 2, "stride_w": 2, "top": 0, "left": 0, "residual": None}
-_WINDOW |= {"dilation_h": 1, "dilation_w": 1}
+_PLAIN = {
+    **dict.fromkeys(("kh", "kw", "stride_h", "stride_w"), 2),
+    **dict.fromkeys(("dilation_h", "dilation_w"), 1),
+    **dict.fromkeys(("top", "left"), 0),
+    "residual": None,
+}
 
 
 def pooled(steps: Sequence[Step], outputs: Sequence[View]) -> tuple[Step, ...]:
@@ -54,7 +58,7 @@ def _given(step: Step) -> dict[str, Any]:
 
 def _is_plain(given: dict[str, Any]) -> bool:
     """Whether a pooling has the common window, and leaves out what does not fill one."""
-    if any(given[name] != wanted for name, wanted in _WINDOW.items()):
+    if any(given[name] != wanted for name, wanted in _PLAIN.items()):
         return False
     (_, _, h, w), (_, _, ho, wo) = given["x"].shape, given["y"].shape
     return (ho, wo) == (h // 2, w // 2)
