@@ -153,7 +153,7 @@ WHERE = """\
 Layers as they were measured when the plan was made, alone and with warm caches.
 
 ```
-python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet0_5 mnasnet1_0 vgg11 \\
+python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet0_75 mnasnet1_3 vgg11 \\
     > benchmarks/results/where.md
 ```"""
 
