@@ -82,7 +82,7 @@ the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time o
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
 Batch 1 and 4, one thread, `volta` and where the time goes were measured last, on another processor
-than all the rest, which was measured with slower kernels. Of batch 4 only the VGGs are of today's.
+than all the rest, which was measured with slower kernels; so was batch 4, but for the VGGs.
 
 ![The icelake suite](icelake.png)
 

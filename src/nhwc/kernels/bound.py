@@ -112,7 +112,7 @@ def _planes(program: Program, begins: Sequence[int], view: View) -> list[int]:
     """The arguments that say whether an input lies as N, C, H, W; none if a step cannot read it."""
     found = []
     for step, begin in zip(program.steps, begins, strict=True):
-        given = dict(zip(step.kernel.fields, step.args, strict=True))
+        given = step.given
         read = {
             name: argument
             for name, argument in given.items()

@@ -7,11 +7,10 @@ computes and reads little: it can ask for them meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
-from .steps import Step
+from .steps import Argument, Step
 
 LATER = ("later", "later_floats")
 """The fields of a kernel that asks for what a later step reads: the address, and how much."""
@@ -38,8 +37,7 @@ def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _asking(step: Step, linear: Step) -> Step:
-    weight = linear.args[linear.kernel.fields.index("weight")]
+    weight = linear.given["weight"]
     assert isinstance(weight, Tensor)
-    given = dict(zip(step.kernel.fields, step.args, strict=True))
-    given |= dict(zip(LATER, (weight, min(weight.numel(), _MOST)), strict=True))
-    return replace(step, args=tuple(given.values()))
+    asked: dict[str, Argument] = {LATER[0]: weight, LATER[1]: min(weight.numel(), _MOST)}
+    return step.but(**asked)

@@ -7,9 +7,9 @@ of what it computes is never written, and none of it is read again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from .compiler import Args
 from .pooling import MAXPOOL
 from .steps import Step, View
 from .values import Value
@@ -31,11 +31,10 @@ def pooled(steps: Sequence[Step], outputs: Sequence[View]) -> tuple[Step, ...]:
     found = list(steps)
     kept = {id(view.buffer) for view in outputs}
     for pooling in steps:
-        given = _given(pooling)
-        if pooling.kernel.name != MAXPOOL.name or not _is_plain(given):
+        if pooling.kernel.name != MAXPOOL.name or not _is_plain(pooling.given):
             continue
-        x, y = given["x"], given["y"]
-        users = [s for s in found if s is not pooling and _uses(s, x.buffer)]
+        x, y = pooling.given["x"], pooling.given["y"]
+        users = [s for s in found if s is not pooling and _uses_of(s, x)]
         if id(x.buffer) in kept or not users or not all(_can_pool(user, x) for user in users):
             continue
         makers = {id(user) for user in users}
@@ -47,13 +46,9 @@ def pooled(steps: Sequence[Step], outputs: Sequence[View]) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
-    """The larger, lane by lane; not a number where either is none."""
-    return e.select(one == one, e.max(one, other), one)
-
-
-def _given(step: Step) -> dict[str, Any]:
-    return dict(zip(step.kernel.fields, step.args, strict=True))
+def emit_pooled(e: Emitter, a: Args, count: Value) -> Value:
+    """How many rows or columns are left of so many by a kernel that may pool."""
+    return e.select(a.pool != 0, count // 2, count)
 
 
 def _is_plain(given: dict[str, Any]) -> bool:
@@ -64,20 +59,18 @@ def _is_plain(given: dict[str, Any]) -> bool:
     return (ho, wo) == (h // 2, w // 2)
 
 
-def _uses(step: Step, buffer: object) -> bool:
-    return any(isinstance(arg, View) and arg.buffer is buffer for arg in step.args)
+def _uses_of(step: Step, x: View) -> int:
+    """How many of the arguments lie in the buffer of `x`."""
+    return sum(use.item is x.buffer for use in step.uses)
 
 
 def _can_pool(step: Step, x: View) -> bool:
     """Whether `step` can, and writes just what the pooling reads, and reads nothing of it."""
-    given = _given(step)
-    if given.get(POOL) != 0 or given["residual"] is not None or given["y"] != x:
-        return False
-    views = [argument for argument in step.args if isinstance(argument, View)]
-    return sum(view.buffer is x.buffer for view in views) == 1
+    given = step.given
+    able = given.get(POOL) == 0 and given["residual"] is None
+    return able and given["y"] == x and _uses_of(step, x) == 1
 
 
 def _pooling(step: Step, y: View) -> Step:
-    given = _given(step)
-    pixel = "y_pixel" if "y_pixel" in given else "ypixel"
-    return replace(step, args=tuple((given | {"y": y, pixel: y.pixel, POOL: 1}).values()))
+    pixel = "y_pixel" if "y_pixel" in step.given else "ypixel"
+    return step.but(y=y, **{pixel: y.pixel, POOL: 1})

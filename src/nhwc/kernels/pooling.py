@@ -110,19 +110,21 @@ def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
         def channels(places: list[Place]) -> None:
             best = [e.variable(float("-inf")) for _ in places]
-            broken = [e.variable(one.value != one.value) for one in best]
             with e.range(*window.rows) as i:
                 line = a.x.floats() + (corner * a.xpixel + i * down)
                 with e.range(*window.columns) as j:
                     for number, (c, mask) in enumerate(places):
                         value = e.load(line + (j * right + c), mask)
-                        best[number].value = e.max(value, best[number].value)
-                        broken[number].value = broken[number].value | (value != value)
-            for number, place in enumerate(places):
-                largest = e.select(broken[number].value, float("nan"), best[number].value)
-                finish(e, a, [largest], pixel, place)
+                        best[number].value = emit_larger(e, best[number].value, value)
+            for one, place in zip(best, places, strict=True):
+                finish(e, a, [one.value], pixel, place)
 
         each_block(e, a.c, 4, channels)
+
+
+def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
+    """The larger, lane by lane; not a number where either is none."""
+    return e.select(one == one, e.max(one, other), one)
 
 
 def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:

@@ -19,7 +19,8 @@ from .compiler import Args, Kernel
 from .copies import PLANES, in_turns
 from .loops import ENDING, Place, activated, each_vector, emit_vectors, ending, put
 from .microkernel import panel_columns
-from .pooled import POOL, emit_larger
+from .pooled import POOL, emit_pooled
+from .pooling import emit_larger
 from .spec import ConvSpec
 from .steps import Scratch, Step, View, step
 from .values import Value
@@ -101,7 +102,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
     with e.range(begin, end) as unit:
         image, block = unit // a.blocks, unit % a.blocks
         side = a.pool + 1
-        first, last = (n * (a.out_h // side) // a.blocks * side for n in (block, block + 1))
+        height = emit_pooled(e, a, a.out_h)
+        first, last = (n * height // a.blocks * side for n in (block, block + 1))
         top = first * a.stride_h - a.pad_h
         with e.range(0, (last - first - 1) * a.stride_h + a.r) as i:
             _emit_line(e, a, (image, top + i), lines + i * a.line)
@@ -163,9 +165,9 @@ def _emit_row(
     e: Emitter, a: Args, window: tuple[Value, int], line: tuple[Value, Value], channel: Value
 ) -> None:
     """One line of outputs, of an image, a panel of channels."""
-    width, tile, side = panel_columns(e.isa), e.isa.rows, a.pool + 1
+    width, tile = panel_columns(e.isa), e.isa.rows
     # Tiles are even everywhere, so that none cuts a window in two.
-    outputs = a.out_w // side * side
+    outputs = emit_pooled(e, a, a.out_w) * (a.pool + 1)
     with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
         left = e.min(wanted, outputs - tile)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -130,6 +130,15 @@ class Step:
                 f"{len(self.args)} arguments. Give one for each of {self.kernel.fields}."
             )
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by the names of the kernel's fields."""
+        return dict(zip(self.kernel.fields, self.args, strict=True))
+
+    def but(self, **others: Argument) -> Step:
+        """The same step with some arguments replaced."""
+        return replace(self, args=tuple((self.given | others).values()))
+
     def disturbs(self, other: Step) -> bool:
         """Whether the two must not run at the same time: one writes what the other uses."""
         return any(
@@ -142,7 +151,7 @@ class Step:
     def uses(self) -> tuple[Use, ...]:
         """The buffers and scratch among the arguments."""
         found = []
-        for name, argument in zip(self.kernel.fields, self.args, strict=True):
+        for name, argument in self.given.items():
             if isinstance(argument, View):
                 end = argument.offset + argument.shape[1]
                 found.append(Use(argument.buffer, argument.offset, end, name == "y"))

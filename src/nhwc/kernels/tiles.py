@@ -19,7 +19,8 @@ from .activations import Activation, emit_activation
 from .compiler import Args, Kernel
 from .loops import emit_moved, emit_whole
 from .microkernel import TileCall, even, panel_columns, tile_of, tiles_of
-from .pooled import POOL, emit_larger
+from .pooled import POOL, emit_pooled
+from .pooling import emit_larger
 from .transforms import F2, F4, Product, Transform, emit_twice
 from .values import INT, POINTER, Value
 from .vectors import Emitter
@@ -258,7 +259,8 @@ def _emit_output(
                 value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
             e.store(emit_activation(e, value.value, a.code, slope), at)
         side = a.pool + 1
-        with e.range(0, last_row // side) as i, e.range(0, last_column // side) as j:
+        last_row, last_column = emit_pooled(e, a, last_row), emit_pooled(e, a, last_column)
+        with e.range(0, last_row) as i, e.range(0, last_column) as j:
             corner = kept + (i * side * t.outputs + j * side) * e.width
             largest = e.variable(0.0)
             largest.value = e.load(corner)
@@ -273,9 +275,10 @@ def _emit_output(
 
 def _target(e: Emitter, a: Args, place: _Place, channel: Value) -> tuple[Value, Value]:
     """Where the corner of a tile goes, pooled or not, and how wide the result is."""
-    side = a.pool + 1
-    height, width = a.out_h // side, a.out_w // side
-    pixel = (place.image * height + place.top // side) * width + place.left // side
+    height, width, top, left = (
+        emit_pooled(e, a, count) for count in (a.out_h, a.out_w, place.top, place.left)
+    )
+    pixel = (place.image * height + top) * width + left
     return a.y.floats() + (pixel * a.y_pixel + channel), width
 
 
