@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from nhwc.benchmark import Benchmark, Row
@@ -49,16 +50,20 @@ def summary(suite: Benchmark) -> str:
     """Some of the models, and all of them in one line."""
     single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
-    counts = []
-    for batch, rows in by_batch(suite).items():
-        leads = leads_of(rows)
-        counts.append(
-            f"batch {batch}: ahead on {sum(lead >= 1 for lead in leads)} of {len(leads)}, "
-            f"{geometric_mean(leads):.2f}x the best of the others in the geometric mean"
-        )
+    counts = [f"batch {batch}: {_count(rows)}" for batch, rows in by_batch(suite).items()]
+    narrow = read(RESULTS / "avx2.json")
     return (
         f"{engines(suite, shown, last=False)}\n\n"
-        f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)})."
+        f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)}). "
+        f"With AVX-512 hidden from every engine, this suite and `volta`: {_count(narrow.rows)}."
+    )
+
+
+def _count(rows: Sequence[Row]) -> str:
+    leads = leads_of(rows)
+    return (
+        f"ahead on {sum(lead >= 1 for lead in leads)} of {len(leads)}, "
+        f"{geometric_mean(leads):.2f}x the best of the others in the geometric mean"
     )
 
 
@@ -67,7 +72,7 @@ def by_batch(suite: Benchmark) -> dict[int, list[Row]]:
     return {batch: [row for row in suite.rows if row.case.batch == batch] for batch in batches}
 
 
-def leads_of(rows: list[Row]) -> list[float]:
+def leads_of(rows: Sequence[Row]) -> list[float]:
     return [found.ratio for row in rows if (found := ahead(row))]
 
 
@@ -81,8 +86,8 @@ Every engine has a process of its own, two threads and float32; they take turns,
 the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time of the best engine
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
-Batch 1 and 4, one thread, `volta` and where the time goes were measured last, on another processor
-than all the rest, which was measured with slower kernels; so was batch 4, but for the VGGs.
+One processor did it all unless a section names another; batch 4, but for the VGGs, with slightly
+slower kernels than the rest.
 
 ![The icelake suite](icelake.png)
 
@@ -99,8 +104,7 @@ python benchmarks/curve.py -o benchmarks/results/curve.json
 ```"""
 
 SLOWER = """\
-The same on a processor that does half as many multiply-adds a second, with earlier kernels. What
-follows, up to the ruler, is of this one.
+The same on a processor that does half as many multiply-adds a second, with earlier kernels.
 
 ```
 nhwc bench --suite icelake --batch 1,4 --seconds 2 --resume \\
@@ -116,13 +120,15 @@ nhwc bench --suite icelake --threads 1 --seconds 2 --resume \\
 ```"""
 
 AVX2 = """\
-The same processor, with the kernels for AVX2, and oneDNN's in torch. As many multiply-adds a second
-are possible here with them as with AVX-512, which ONNX Runtime and OpenVINO may use all the same.
+The same processor with AVX-512 hidden from every engine, batch 1, all models of both suites.
+`benchmarks.narrow` tells nhwc and torch what to use, and gives ONNX Runtime and OpenVINO, which ask
+the processor, an answer without it.
 
 ```
-NHWC_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 nhwc bench resnet18 resnet50 resnext50_32x4d mobilenet_v2 \\
-    mnasnet1_0 vgg16 densenet121 shufflenet_v2_x1_0 googlenet squeezenet1_1 --seconds 2 \\
+python -m benchmarks.narrow nhwc bench --suite icelake --seconds 2 --resume \\
     -o benchmarks/results/avx2.json
+python -m benchmarks.narrow nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 \\
+    shufflenet_v2_x2_0 --seconds 2 --resume -o benchmarks/results/avx2.json
 ```"""
 
 VOLTA = """\
@@ -137,8 +143,9 @@ PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
 ```
-python benchmarks/engines.py resnet18 resnet50 mobilenet_v2 vgg16 densenet121 --batch 1 \\
-    --seconds 3 --variants eager,optimized,jit,fx,compile_frozen -o benchmarks/results/peers.json
+python benchmarks/engines.py resnet18 resnet50 mobilenet_v2 vgg16 densenet121 alexnet \\
+    squeezenet1_1 googlenet mnasnet1_0 shufflenet_v2_x1_0 resnext50_32x4d --batch 1 --seconds 3 \\
+    --variants eager,optimized,jit,fx,compile_frozen -o benchmarks/results/peers.json
 ```"""
 
 RULER = """\
@@ -177,8 +184,8 @@ def _ruler(path: Path) -> str:
 SECTIONS = (
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
-    ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
+    ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
