@@ -51,8 +51,9 @@ def test_winograd(isa, spec):
 @many
 @given(data=st.data())
 def test_grouped(isa, data):
-    inputs, outputs = data.draw(st.sampled_from([(4, 4), (8, 8), (3, 16), (16, 32), (32, 16)]))
-    groups = data.draw(st.sampled_from([4, 8]))
+    pairs = [(4, 4), (8, 8), (3, 16), (16, 32), (32, 16), (24, 24), (5, 8), (8, 40)]
+    inputs, outputs = data.draw(st.sampled_from(pairs))
+    groups = data.draw(st.sampled_from([4, 8] if outputs == 4 else [3, 4, 8]))
     stride = data.draw(st.sampled_from([1, 2]))
     spec = ConvSpec(
         n=data.draw(st.integers(1, 2)),
@@ -122,6 +123,7 @@ LARGE = [
     ConvSpec(1, 64, 14, 14, 64, 3, 3, groups=16, padding=(1, 1), has_residual=True),
     ConvSpec(1, 96, 7, 7, 96, 3, 3, groups=3, padding=(1, 1), activation=Activation.RELU),
     ConvSpec(1, 192, 14, 9, 192, 3, 3, groups=3, padding=(1, 1), has_residual=True),
+    ConvSpec(1, 888, 7, 7, 888, 3, 3, groups=37, padding=(1, 1), activation=Activation.RELU),
 ]
 
 

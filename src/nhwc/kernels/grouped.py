@@ -2,8 +2,9 @@
 
 A matrix product per group would leave most lanes of a vector idle where groups are narrow. Here the
 lanes are output channels of one or several groups side by side. What they are multiplied by is, for
-narrow groups, a vector of input pixels shuffled within its groups, and for wide ones a broadcast;
-either serves the three outputs that see the pixel.
+narrow groups, a vector of input pixels shuffled within its groups, and for wide ones a broadcast,
+or one for each half of a vector where a group ends in its middle; either serves the three outputs
+that see the pixel.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Iterator
 from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import isa as isas
 from .compiler import Args, Kernel
-from .loops import finish
+from .loops import emit_vectors, finish
 from .pages import room
 from .spec import ConvSpec
 from .steps import Step, View, step
@@ -26,7 +28,7 @@ from .weights import after, pack_bias
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
-    *("n", "h", "w", "ho", "wo", "vectors", "inputs", "outputs", "by_rows", "row_by_row"),
+    *("n", "h", "w", "ho", "wo", "k", "inputs", "outputs", "by_rows", "row_by_row"),
 )
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
@@ -46,7 +48,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
     by_rows = a.by_rows != 0
     # What is not shared out, every thread does all of.
     rows = e.share(a.n * a.ho, *_among(e, by_rows, thread, threads))
-    vectors = e.share(a.vectors, *_among(e, ~by_rows, thread, threads))
+    vectors = e.share(emit_vectors(e, a.k), *_among(e, ~by_rows, thread, threads))
     lengths = rows[1] - rows[0], vectors[1] - vectors[0]
     inner = e.select(a.row_by_row != 0, lengths[1], lengths[0])
     with e.range(0, lengths[0] * lengths[1]) as piece:
@@ -57,6 +59,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
         top = row % a.ho * stride - 1
         source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
         first = source + (channel if narrow else channel // a.outputs * a.inputs)
+        apart, mask = _second(e, a, channel)
         weights = a.weights.floats() + vector * 9 * a.inputs * e.width
         _fetch_following(e, weights, 9 * a.inputs * e.width, row - rows[0], rows[1] - rows[0])
         valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
@@ -78,10 +81,25 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
                         values = (e.shuffle(columns.vector(n), lanes) for n in columns.numbers)
                         _add(e, sums, values, filters + j * 3 * e.width, stride)
                 else:
-                    with e.range(0, a.inputs) as channel_in:
-                        values = (columns.broadcast(n, channel_in) for n in columns.numbers)
-                        _add(e, sums, values, filters + channel_in * 3 * e.width, stride)
-            finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, None))
+                    each = partial(_add_inputs, e, a, sums, columns, filters, stride)
+                    if apart is None:
+                        each(None)
+                    else:
+                        e.branch(apart == 0, partial(each, None), partial(each, apart))
+            finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, mask))
+
+
+def _second(e: Emitter, a: Args, channel: Value) -> tuple[Value | None, Value | None]:
+    """How far the inputs of a vector's second half lie behind the first's, and its mask.
+
+    Vectors begin and end where halves of them do, and so do groups: a vector meets two at most.
+    None and None where a half is no less than a vector.
+    """
+    half = e.isa.least
+    if half == e.width:
+        return None, None
+    last = e.min(channel + half, a.k - 1) // a.outputs
+    return (last - channel // a.outputs) * a.inputs, e.lanes(a.k - channel)
 
 
 def _among(e: Emitter, shared: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
@@ -119,13 +137,32 @@ class _Columns:
     def vector(self, number: int) -> Value:
         return self._padded(number, self._e.load(self._at[number]))
 
-    def broadcast(self, number: int, channel: Value) -> Value:
-        scalar = self._e.read(self._at[number] + channel)
-        return self._padded(number, self._e.broadcast(scalar))
+    def broadcast(self, number: int, channel: Value, apart: Value | None) -> Value:
+        """A channel in every lane; in the second half the one that lies so far `apart`."""
+        at = self._at[number] + channel
+        value = self._e.broadcast(self._e.read(at))
+        if apart is not None:
+            second = self._e.broadcast(self._e.read(at + apart))
+            value = self._e.select(self._e.lanes(self._e.isa.least), value, second)
+        return self._padded(number, value)
 
     def _padded(self, number: int, value: Value) -> Value:
         inside = self._inside.get(number)
         return value if inside is None else self._e.select(inside, value, self._e.vector(0.0))
+
+
+def _add_inputs(
+    e: Emitter,
+    a: Args,
+    sums: list[Variable],
+    columns: _Columns,
+    filters: Value,
+    stride: int,
+    apart: Value | None,
+) -> None:
+    with e.range(0, a.inputs) as channel:
+        values = (columns.broadcast(n, channel, apart) for n in columns.numbers)
+        _add(e, sums, values, filters + channel * 3 * e.width, stride)
 
 
 def _add(
@@ -141,7 +178,7 @@ def _add(
 
 @cache
 def grouped_kernel(narrow: int, stride: int) -> Kernel:
-    """The kernel for groups of `narrow` channels, or for groups of whole vectors if 0."""
+    """The kernel for groups of `narrow` channels, or for groups of whole half vectors if 0."""
     emit = partial(_emit, narrow=narrow, stride=stride)
     return Kernel(f"grouped{narrow or ''}s{stride}", _FIELDS, emit)
 
@@ -150,15 +187,15 @@ def serves(spec: ConvSpec) -> bool:
     """Whether this kernel can compute `spec`."""
     filter = (spec.r, spec.s, spec.padding, spec.dilation) == (3, 3, (1, 1), (1, 1))
     stride = spec.stride in ((1, 1), (2, 2))
-    wide = spec.out_w >= _TILE and spec.k % isas.host().width == 0
+    wide = spec.out_w >= _TILE
     return filter and stride and wide and spec.groups > 1 and _narrow(spec) is not None
 
 
 def _narrow(spec: ConvSpec) -> int | None:
-    inputs, outputs, width = spec.c // spec.groups, spec.k // spec.groups, isas.host().width
-    if outputs % width == 0:
-        return 0
-    return inputs if inputs == outputs and inputs in NARROW and width % inputs == 0 else None
+    isa, inputs, outputs = isas.host(), spec.c // spec.groups, spec.k // spec.groups
+    if inputs == outputs and inputs in NARROW and isa.width % inputs == 0 == spec.k % isa.width:
+        return inputs
+    return 0 if outputs % isa.least == 0 else None
 
 
 def kernel_of(spec: ConvSpec) -> Kernel:
@@ -168,17 +205,22 @@ def kernel_of(spec: ConvSpec) -> Kernel:
 def pack_grouped(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[vector of outputs][row][input][column][output], then the bias."""
     isa = isas.host()
-    lanes = weight.detach().float().reshape(spec.k // isa.width, isa.width, -1, 3, 3)
-    lanes = lanes.permute(0, 3, 2, 4, 1)
+    whole = F.pad(weight.detach().float(), (0,) * 7 + (-spec.k % isa.width,))
+    lanes = whole.unflatten(0, (-1, isa.width)).permute(0, 3, 2, 4, 1)
     packed = room(packed_floats(spec))
-    packed[: -spec.k].view(lanes.shape).copy_(lanes)
-    packed[-spec.k :] = pack_bias(bias, spec.k, 1, isa)
+    packed[: lanes.numel()].view(lanes.shape).copy_(lanes)
+    packed[lanes.numel() :] = pack_bias(bias, spec.k, 1, isa)
     return packed
 
 
 def packed_floats(spec: ConvSpec) -> int:
     """How many numbers `pack_grouped` returns."""
-    return spec.k * (spec.depth + 1)
+    return _whole(spec.k) * (spec.depth + 1)
+
+
+def _whole(channels: int) -> int:
+    width = isas.host().width
+    return -(-channels // width) * width
 
 
 def grouped_steps(
@@ -191,7 +233,7 @@ def grouped_steps(
             x=x,
             y=y,
             weights=packed,
-            bias=after(packed, spec.k * spec.depth),
+            bias=after(packed, _whole(spec.k) * spec.depth),
             residual=residual,
             xpixel=x.pixel,
             ypixel=y.pixel,
@@ -203,7 +245,7 @@ def grouped_steps(
             w=spec.w,
             ho=spec.out_h,
             wo=spec.out_w,
-            vectors=spec.k // isas.host().width,
+            k=spec.k,
             inputs=spec.c // spec.groups,
             outputs=spec.k // spec.groups,
             by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
