@@ -25,6 +25,7 @@ from .mend_grid_sample import mend_grid_sample
 from .mend_instance_norm import mend_instance_norm
 from .mend_pad import mend_pad
 from .mend_permute import mend_permute
+from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
 
@@ -48,7 +49,14 @@ MENDING: tuple[Pass, ...] = (
 )
 """What keeps channels last through operators that lose it."""
 
-PASSES: tuple[Pass, ...] = (*FOLDING, fold_scale, *MENDING, fuse_epilogue, fuse_bn_activation)
+PASSES: tuple[Pass, ...] = (
+    *FOLDING,
+    split_attention,
+    fold_scale,
+    *MENDING,
+    fuse_epilogue,
+    fuse_bn_activation,
+)
 """Everything, in the order `optimize` runs it."""
 
 

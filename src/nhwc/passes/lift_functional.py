@@ -103,7 +103,7 @@ def _lift(
         if arguments.get(name) is not None
     }
     options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, "input", "training")}
-    module = _module(kind, tensors, options)
+    module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):
         stack = node.meta.get("nn_module_stack")
         path = next(reversed(stack.values()))[0] if stack else ""
@@ -114,7 +114,8 @@ def _lift(
     gm.graph.erase_node(node)
 
 
-def _module(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
+def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
+    """A module of this kind that holds these tensors, parameters as they are."""
     build: Callable[..., Any] = kind
     weight = tensors.get("weight")
     if kind is BatchNorm:

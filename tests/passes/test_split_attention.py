@@ -1,0 +1,90 @@
+"""The attention module of torch, split into its linear layers: the same answers always."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc.passes.split_attention import split_attention
+
+from ..fusing import rewrite, script
+
+
+class Attends(nn.Module):
+    """Attention of some inputs, `given` in this order, as query, key and value."""
+
+    def __init__(self, given="xxx", call=None, **options):
+        super().__init__()
+        torch.manual_seed(3)
+        self.given, self.call = given, call or {}
+        self.attention = nn.MultiheadAttention(32, 4, **options)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.2)
+
+    def forward(self, x, y):
+        known = {"x": x, "y": y}
+        mixed, weights = self.attention(*(known[name] for name in self.given), **self.call)
+        return (mixed + x, weights) if self.call.get("need_weights") else mixed + x
+
+
+def tokens(*shape):
+    generator = torch.Generator().manual_seed(4)
+    return tuple(torch.randn(shape, generator=generator) for _ in "xy")
+
+
+@pytest.mark.parametrize("given", ["xxx", "xyy", "xxy", "xyx"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3, 32), (5, 32)], ids=["batch", "no batch"])
+def test_every_arrangement(given, batch_first, shape):
+    model, inputs = Attends(given, batch_first=batch_first).eval(), tokens(*shape)
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    assert not any(isinstance(m, nn.MultiheadAttention) for m in changed.modules())
+    torch.testing.assert_close(changed(*inputs), model(*inputs))
+    torch.testing.assert_close(script(changed)(*inputs), model(*inputs))
+
+
+def test_without_bias_and_called_twice():
+    class Twice(Attends):
+        def forward(self, x, y):
+            return self.attention(x, x, x)[0] + self.attention(y, x, y, need_weights=False)[0]
+
+    model, inputs = Twice(bias=False).eval(), tokens(6, 2, 32)
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True, True]
+    torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
+def hooked():
+    model = Attends()
+    model.attention.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Attends(call={"need_weights": True}), "weights are asked for"),
+        (Attends(call={"attn_mask": torch.zeros(5, 5)}), "mask"),
+        (Attends(add_bias_kv=True), "a key of its own"),
+        (hooked(), "hooks"),
+    ],
+)
+def test_what_is_left_alone_says_why(model, reason):
+    model, inputs = model.eval(), tokens(5, 3, 32)
+    changed, (report,) = rewrite(model, split_attention)
+    for got, wanted in zip(changed(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert [reason in site.reason for site in report.sites] == [True]
+
+
+def test_a_transformer_layer_is_optimized_and_saved(tmp_path):
+    torch.manual_seed(5)
+    model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    x = torch.randn(2, 9, 64)
+    fast = nhwc.optimize(model, x)
+    split = next(r for r in fast.report.passes if r.name == "split_attention")
+    assert len(split.applied) == 1
+    torch.testing.assert_close(fast(x), model(x))
+    nhwc.save(fast, tmp_path / "layer.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "layer.nhwc")(x), model(x))
