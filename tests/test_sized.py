@@ -61,6 +61,21 @@ class Odd(Layers):
     forward = odd
 
 
+@torch.fx.wrap
+def shaded(y, above):
+    """A function that libraries keep closed, for the sizes it asks for."""
+    height = y.shape[2] // 2
+    if y.shape[3] % 2 == 0:
+        y = F.pad(y, (0, 1, 0, 0))
+    shade, half = y.new_zeros(y.shape[2:]), y.new_full((1,), 0.5)
+    shade[:height] = above
+    return y + shade.masked_fill(shade == 0, 3.0) * half
+
+
+def with_closed_function(self, x):
+    return shaded(self.norm(self.conv(x)), 2)
+
+
 def rows(self, x):
     y = self.norm(self.conv(x))
     return torch.stack([y[:, :, i] * i for i in range(y.shape[2])], 2)
@@ -296,6 +311,20 @@ def test_the_report_says_what_holds_for_these_shapes_alone():
 class Answer:
     features: torch.Tensor
     size: int
+
+
+@torch.no_grad()
+def test_a_function_that_fx_keeps_closed_is_opened_and_its_tables_are_made_once():
+    model, x = net(with_closed_function), image()
+    fast = force(model, x)
+    assert [part.path for part in fast.report.plans[0].opened] == ["shaded"]
+    assert "torch.fx.wrap" in fast.report.plans[0].opened[0].reason
+    [recipe] = fast.recipes
+    names = {str(node.target) for node in recipe.graph.graph.nodes}
+    assert not names & {"new_zeros", "new_full", "masked_fill", "slice_scatter"}
+    assert runs_program(fast, x)
+    for one in (x, image(1, 3, 7, 9), image(2, 3, 9, 10, seed=2)):
+        close(fast(one), model(one))
 
 
 @torch.no_grad()

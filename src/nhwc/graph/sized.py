@@ -21,6 +21,7 @@ from ..preserve import preserved, undrawn
 from ..verify import cloned
 from .captured import give_copies, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled
+from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
 from .traced import Attribute, Value, check_writes, seen_later
@@ -28,6 +29,10 @@ from .tracer import Tracer
 from .writes import written_into
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
+
+_FILLED = ("new_zeros", "new_ones", "new_full")
+"""Methods whose result hangs on nothing of the tensor but its type and device."""
+_full = torch.full  # While a trace runs, torch has another function under this name.
 
 _MOST = 5000
 """So many nodes; a loop over pixels would go on for minutes, and no plan would make it fast."""
@@ -38,7 +43,8 @@ def capture_sized(
 ) -> tuple[fx.GraphModule, dict[str, str]]:
     """What `graph` does with inputs of these shapes, and which parts stay opaque even so.
 
-    It looks into the opaque parts that `graph` calls, and shares every module and tensor with it.
+    It looks into the opaque parts that `graph` calls, and into functions that `torch.fx.wrap` keeps
+    closed; it shares every module and tensor with `graph`.
     Raises whatever stops it: what code does that is neither traced nor in a part of its own.
 
     >>> from .captured import capture
@@ -50,7 +56,8 @@ def capture_sized(
     with preserved(graph), torch.no_grad():
         # What code keeps from its first call (tables made for a size) is there at the second.
         graph(*cloned(inputs))
-        root = fx.GraphModule(graph, renamed(graph.graph), type(graph).__name__)
+        copy = _with_functions_open(renamed(graph.graph))
+        root = fx.GraphModule(graph, copy, type(graph).__name__)
         tracer, state = _Sized(root, inputs), State(root)
         with undrawn(), _without_nested():
             traced = tracer.trace(root, tracer.fixed)
@@ -62,6 +69,19 @@ def capture_sized(
         name_placeholders(traced, root)
         result = fx.GraphModule(root, renamed(traced), type(graph).__name__)
         return unwrap_layers(result, root), tracer.opaque
+
+
+def closed_functions(graph: fx.Graph) -> tuple[Opaque, ...]:
+    """The functions that `torch.fx.wrap` keeps closed, most of which ask for sizes."""
+    targets = [node.target for node in graph.nodes if node.meta.get("is_wrapped")]
+    names = dict.fromkeys(str(getattr(target, "__name__", target)) for target in targets)
+    return tuple(Opaque(name, "function", "torch.fx.wrap keeps it closed") for name in names)
+
+
+def _with_functions_open(graph: fx.Graph) -> fx.Graph:
+    for node in graph.nodes:
+        node.meta.pop("is_wrapped", None)
+    return graph
 
 
 @contextlib.contextmanager
@@ -105,7 +125,12 @@ class _Sized(Tracer):
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if len(self.graph.nodes) > _MOST:
             raise fx.proxy.TraceError(f"it makes more than {_MOST} calls for these sizes")
-        result = super().create_proxy(kind, target, *args, **kwargs)
+        given, named, *rest = args
+        if kind == "call_method" and target in _FILLED and not named:
+            filled = self._constant(target, *given)
+            if filled is not None:
+                kind, target, given, named = "call_function", _full, (), filled
+        result = super().create_proxy(kind, target, given, named, *rest, **kwargs)
         node = result.node
         try:
             self._seen[node] = self._run(node)
@@ -116,6 +141,18 @@ class _Sized(Tracer):
             self.graph.erase_node(node)
             return self._seen[node]
         return result
+
+    def _constant(self, target: str, like: Any, *size: Any) -> dict[str, Any] | None:
+        """`like.new_zeros(*size)` as arguments of `torch.full`; None where sizes are not known."""
+        value: Any = int(target == "new_ones")
+        if target == "new_full" and len(size) == 2:
+            size, value = size[0], size[1]
+        elif len(size) == 1 and isinstance(size[0], tuple | list):
+            size = tuple(size[0])
+        if not _is_size((*size, value)) or self.kind_of(like) is not Tensor:
+            return None
+        seen = self.seen(like.node)
+        return {"size": size, "fill_value": value, "dtype": seen.dtype, "device": seen.device}
 
     def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
         if self._running:

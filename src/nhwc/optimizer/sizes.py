@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from ..graph.report import Opaque, PassReport
-from ..graph.sized import capture_sized
+from ..graph.sized import capture_sized, closed_functions
 from ..passes import Pass
 
 
@@ -31,8 +31,12 @@ def for_sizes(
     opaque: Sequence[Opaque],
     passes: Sequence[Pass],
 ) -> Sized | None:
-    """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts."""
-    if not opaque:
+    """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts.
+
+    Functions that `torch.fx.wrap` keeps closed are such parts, too.
+    """
+    functions = closed_functions(graph.graph)
+    if not opaque and not functions:
         return None
     try:
         sized, closed = capture_sized(graph, inputs)
@@ -43,6 +47,7 @@ def for_sizes(
     whole = any(not part.path for part in opaque)
     shut = [path.removeprefix("model").lstrip(".") if whole else path for path in closed]
     opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
+    opened += functions
     if not opened:
         return None
     reports = tuple(rewrite(sized) for rewrite in passes)

@@ -16,6 +16,8 @@ from ._folding_sites import name_of
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
 _HOMES = ("torch", "_operator", "math")
+_MADE = (torch.full,)
+"""What makes a constant of nothing, cheaper than it is kept; what is computed of it is not."""
 
 
 def fold_constants(gm: fx.GraphModule) -> PassReport:
@@ -26,8 +28,8 @@ def fold_constants(gm: fx.GraphModule) -> PassReport:
             value = attribute(gm, str(node.target))
             constant = isinstance(value, Tensor) and not value.is_meta
         else:
-            constant = _foldable(node) and bool(node.all_input_nodes)
-            constant = constant and constants.keys() >= set(node.all_input_nodes)
+            made = bool(node.all_input_nodes) or node.target in _MADE
+            constant = made and _foldable(node) and constants.keys() >= {*node.all_input_nodes}
         if constant:
             constants[node] = None
     written = _written(gm.graph, constants)
@@ -53,7 +55,8 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
             value = attribute(gm, str(node.target)).detach()
         else:
             value = _evaluate(node, values)
-            if isinstance(value, Tensor) and len(readers[node]) < len(node.users):
+            read = len(readers[node]) < len(node.users) and node.target not in _MADE
+            if isinstance(value, Tensor) and read:
                 sites.append(Site(name_of(node), "constant", True))
                 _replace(gm, node, value, constants)
         if readers[node]:
