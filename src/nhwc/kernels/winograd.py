@@ -31,10 +31,9 @@ from .weights import after, fill_panels, pack_bias
 
 
 def serves(spec: ConvSpec) -> bool:
-    """Whether Winograd's transforms apply to this convolution, with no lane of a vector idle."""
-    (c, k), width = _channels(spec), isas.host().width
-    whole = spec.groups == 1 or (c % width == 0 and k % width == 0)
-    return whole and spec.r == spec.s == 3 and spec.stride == spec.dilation == (1, 1)
+    """Whether Winograd's transforms apply to this convolution; groups fill a vector at least."""
+    filled = spec.groups == 1 or min(_channels(spec)) >= isas.host().width
+    return filled and spec.r == spec.s == 3 and spec.stride == spec.dilation == (1, 1)
 
 
 def _channels(spec: ConvSpec) -> tuple[int, int]:
