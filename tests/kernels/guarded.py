@@ -91,8 +91,9 @@ def main():
             # The kernel of first layers wants lines as wide as its tile.
             spec = replace(spec, w=choose.randint(30, 50))
         if r == 3 and choose.random() < 0.3:
-            wide = {"padding": (1, 1), "w": 16, "groups": choose.choice([2, 8])}
-            spec = replace(spec, c=choose.choice([32, 64]), k=choose.choice([32, 64, 128]), **wide)
+            groups = choose.choice([2, 3, 8])
+            c, k = (groups * choose.choice([4, 8, 16, 24, 40]) for _ in "ck")
+            spec = replace(spec, padding=(1, 1), w=16, groups=groups, c=c, k=k)
         if spec.out_h > 0 and spec.out_w > 0:
             run(spec, at_end=done % 2 == 0)
             done += 1
