@@ -186,6 +186,77 @@ def test_what_our_kernels_do_not_know_is_left_to_torch(function):
     torch.testing.assert_close(program(x), graph(x))
 
 
+ROWS = {
+    "Linear": nn.Linear(24, 40),
+    "Linear without bias": nn.Linear(24, 7, bias=False),
+    "Linear and GELU": Fused(nn.Linear(24, 40), nn.GELU()),
+    "LayerNorm": nn.LayerNorm(24),
+    "LayerNorm plain": nn.LayerNorm(24, elementwise_affine=False),
+    "GELU": nn.GELU(),
+    "silu": lambda x: F.silu(x),
+    "add": lambda x: x + x.relu(),
+    "multiply": lambda x: x * x.sigmoid(),
+    "scale": lambda x: x * 0.3,
+    "shift": lambda x: 2 + x - 0.5,
+    "block": nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24)),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 24), (1, 53, 24), (6, 24)])
+@pytest.mark.parametrize("name", ROWS)
+@torch.no_grad()
+def test_rows_of_channels(name, shape):
+    (x,) = images(shape)
+    layer = ROWS[name]
+    graph, program, chosen = lowered(nn.Sequential(layer) if name[0].isupper() else layer, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_that_lie_otherwise_and_a_residual():
+    class Adds(Net):
+        def __init__(self):
+            super().__init__()
+            self.layer = Fused(nn.Linear(7, 24), nn.ReLU())
+
+        def forward(self, x, y):
+            return self.layer(x.transpose(1, 2), y)
+
+    inputs = images((3, 7, 20), (3, 20, 24))
+    graph, program, chosen = lowered(Adds(), *inputs)
+    assert chosen == ["torch", "nhwc pointwise"]
+    torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(2, dim=1)[1],
+        lambda x: x[:, 1:3],
+        lambda x: torch.cat([x, x], 1),
+        lambda x: torch.cat([x, x], -1),
+        lambda x: torch.cat([x, x], -2),
+        lambda x: x.softmax(1),
+        lambda x: x * x.mean(1, keepdim=True),
+        lambda x: x.transpose(1, 2).relu(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.AvgPool2d(2),
+        nn.PReLU(8),
+        nn.LayerNorm((8, 24)),
+        nn.Flatten(),
+    ],
+)
+@torch.no_grad()
+def test_of_rows_the_second_dimension_is_not_that_of_the_channels(function):
+    (x,) = images((3, 8, 24))
+    graph, program, chosen = lowered(function, x)
+    assert "torch" in chosen
+    result, wanted = program(x), graph(x)
+    torch.testing.assert_close(result, wanted)
+    assert result.stride() == wanted.stride()
+
+
 @torch.no_grad()
 def test_several_tensors_at_once_are_returned_by_torch():
     (x,) = images((2, 8, 6, 6))

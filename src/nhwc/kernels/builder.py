@@ -63,14 +63,14 @@ class Builder:
     _outputs: list[tuple[Buffer, tuple[int, ...], Format]] = field(default_factory=list)
 
     def input(self, shape: Sequence[int]) -> Buffer:
-        """The next input: a tensor of this shape (N, C, H, W or N, C), in any format."""
-        buffer = Buffer(_four(shape), movable=False)
+        """The next input: a tensor of this shape (N, C, H, W or rows), in any format."""
+        buffer = Buffer(four(shape), movable=False)
         self._inputs.append(buffer)
         return buffer
 
     def buffer(self, shape: Sequence[int]) -> Buffer:
         """Room for a result; write it before it is read."""
-        return Buffer(_four(shape))
+        return Buffer(four(shape))
 
     def add(self, make: Make, *buffers: Buffer) -> None:
         """Append the step or steps that `make(*views)` returns, once all places are decided."""
@@ -128,7 +128,9 @@ class Builder:
         """
         wanted = tuple(source.shape if shape is None else shape)
         n, c, h, w = source.shape
-        if h * w > 1 and c > 1 and (format is Format.CONTIGUOUS or wanted != source.shape):
+        rows = len(wanted) == 3 and four(wanted) == source.shape
+        other = (format is Format.CONTIGUOUS or wanted != source.shape) and not rows
+        if h * w > 1 and c > 1 and other:
             target = self.buffer((n, c * h * w, 1, 1))
             self.add(nchw_step, source, target)
             format = Format.CONTIGUOUS
@@ -166,8 +168,16 @@ def _joined(parts: Sequence[Buffer]) -> Iterator[Buffer]:
             index += 1
 
 
-def _four(shape: Sequence[int]) -> Shape:
+def four(shape: Sequence[int]) -> Shape:
+    """The shape as that of an image: channels are last in rows of numbers, with or without a batch.
+
+    >>> four((8, 16)), four((2, 7, 16))
+    ((8, 16, 1, 1), (2, 16, 7, 1))
+    """
+    if len(shape) == 3:
+        n, h, c = shape
+        return n, c, h, 1
     if len(shape) not in (2, 4):
-        raise InputError(f"a buffer of shape {tuple(shape)}: give N, C or N, C, H, W.")
+        raise InputError(f"a buffer of shape {tuple(shape)}: give N, C or N, L, C or N, C, H, W.")
     n, c, h, w = (*shape, 1, 1)[:4]
     return n, c, h, w

@@ -64,7 +64,8 @@ class Program:
             _ = kernel.address
         _ = WALK.address, threads.ENTRY.address
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        inputs = [_as_image(tensor) for tensor in tensors]
         self._check(inputs)
         count = torch.get_num_threads()
         block = self._pool.take(count)
@@ -113,6 +114,11 @@ class Program:
                     lives[item] = Lifetime(size, known.first, phase)
         offsets, total = place(list(lives.values()))
         return dict(zip(lives, offsets, strict=True)), total
+
+
+def _as_image(tensor: Tensor) -> Tensor:
+    """Rows of channels, each in a batch, as images one pixel wide; others as they are."""
+    return tensor.transpose(1, 2).unsqueeze(3) if tensor.dim() == 3 else tensor
 
 
 class Pool:

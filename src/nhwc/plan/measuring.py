@@ -12,7 +12,7 @@ from ..formats import Format, to_format
 from ..memory import Memory
 from ..release import trim
 from .calls import is_opaque
-from .candidates import candidates_of
+from .candidates import candidates_of, natives_of
 from .options import Option, Options, remembered
 from .recording import Record, Seen
 from .specs import Layer, Operator
@@ -66,7 +66,9 @@ def _options(
     graph: fx.GraphModule, record: Record, layer: Layer, memory: Memory, exact: bool
 ) -> tuple[Option, ...]:
     plain = isinstance(layer.spec, Operator)
-    if plain and (not _has_images(record, layer) or is_opaque(graph, layer.node)):
+    if plain and is_opaque(graph, layer.node):
+        return (_as_recorded(record, layer),)
+    if plain and not _has_images(record, layer) and not natives_of(graph, record, layer):
         return (_as_recorded(record, layer),)
     candidates = [c for c in candidates_of(graph, record, layer) if c.exact or not exact]
     names = [f"{c.name} {c.reads}" for c in candidates] + ["torch"] * plain

@@ -33,7 +33,8 @@ class Seen:
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))
-        return f"{sizes}:{str(self.dtype).removeprefix('torch.')}"
+        strided = " strided" if len(self.shape) == 3 and self.layout is None else ""
+        return f"{sizes}:{str(self.dtype).removeprefix('torch.')}{strided}"
 
 
 class Record:
@@ -66,9 +67,13 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
 def layout_of(tensor: Tensor) -> Format | None:
     """CHANNELS_LAST or CONTIGUOUS, by the densest dimension; None where both or neither is meant.
 
+    Of rows in batches, which have no other layout: CONTIGUOUS or None.
+
     A channel slice of a channels-last tensor is dense in its channels: it counts as channels last,
     as torch's own operators count it.
     """
+    if tensor.ndim == 3:
+        return Format.CONTIGUOUS if tensor.is_contiguous() else None
     if tensor.ndim != 4:
         return None
     found = format_of(tensor)

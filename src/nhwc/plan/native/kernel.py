@@ -54,7 +54,7 @@ def one_step(shape: Sequence[int], step: Callable[..., Any], **settings: Any) ->
     """Add `step(x, y, *constants, residual=..., **settings)`."""
 
     def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Buffer:
-        y = builder.buffer(four(shape))
+        y = builder.buffer(shape)
 
         def make(x: Any, y: Any, *more: Any) -> Any:
             return step(x, y, *constants, residual=more[0] if more else None, **settings)
@@ -63,9 +63,3 @@ def one_step(shape: Sequence[int], step: Callable[..., Any], **settings: Any) ->
         return y
 
     return emit
-
-
-def four(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """The shape of an image, or of rows of numbers as images of one pixel."""
-    n, c, h, w = (*shape, 1, 1)[:4]
-    return n, c, h, w

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
-from ...kernels.builder import Buffer, Builder
+from ...kernels.builder import Buffer, Builder, four
 from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.elementwise import activation_step, add_step, affine_step, multiply_step, prelu_step
 from ...kernels.normalize import layer_norm_step, softmax_step
@@ -18,7 +18,7 @@ from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
 from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer
-from .kernel import Emit, code_of, four
+from .kernel import Emit, code_of
 from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
 
@@ -73,15 +73,17 @@ class Operators:
         if isinstance(module, Cat):
             return self._cat()
         if isinstance(module, Interleave):
-            return self._steps(lambda *views: interleave_steps(views[:-1], views[-1]))
+            return self._made(lambda *views: interleave_steps(views[:-1], views[-1]))
         if isinstance(module, ChannelShuffle):
-            return self._steps(lambda x, y: shuffle_steps(x, y, module.groups))
+            return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
         if type(module) is nn.PReLU:
             weight = module.weight
             return self._made(lambda x, y: prelu_step(x, y, weight))
         if type(module) is ChannelNorm:
             norm = (module.weight, module.bias)
             return self._made(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
+        if type(module) is nn.LayerNorm:
+            return self._layer_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
             return lambda builder, constants, x: x
         return self._activation(activation_of(module))
@@ -95,7 +97,15 @@ class Operators:
         return self._steps(make) if make and images else None
 
     def _adaptive_pool(self) -> Emit | None:
-        return self._steps(adaptive_avgpool_step)
+        return self._made(adaptive_avgpool_step)
+
+    def _layer_norm(self) -> Emit | None:
+        """Over the last dimension, which in rows is that of the channels."""
+        module, shape = self.module, self._out.shape
+        if len(shape) == 4 or tuple(module.normalized_shape) != shape[-1:]:
+            return None
+        norm = (module.weight, module.bias)
+        return self._steps(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
 
     def _mean(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim", "keepdim"))
@@ -118,13 +128,14 @@ class Operators:
     def _affine(self, *, power: int = 0, sign: int = 0) -> Emit | None:
         """x * number**power + sign * number, where the other operand is a number."""
         args, x = self.node.args, self._seen(0)
-        if len(args) != 2 or self.node.kwargs or len(x.shape) != 4:
+        if len(args) != 2 or self.node.kwargs:
             return None
         number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
         swapped = number is args[0] and min(power, sign) < 0
         if not number or swapped:
             return None
-        scale, shift = (torch.full(x.shape[1:2], n) for n in (number**power, 1.0 * sign * number))
+        channels = four(x.shape)[1:2]
+        scale, shift = (torch.full(channels, n) for n in (number**power, 1.0 * sign * number))
         return self._steps(lambda x, y: affine_step(x, y, scale, shift))
 
     def _add(self) -> Emit | None:
@@ -159,6 +170,8 @@ class Operators:
         dim = 1 if self.module is not None else given.get("dim", 0)
         if not isinstance(parts, (tuple, list)) or dim not in (1, 1 - len(self._out.shape)):
             return None
+        if len(self._out.shape) == 3:
+            return None
         if not all(isinstance(part, fx.Node) for part in parts):
             return None
         places = [self.layer.inputs.index(part) for part in parts]
@@ -168,7 +181,7 @@ class Operators:
         """`chunk` and `split` along the channels: slices, which cost nothing."""
         given = _bound(self.node, ("input", "parts", "dim"))
         found = self.record.values[self.node]
-        if given.get("dim", 0) != 1 or not isinstance(found, tuple):
+        if given.get("dim", 0) != 1 or not isinstance(found, tuple) or len(found[0].shape) == 3:
             return None
         sizes = [seen.shape[1] for seen in found]
 
@@ -190,6 +203,8 @@ class Operators:
         channels = index[1]
         if not isinstance(channels, slice) or channels.step not in (None, 1):
             return None
+        if len(self._out.shape) == 3:
+            return None
         if any(isinstance(end, fx.Node) for end in (channels.start, channels.stop)):
             return None
         begin, end, _ = channels.indices(self._seen(0).shape[1])
@@ -208,7 +223,7 @@ class Operators:
     def _steps(self, make: Callable[..., Any]) -> Emit:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
         self.free = False
-        shape = four(self._out.shape)
+        shape = self._out.shape
         given = _nodes_in((self.node.args, self.node.kwargs))
         order = [node for node in given if node in self.layer.inputs]
         places = [self.layer.inputs.index(node) for node in order]

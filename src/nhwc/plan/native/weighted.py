@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
 from ...kernels.activations import Activation as Code
-from ...kernels.builder import Buffer, Builder
+from ...kernels.builder import Buffer, Builder, four
 from ...kernels.conv import ConvKernel, conv2d_candidates
 from ...kernels.depthwise import depthwise_step
 from ...kernels.elementwise import affine_step
-from ...kernels.linear import linear_step
+from ...kernels.linear import ROWS, linear_step
 from ...kernels.spec import ConvSpec
-from ..specs import Affine, Convolution, Weighted
+from ..specs import Affine, Convolution, Linear, Weighted
 from .kernel import Constants, Native, code_of, one_step
 
 
@@ -27,14 +28,26 @@ def weighted(spec: Weighted, shape: tuple[int, ...]) -> tuple[Native, ...]:
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (Native("nhwc", True, one_step(shape, affine_step, **settings)),)
-    if len(spec.input) != 2:
+    if len(spec.input) == 4:
         return ()
+    rows = (_rows(spec, *code),) if math.prod(spec.input[:-1]) > ROWS else ()
+    if len(spec.input) == 3:
+        return rows
     step = one_step(shape, linear_step, **settings)
 
     def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Any:
         return step(builder, constants, builder.dense(x), *residual)
 
-    return (Native("nhwc", True, emit),)
+    return (Native("nhwc", True, emit), *rows)
+
+
+def _rows(spec: Linear, code: Code, slope: float) -> Native:
+    """A linear layer on many rows: as a 1x1 convolution, of one pixel for each."""
+    n, c, h, w = four(spec.input)
+    k = spec.weight[0]
+    more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
+    ours = ConvSpec(n, c, h, w, k, 1, 1, activation=code, alpha=slope, **more)
+    return _packed(ConvKernel("pointwise", True, ours), spec.output)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
@@ -64,13 +77,14 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, 
     return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
 
 
-def _packed(kernel: ConvKernel, shape: tuple[int, int, int, int]) -> Native:
+def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Native:
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
         builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
         return y
 
     def pack(constants: Any) -> Tensor:
-        return kernel.pack(*constants)
+        weight, bias = constants
+        return kernel.pack(weight if weight.ndim == 4 else weight[:, :, None, None], bias)
 
     return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
