@@ -50,7 +50,7 @@ def time_candidates(
     trials = [] if weighted else _trials_as_is(caller(graph, record, layer), inputs)
     expected = trials[0].call() if trials else None
     device = layer.spec.device
-    evict = _evictor(graph, constants[0]) if device == "cpu" else None
+    evict = evictor(graph, constants[0]) if device == "cpu" else None
     huge = constants[0] is not None and constants[0].nbytes >= _HUGE
     options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
     for candidate in candidates:
@@ -150,7 +150,7 @@ def _trials_as_is(run: Run, inputs: dict[Format | None, list[Any]]) -> list[_Tri
     return found
 
 
-def _evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], object] | None:
+def evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], object] | None:
     """What pushes the last call's weights out of the caches where, in this model, they do not stay.
 
     Small weights may stay in the last cache, where other layers' large ones pass through as well.

@@ -14,11 +14,11 @@ from ..binding import stretches
 from ..candidates import natives_of
 from ..recording import Record
 from ..specs import Layer, constants_of
-from ..trials import sample
+from ..trials import evictor, sample
 from .pairs import Pair, pairs_in
 from .stretch import Stretch
 
-_ROUNDS = 15
+_ROUNDS = 30
 _LEAST_GAIN = 0.02
 """As a share of what the two take: less is what the next measurement may deny."""
 
@@ -71,5 +71,5 @@ def _time(graph: fx.GraphModule, record: Record, pair: Pair, choice: Choice) -> 
     assert apart.inputs == together.inputs
     programs = [stretch.build(record) for stretch in (apart, together)]
     calls = {str(i): (lambda run=run: run(*values)) for i, run in enumerate(programs)}
-    times = interleave(calls, rounds=_ROUNDS)
+    times = interleave(calls, rounds=_ROUNDS, between=evictor(graph, own[0]))
     return [min(times[name].seconds) for name in calls]
