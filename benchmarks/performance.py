@@ -51,11 +51,12 @@ def summary(suite: Benchmark) -> str:
     single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
     counts = [f"batch {batch}: {_count(rows)}" for batch, rows in by_batch(suite).items()]
-    narrow = read(RESULTS / "avx2.json")
+    others, narrow = (read(RESULTS / f"{name}.json") for name in ("others", "avx2"))
     return (
         f"{engines(suite, shown, last=False)}\n\n"
         f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)}). "
-        f"With AVX-512 hidden from every engine, this suite and `volta`: {_count(narrow.rows)}."
+        f"With AVX-512 hidden from every engine, this suite and `volta`: {_count(narrow.rows)}. "
+        f"Models of neither, transformers among them: {_count(others.rows)}."
     )
 
 
@@ -139,6 +140,18 @@ nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 shufflenet_v2_
     --batch 1,4 --seconds 2 -o benchmarks/results/volta.json
 ```"""
 
+OTHERS = """\
+Models of neither suite, batch 1. OpenVINO leads where much of a call is attention, or steps between
+small matrices: those are torch's operators, one call each.
+
+```
+nhwc bench efficientnet_b0 mobilenet_v3_large regnet_y_400mf regnet_y_1_6gf regnet_x_8gf \\
+    convnext_tiny vit_b_16 swin_t timm:vit_small_patch16_224 timm:mobilevit_s timm:levit_128 \\
+    timm:fastvit_t8 timm:mobilenetv4_conv_small timm:hrnet_w18_small timm:dla34 \\
+    timm:ghostnet_100 timm:cspresnet50 --seconds 2 \\
+    --variants eager,optimized,onnxruntime,openvino -o benchmarks/results/others.json
+```"""
+
 PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
@@ -184,6 +197,7 @@ def _ruler(path: Path) -> str:
 SECTIONS = (
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
+    ("Other models", OTHERS, "others.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
     ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("torch's own compilers", PEERS, "peers.json", _suite),

@@ -118,6 +118,7 @@ OPERATORS = {
         x, scale_factor=1.3, mode="bilinear", recompute_scale_factor=True
     ),
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
+    "nothing": lambda x: (0 + x - 0) * 1 + 0.0,
     "BatchNorm2d": nn.BatchNorm2d(8).eval(),
     "ChannelShuffle": ChannelShuffle(4),
     "Linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
@@ -135,6 +136,23 @@ def test_our_operator_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1)])
+@torch.no_grad()
+def test_a_factor_for_each_channel(shape):
+    class Scales(Net):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(images(shape)[0])
+
+        def forward(self, x):
+            return self.scale * (x * self.scale).relu()
+
+    (x,) = images((3, 8, 7, 6))
+    graph, program, chosen = lowered(Scales(), x)
+    assert chosen == ["nhwc"] * 3
+    torch.testing.assert_close(program(x), graph(x))
 
 
 @pytest.mark.parametrize("module", [Cat(), Interleave()])
@@ -255,6 +273,16 @@ def test_of_rows_the_second_dimension_is_not_that_of_the_channels(function):
     result, wanted = program(x), graph(x)
     torch.testing.assert_close(result, wanted)
     assert result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("times", [2, 3])
+@torch.no_grad()
+def test_a_depthwise_convolution_with_several_filters_for_each_channel(times):
+    (x,) = images((2, 10, 13, 11))
+    layer = nn.Conv2d(10, times * 10, 5, stride=2, padding=2, groups=10)
+    graph, program, chosen = lowered(nn.Sequential(layer, nn.ReLU()), x)
+    assert chosen == ["nhwc depthwise", "nhwc"]
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

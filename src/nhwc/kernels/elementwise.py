@@ -75,9 +75,11 @@ def multiply_step(
     slope: float = 0.01,
     residual: View | None = None,
 ) -> Step:
-    """activation(x * factor + residual); a factor of one pixel per image is squeeze-excite's."""
-    whole = factor.shape[2:] == x.shape[2:]
-    shared_by = 1 if whole else x.shape[2] * x.shape[3]
+    """activation(x * factor + residual).
+
+    A factor of one pixel per image is squeeze-excite's; one of a single pixel is for all images.
+    """
+    shared_by = x.pixels // max(1, factor.pixels)
     factors: dict[str, Argument] = {
         "factor": factor,
         "fpixel": factor.pixel,

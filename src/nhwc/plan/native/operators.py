@@ -15,6 +15,7 @@ from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.elementwise import activation_step, add_step, affine_step, multiply_step, prelu_step
 from ...kernels.normalize import layer_norm_step, softmax_step
 from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.steps import View
 from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer
@@ -132,7 +133,7 @@ class Operators:
             return None
         number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
         swapped = number is args[0] and min(power, sign) < 0
-        if not number or swapped:
+        if number is None or swapped or (power < 0 and not number):
             return None
         channels = four(x.shape)[1:2]
         scale, shift = (torch.full(channels, n) for n in (number**power, 1.0 * sign * number))
@@ -162,6 +163,12 @@ class Operators:
             return self._steps(multiply_step)
         if b == out and a == gate:
             return self._steps(lambda gate, x, y: multiply_step(x, gate, y))
+        # A factor for each channel, which is a parameter more often than not.
+        scales = (gate[1:], (1, *gate[1:]))
+        if len(out) == 4 and a == out and b in scales:
+            return self._steps(lambda x, scale, y: multiply_step(x, _pixel(scale), y))
+        if len(out) == 4 and b == out and a in scales:
+            return self._steps(lambda scale, x, y: multiply_step(x, _pixel(scale), y))
         return None
 
     def _cat(self) -> Emit | None:
@@ -264,6 +271,12 @@ _FUNCTIONS = {
     "mish": Activation("mish"),
     "tanh": Activation("tanh"),
 }
+
+
+def _pixel(view: View) -> View:
+    """What lies without gaps as one pixel of as many channels."""
+    count = view.pixels * view.shape[1]
+    return View(view.buffer, (1, count, 1, 1), count, view.offset)
 
 
 def _function_activation(node: fx.Node) -> Activation | None:

@@ -10,12 +10,13 @@ from torch import Tensor
 from ...kernels.activations import Activation as Code
 from ...kernels.builder import Buffer, Builder, four
 from ...kernels.conv import ConvKernel, conv2d_candidates
+from ...kernels.copies import interleave_steps
 from ...kernels.depthwise import depthwise_step
 from ...kernels.elementwise import affine_step
 from ...kernels.linear import ROWS, linear_step
 from ...kernels.spec import ConvSpec
 from ..specs import Affine, Convolution, Linear, Weighted
-from .kernel import Constants, Native, code_of, one_step
+from .kernel import Constants, Emit, Native, code_of, one_step
 
 
 def weighted(spec: Weighted, shape: tuple[int, ...]) -> tuple[Native, ...]:
@@ -66,15 +67,29 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, 
         has_bias=spec.bias,
     )
     shape = (n, k, ours.out_h, ours.out_w)
-    if spec.groups == c == k and depth == 1 and c > 1:
+    if spec.groups == c and depth == 1 and c > 1:
         window: dict[str, Any] = {
             "stride": ours.stride,
             "padding": ours.padding,
             "dilation": ours.dilation,
         }
         step = one_step(shape, depthwise_step, **window, activation=code, slope=slope)
-        return (Native("nhwc depthwise", True, step),)
+        return (Native("nhwc depthwise", True, _of_copies(k // c, step)),)
     return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
+
+
+def _of_copies(count: int, step: Emit) -> Emit:
+    """`step` on an image that has each channel `count` times, one after the other."""
+    if count == 1:
+        return step
+
+    def emit(builder: Builder, constants: Any, x: Buffer, *residual: Buffer) -> Any:
+        n, c, h, w = x.shape
+        copies = builder.buffer((n, count * c, h, w))
+        builder.add(lambda *views: interleave_steps(views[:-1], views[-1]), *[x] * count, copies)
+        return step(builder, constants, copies, *residual)
+
+    return emit
 
 
 def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Native:
