@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc.zoo import load_model, load_weights_, randomize_batchnorm_
+from nhwc.zoo import load_model, load_weights_, randomize_batchnorm_, randomize_constants_
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "torchvision:squeezenet1_1", "timm:resnet10t"])
@@ -84,6 +84,26 @@ def test_weights(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
         load_weights_(net, tmp_path / "text.pt")
+
+
+def test_what_begins_as_one_number_shows_errors_afterwards():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.scale = nn.LayerNorm(64), nn.Parameter(torch.full((64,), 1e-6))
+            self.head, self.lazy = nn.Linear(64, 64), nn.LazyLinear(3)
+
+    torch.manual_seed(0)
+    net, again = Net(), Net()
+    for one in (net, again):
+        nn.init.zeros_(one.head.weight)
+        kept = one.head.bias.clone()
+        randomize_constants_(one)
+        assert torch.equal(one.head.bias, kept)
+        assert 0.1 < one.norm.weight.std() < 0.4
+        assert abs(one.norm.weight.mean() - 1) < 0.1
+        assert all(p.std() > 0.05 for p in (one.norm.bias, one.scale, one.head.weight))
+    assert torch.equal(net.head.weight, again.head.weight)
 
 
 def test_random_batch_norm_statistics():

@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from .errors import InputError, MissingPackage, ModelNotFound, NhwcError
 from .files.container import is_saved
@@ -105,6 +106,34 @@ def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
                 module.weight.copy_(uniform(module.weight, 0.6, 1.4))
             if module.bias is not None:
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
+    return model
+
+
+def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give parameters that hold one number throughout different ones, so that errors show.
+
+    A head that begins as zeros answers zero whatever is before it, and a layer scale of a millionth
+    hides the layer.
+
+    >>> layer = nn.Linear(4, 4)
+    >>> _ = nn.init.zeros_(layer.weight)
+    >>> bool(randomize_constants_(layer).weight.any())
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            lazy = is_lazy(parameter)
+            if lazy or parameter.numel() < 2 or (parameter != parameter.flatten()[0]).any():
+                continue
+            drawn = torch.empty(parameter.shape).uniform_(-1.0, 1.0, generator=generator)
+            if parameter.ndim > 1:
+                drawn *= (len(parameter) / parameter.numel()) ** 0.5
+            elif parameter[0].abs() > 0.5:
+                drawn = parameter[0].cpu() * (1.0 + 0.4 * drawn)
+            else:
+                drawn *= 0.2
+            parameter.copy_(drawn)
     return model
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..timing import timer_for
 from ..vision import import_torchvision_if_present
-from ..zoo import load_model, randomize_batchnorm_
+from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
 from .peak import peak_bytes, reset_peak, resident_bytes
 from .propagation import propagation
@@ -88,7 +88,7 @@ def build(case: Case, sent: bytes) -> Built:
     else:
         model = load_model(case.model, weights=case.weights, seed=case.seed)
         if case.weights is None:
-            randomize_batchnorm_(model, case.seed)
+            randomize_constants_(randomize_batchnorm_(model, case.seed), case.seed)
     draw = torch.Generator().manual_seed(case.seed)
     inputs = tuple(torch.randn(shape, generator=draw).to(case.device) for shape in case.shapes)
     return Built(case, model.to(case.device), inputs, before)
