@@ -28,7 +28,7 @@ from nhwc.optimizer.parts import verify_or_parts
 from nhwc.ready import tensors_of
 from nhwc.verify import Truth, observe, random_inputs
 from nhwc.vision import import_torchvision
-from nhwc.zoo import load_model, randomize_batchnorm_
+from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_
 
 # Here, so that the rows forked from a process with this module need not do it each.
 import_torchvision()
@@ -76,7 +76,7 @@ def row_of(name: str) -> dict[str, Any]:
 
 def fill(row: dict[str, Any], name: str) -> Iterator[str]:
     """Fill `row` step by step; yields the name of the step that is done."""
-    model = randomize_batchnorm_(small_model(name))
+    model = randomize_constants_(randomize_batchnorm_(small_model(name)))
     wake_(model)
     shrink_(model)
     family, inputs = smallest_inputs(name, model)

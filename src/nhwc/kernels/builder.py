@@ -129,8 +129,8 @@ class Builder:
         wanted = tuple(source.shape if shape is None else shape)
         n, c, h, w = source.shape
         rows = len(wanted) == 3 and four(wanted) == source.shape
-        other = (format is Format.CONTIGUOUS or wanted != source.shape) and not rows
-        if h * w > 1 and c > 1 and other:
+        planes = not rows and (format is Format.CONTIGUOUS or wanted != source.shape)
+        if h * w > 1 and c > 1 and planes:
             target = self.buffer((n, c * h * w, 1, 1))
             self.add(nchw_step, source, target)
             format = Format.CONTIGUOUS

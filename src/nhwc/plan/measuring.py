@@ -12,7 +12,7 @@ from ..formats import Format, to_format
 from ..memory import Memory
 from ..release import trim
 from .calls import is_opaque
-from .candidates import candidates_of, natives_of
+from .candidates import candidates_of
 from .options import Option, Options, remembered
 from .recording import Record, Seen
 from .specs import Layer, Operator
@@ -68,9 +68,9 @@ def _options(
     plain = isinstance(layer.spec, Operator)
     if plain and is_opaque(graph, layer.node):
         return (_as_recorded(record, layer),)
-    if plain and not _has_images(record, layer) and not natives_of(graph, record, layer):
-        return (_as_recorded(record, layer),)
     candidates = [c for c in candidates_of(graph, record, layer) if c.exact or not exact]
+    if plain and not candidates and not _has_images(record, layer):
+        return (_as_recorded(record, layer),)
     names = [f"{c.name} {c.reads}" for c in candidates] + ["torch"] * plain
     if len(candidates) == 1 and not plain:
         return (Option(candidates[0].name, candidates[0].reads, candidates[0].writes, 0.0),)

@@ -15,7 +15,7 @@ from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.elementwise import activation_step, add_step, affine_step, multiply_step, prelu_step
 from ...kernels.normalize import layer_norm_step, softmax_step
 from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
-from ...kernels.steps import View
+from ...kernels.steps import Step, View
 from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer
@@ -159,25 +159,25 @@ class Operators:
             return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
         gate = (*out[:2], 1, 1)
-        if a == out and b in (out, gate):
-            return self._steps(multiply_step)
-        if b == out and a == gate:
-            return self._steps(lambda gate, x, y: multiply_step(x, gate, y))
-        # A factor for each channel, which is a parameter more often than not.
-        scales = (gate[1:], (1, *gate[1:]))
-        if len(out) == 4 and a == out and b in scales:
-            return self._steps(lambda x, scale, y: multiply_step(x, _pixel(scale), y))
-        if len(out) == 4 and b == out and a in scales:
-            return self._steps(lambda scale, x, y: multiply_step(x, _pixel(scale), y))
-        return None
+        # The factor is the first operand only where that is not as large as the result.
+        first = a != out
+        whole, factor = (b, a) if first else (a, b)
+        shared = len(out) == 4 and factor in (gate[1:], (1, *gate[1:]))
+        if whole != out or not (shared or factor in (out, gate)):
+            return None
+
+        def make(one: View, other: View, y: View) -> Step:
+            x, factor = (other, one) if first else (one, other)
+            return multiply_step(x, _pixel(factor) if shared else factor, y)
+
+        return self._steps(make)
 
     def _cat(self) -> Emit | None:
         given = _bound(self.node, ("tensors", "dim"))
         parts = given["tensors"]
         dim = 1 if self.module is not None else given.get("dim", 0)
-        if not isinstance(parts, (tuple, list)) or dim not in (1, 1 - len(self._out.shape)):
-            return None
-        if len(self._out.shape) == 3:
+        rank = len(self._out.shape)
+        if not isinstance(parts, (tuple, list)) or rank == 3 or dim not in (1, 1 - rank):
             return None
         if not all(isinstance(part, fx.Node) for part in parts):
             return None

@@ -100,6 +100,6 @@ def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Native:
 
     def pack(constants: Any) -> Tensor:
         weight, bias = constants
-        return kernel.pack(weight if weight.ndim == 4 else weight[:, :, None, None], bias)
+        return kernel.pack(weight.reshape(len(weight), -1, kernel.spec.r, kernel.spec.s), bias)
 
     return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
