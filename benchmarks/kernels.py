@@ -22,10 +22,11 @@ import torch.nn.functional as F
 
 from nhwc.environment import Environment
 from nhwc.formats import Format, strides_of
-from nhwc.kernels import conv2d_candidates, prepare, threads
-from nhwc.kernels.compiler import Kernel
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.steps import View
+from nhwc.kernels import conv2d_candidates, prepare
+from nhwc.kernels.language.compiler import Kernel
+from nhwc.kernels.tape import threads
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import View
 from nhwc.timing import interleave
 
 from .layers import MODELS, layers
@@ -49,7 +50,7 @@ PEAK = Kernel("peak", ("y", "rounds"), _emit_peak)
 
 def peak_gflops() -> float:
     """The multiplications and additions per second that all threads reach together."""
-    from nhwc.kernels.isa import host
+    from nhwc.kernels.language.isa import host
 
     room, rounds, count = torch.zeros(4096), 2_000_000, torch.get_num_threads()
     args = (ctypes.c_int64 * 2)(room.data_ptr(), rounds)

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from nhwc.environment import Environment
-from nhwc.kernels import copies, elementwise, linear, pooling
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.depthwise import depthwise_step
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.steps import Step, View
+from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.layers import copies, elementwise, linear, pooling
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import Step, View
 from nhwc.timing import interleave
 
 DEPTHWISE = (

@@ -15,8 +15,9 @@ import pytest
 import unicorn
 from unicorn import arm64_const as registers
 
-from nhwc.kernels import assembler, compiler, isa, threads
-from nhwc.kernels.vectors import Emitter
+from nhwc.kernels.language import assembler, compiler, isa
+from nhwc.kernels.language.vectors import Emitter
+from nhwc.kernels.tape import threads
 
 CODE, STACK, RETURN = 1 << 36, 1 << 37, 1 << 38
 """Where compiled functions, the stack and the place they return to lie; nothing of ours does."""

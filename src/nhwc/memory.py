@@ -15,8 +15,8 @@ from typing import Any
 
 from .disk import replace_file
 from .environment import Environment, cache_dir
-from .kernels.compiler import sources
-from .kernels.isa import asked
+from .kernels.language.isa import asked
+from .kernels.language.sources import sources
 
 _SCHEMA = 1
 

@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.depthwise import Window
-from nhwc.kernels.expanded import Expansion, expanded_depthwise_step, serves
-from nhwc.kernels.projected import Depthwise, projected_depthwise_step
+from nhwc.kernels.convolutions.depthwise import Window
+from nhwc.kernels.convolutions.expanded import Expansion, expanded_depthwise_step, serves
+from nhwc.kernels.convolutions.projected import Depthwise, projected_depthwise_step
+from nhwc.kernels.layers.activations import Activation
 
 from .cases import ACTIVATIONS
 from .step_cases import CHANNELS, StepCase, finishing

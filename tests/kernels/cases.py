@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.spec import ConvSpec
+from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.layers.activations import Activation
 
 EPS = 2.0**-24
 SLACK = {

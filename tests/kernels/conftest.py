@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nhwc.kernels import isa as isas
+from nhwc.kernels.language import isa as isas
 
 
 @pytest.fixture(scope="session")

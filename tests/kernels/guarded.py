@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.conv import conv2d_candidates
-from nhwc.kernels.copies import PLANES
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.spec import ConvSpec
-from nhwc.kernels.steps import View
+from nhwc.kernels.convolutions.conv import conv2d_candidates
+from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.layers.copies import PLANES
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import View
 
 from .cases import Case
 

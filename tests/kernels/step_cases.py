@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nhwc.kernels import copies, elementwise, linear, normalize, pooling, resize
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.depthwise import depthwise_step
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.steps import View
+from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.layers import copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import View
 
 from .cases import ACTIVATIONS
 

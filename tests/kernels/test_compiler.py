@@ -10,9 +10,9 @@ import torch
 
 from nhwc import InputError
 from nhwc.benchmark.peak import peak_bytes
-from nhwc.kernels import compiler
-from nhwc.kernels import isa as isas
-from nhwc.kernels.compiler import Kernel, address_of
+from nhwc.kernels.language import compiler
+from nhwc.kernels.language import isa as isas
+from nhwc.kernels.language.compiler import Kernel, address_of
 
 
 def _add_one(e, a, thread, threads):
@@ -138,7 +138,8 @@ def test_compiling_takes_little_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     code = """
 from nhwc.benchmark.peak import peak_bytes, reset_peak
-from nhwc.kernels import assembler, isa, microkernel
+from nhwc.kernels.language import assembler, isa
+from nhwc.kernels.product import microkernel
 assembler.machine(isa.target_features(isa.host()))
 reset_peak()
 before = peak_bytes()

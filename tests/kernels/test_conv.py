@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from nhwc import InputError
 from nhwc.formats import Format, format_of
-from nhwc.kernels import isa as isas
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.conv import conv2d_candidates
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.spec import ConvSpec
-from nhwc.kernels.steps import View
+from nhwc.kernels import conv2d
+from nhwc.kernels.convolutions.conv import conv2d_candidates
+from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.language import isa as isas
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import View
 
 from .cases import Case, convolutions
 
@@ -26,7 +27,7 @@ def run_all(case):
     with torch.inference_mode():
         for kernel in conv2d_candidates(case.spec):
             packed = kernel.pack(case.weight, case.bias)
-            yield kernel.name, kernel(case.x, packed, case.residual)
+            yield kernel.name, conv2d(kernel, case.x, packed, case.residual)
 
 
 @many
@@ -247,6 +248,6 @@ def test_messages():
         kernel.pack(torch.zeros(16, 8, 1, 1))
     packed = kernel.pack(torch.zeros(16, 8, 3, 3))
     with pytest.raises(InputError, match="packed weights hold 8 numbers"):
-        kernel(torch.zeros(1, 8, 6, 6), packed[:8])
+        conv2d(kernel, torch.zeros(1, 8, 6, 6), packed[:8])
     with pytest.raises(InputError, match=r"residual is \(1, 1, 1, 1\)"):
-        kernel(torch.zeros(1, 8, 6, 6), packed, torch.zeros(1, 1, 1, 1))
+        conv2d(kernel, torch.zeros(1, 8, 6, 6), packed, torch.zeros(1, 1, 1, 1))

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from nhwc import InputError
-from nhwc.kernels import ConvSpec, conv2d_candidates, expanded
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.depthwise import depthwise_step
-from nhwc.kernels.expanded import Expansion, Window, expanded_depthwise_step
-from nhwc.kernels.invoke import Call
-from nhwc.kernels.steps import View
+from nhwc.kernels import ConvSpec, conv2d_candidates
+from nhwc.kernels.convolutions import expanded
+from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.convolutions.expanded import Expansion, Window, expanded_depthwise_step
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.steps import View
 
 
 def last(*shape):

@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nhwc.kernels import ConvSpec, conv2d_candidates, later, linear, pooling
-from nhwc.kernels.builder import Builder
+from nhwc.kernels import ConvSpec, conv2d_candidates
+from nhwc.kernels.convolutions.direct import LATER
+from nhwc.kernels.layers import linear, pooling
+from nhwc.kernels.programs import later
+from nhwc.kernels.programs.builder import Builder
 
 
 def last(*shape):
@@ -37,8 +40,10 @@ def classifier(size, between=1, c=20, k=40, classes=30):
 
 def asked_for(program):
     """What each step asks for that can ask, or None."""
-    given = [dict(zip(step.kernel.fields, step.args, strict=True)) for step in program.steps]
-    return [one[later.LATER[0]] for one in given if later.LATER[0] in one]
+    given = [
+        dict(zip(step.kernel.fields, step.args, strict=True)) for step in program.schedule.steps
+    ]
+    return [one[LATER[0]] for one in given if LATER[0] in one]
 
 
 @pytest.mark.parametrize("size", [1, 5, 7, 15, 40])
@@ -60,8 +65,8 @@ def test_what_is_too_far_ahead_is_not_asked_for():
 def test_no_more_is_asked_for_than_caches_hold(monkeypatch):
     monkeypatch.setattr(later, "_MOST", 64)
     program, expected, _ = classifier(7)
-    product = next(step for step in program.steps if later.LATER[0] in step.kernel.fields)
-    assert product.args[product.kernel.fields.index(later.LATER[1])] == 64
+    product = next(step for step in program.schedule.steps if LATER[0] in step.kernel.fields)
+    assert product.args[product.kernel.fields.index(LATER[1])] == 64
     x = last(1, 20, 7, 7)
     torch.testing.assert_close(program(x)[0], expected(x), rtol=1e-4, atol=1e-4)
 

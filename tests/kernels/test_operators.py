@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from nhwc import InputError, kernels
-from nhwc.kernels import operators
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.conv import conv2d_candidates
-from nhwc.kernels.spec import ConvSpec
+from nhwc.kernels.convolutions.conv import conv2d_candidates
+from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.operators.conv2d import conv2d, op_arguments
 
 from .cases import Case
 
@@ -24,7 +24,7 @@ class Layer(nn.Module):
         self.register_buffer("packed", packed)
 
     def forward(self, x):
-        return self.kernel(x, self.packed) * 2
+        return conv2d(self.kernel, x, self.packed) * 2
 
 
 @pytest.fixture(params=range(3))
@@ -37,7 +37,7 @@ def layer(request):
 
 def test_torch_finds_the_operator_in_order(layer):
     module, case = layer
-    arguments = (case.x, module.packed, None, *operators.op_arguments(module.kernel))
+    arguments = (case.x, module.packed, None, *op_arguments(module.kernel))
     torch.library.opcheck(
         torch.ops.nhwc.conv2d.default,
         arguments,
@@ -60,7 +60,7 @@ def test_other_sizes_than_the_kernel_was_made_for(layer):
     module, _ = layer
     other = Case(ConvSpec(1, 16, 5, 13, 24, 3, 3, padding=(1, 1), activation=Activation.RELU))
     packed = module.kernel.pack(other.weight, other.bias)
-    other.check(module.kernel(other.x, packed), module.kernel.name)
+    other.check(conv2d(module.kernel, other.x, packed), module.kernel.name)
 
 
 def test_several_threads_call_one_layer(layer):
@@ -88,7 +88,7 @@ def test_no_gradient(layer):
 
 def test_weights_of_another_machine(layer, monkeypatch):
     module, case = layer
-    arguments = list(operators.op_arguments(module.kernel))
+    arguments = list(op_arguments(module.kernel))
     arguments[1] = "neon" if arguments[1] != "neon" else "avx2"
     with pytest.raises(InputError, match="Pack them again here"):
         torch.ops.nhwc.conv2d(case.x, module.packed, None, *arguments)
@@ -105,7 +105,7 @@ def test_weights_of_another_machine(layer, monkeypatch):
 def test_messages(layer, x, message):
     module, _ = layer
     with pytest.raises(InputError, match=message):
-        module.kernel(x, module.packed)
+        conv2d(module.kernel, x, module.packed)
 
 
 def test_prepare_reports_each_kernel():

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import nhwc
-from nhwc.kernels import ConvSpec, conv2d_candidates, pages
-from nhwc.kernels.loops import pad_channels
-from nhwc.kernels.pages import PAGE, room, side_by_side
+from nhwc.kernels import ConvSpec, conv2d_candidates
+from nhwc.kernels.product.weights import pad_channels
+from nhwc.kernels.tape import pages
+from nhwc.kernels.tape.pages import PAGE, room, side_by_side
 from nhwc.plan import measuring
 
 

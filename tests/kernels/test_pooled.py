@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nhwc.kernels import ConvSpec, conv2d_candidates, elementwise, pooling
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.builder import Builder
-from nhwc.kernels.conv import kernel_for
+from nhwc.kernels import ConvSpec, conv2d, conv2d_candidates
+from nhwc.kernels.convolutions.conv import kernel_for
+from nhwc.kernels.layers import elementwise, pooling
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.programs.builder import Builder
 
 SHAPES = {
     "even": (1, 12, 12, 16),
@@ -46,7 +47,7 @@ def program(kernel, packed, *, pool=WINDOW, size=None, keep=False, residual=Fals
 
 
 def pools(program):
-    return sum(step.kernel.name == "maxpool" for step in program.steps)
+    return sum(step.kernel.name == "maxpool" for step in program.schedule.steps)
 
 
 def kernels(c=5):
@@ -70,7 +71,7 @@ def test_the_same_as_two_steps(isa, threads, used):
         seen.add(kernel.name)
         x = last(spec.n, spec.c, spec.h, spec.w)
         packed = kernel.pack(torch.randn(spec.k, spec.c, 3, 3), torch.randn(spec.k))
-        expected = F.max_pool2d(kernel(x, packed), 2)
+        expected = F.max_pool2d(conv2d(kernel, x, packed), 2)
         together = program(kernel, packed)
         fence = last(spec.n, 1, *expected.shape[2:])
         (found,) = together(x, fence)
@@ -88,7 +89,7 @@ def test_what_is_not_a_number_stays_so(isa, threads, name):
         x = last(1, 3, 16, 20)
         x[0, :, row, column] = float("nan")
         (found,) = program(kernel, packed)(x, last(1, 1, 8, 10))
-        expected = F.max_pool2d(kernel(x, packed), 2)
+        expected = F.max_pool2d(conv2d(kernel, x, packed), 2)
         assert torch.equal(found[:, 1:-1].isnan(), expected.isnan())
 
 
@@ -115,7 +116,7 @@ def test_what_stays_two_steps(threads, name, case):
     x, more = last(1, 3, 13, 15), [last(1, 8, 13, 15)] if "residual" in given else []
     pool = given.get("pool", WINDOW)
     window = (pool["size"], pool["stride"], pool.get("padding", 0))
-    whole = kernel(x, packed, *more)
+    whole = conv2d(kernel, x, packed, *more)
     expected = F.max_pool2d(whole, *window, ceil_mode=case == "windows that are not full")
     found = apart(x, last(1, 1, *expected.shape[2:]), *more)
     assert torch.equal(found[0][:, 1:-1], expected)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nhwc import Format, InputError, format_of
-from nhwc.kernels import copies, elementwise, linear, pooling
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.arena import LINE, Lifetime, place
-from nhwc.kernels.bound import _planes
-from nhwc.kernels.builder import Builder
-from nhwc.kernels.conv import conv2d_candidates
-from nhwc.kernels.depthwise import depthwise_step
-from nhwc.kernels.spec import ConvSpec
+from nhwc.kernels.convolutions.conv import conv2d_candidates
+from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.layers import copies, elementwise, linear, pooling
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.programs.bound import _planes
+from nhwc.kernels.programs.builder import Builder
+from nhwc.kernels.tape.arena import LINE, Lifetime, place
 
 lives = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -51,7 +51,7 @@ def test_what_takes_the_place_of_another_has_its_middle_there():
 
 
 def names(program):
-    return [step.kernel.name for step in program.steps]
+    return [step.kernel.name for step in program.schedule.steps]
 
 
 def activation(kind):
@@ -145,9 +145,9 @@ def test_a_first_layer_reads_its_input_where_it_lies(isa, n, h, w, stride, resid
     wide = torch.randn(n, 6, h, 2 * w)[:, ::2, :, ::2]
     for tensor in (x, x.to(memory_format=torch.channels_last), wide, x + 1, x[:, [2, 1, 0]]):
         torch.testing.assert_close(program(tensor)[0], reference(tensor), rtol=1e-4, atol=1e-4)
-    begins = [0] * len(program.steps)
+    begins = [0] * len(program.schedule.steps)
     # What it adds it reads channels last.
-    assert bool(_planes(program, begins, program.inputs[0])) is not residual
+    assert bool(_planes(program.schedule, begins, program.schedule.inputs[0])) is not residual
 
 
 def test_several_threads_call_one_program(threads):
@@ -279,7 +279,7 @@ def test_independent_steps_need_no_barrier():
         builder.add(activation(Activation.RELU), x, part)
     builder.output(builder.cat(parts))
     program = builder.build()
-    assert sum(program.barriers) == 1  # after the input alone
+    assert sum(program.schedule.barriers) == 1  # after the input alone
 
 
 def test_results_are_of_the_type_that_kernels_write():

@@ -5,10 +5,10 @@ import re
 import llvmlite.binding as llvm
 import pytest
 
-from nhwc.kernels import isa
-from nhwc.kernels.assembler import optimized
-from nhwc.kernels.compiler import module_of
-from nhwc.kernels.microkernel import TILE
+from nhwc.kernels.language import isa
+from nhwc.kernels.language.assembler import optimized
+from nhwc.kernels.language.compiler import module_of
+from nhwc.kernels.product.microkernel import TILE
 
 MACHINES = {
     isa.AVX512: ("x86_64-unknown-linux-gnu", "skylake-avx512"),

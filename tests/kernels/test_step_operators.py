@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from nhwc import Format, InputError, format_of
-from nhwc.kernels import step_operators
+from nhwc.kernels.operators.layers import OPERATORS, register
 
 torch.manual_seed(0)
 X = torch.randn(2, 12, 9, 8)
@@ -47,7 +47,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _registered():
-    step_operators.register()
+    register()
 
 
 def operator(name):
@@ -55,7 +55,7 @@ def operator(name):
 
 
 def test_every_operator_has_a_case():
-    assert set(CASES) == {operator.name for operator in step_operators.OPERATORS}
+    assert set(CASES) == {operator.name for operator in OPERATORS}
 
 
 @pytest.mark.parametrize("name", CASES)

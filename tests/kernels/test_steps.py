@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nhwc import InputError
-from nhwc.kernels import elementwise, linear, pooling
-from nhwc.kernels.activations import Activation
-from nhwc.kernels.steps import Step, View, bits, view_of
+from nhwc.kernels.layers import elementwise, linear, pooling
+from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.steps import Step, View, bits, view_of
 
 from . import block_cases, step_cases
 
@@ -30,7 +30,7 @@ def special(step, *values):
     """The results of a step for one pixel of these values."""
     x = torch.tensor(values)[None, :, None, None].to(memory_format=torch.channels_last)
     y = torch.empty_like(x)
-    from nhwc.kernels.invoke import Call
+    from nhwc.kernels.tape.invoke import Call
 
     views = (View(name, x.shape, x.shape[1]) for name in ("x", "y"))
     Call.of([step(*views)], 1)({"x": x, "y": y})

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nhwc.kernels import threads as regions
-from nhwc.kernels.compiler import Kernel
-from nhwc.kernels.tape import Tape
+from nhwc.kernels.language.compiler import Kernel
+from nhwc.kernels.tape import threads as regions
+from nhwc.kernels.tape.walk import Tape
 
 STEPS = 50
 

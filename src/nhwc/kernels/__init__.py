@@ -15,22 +15,24 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .activations import Activation as Activation
-    from .builder import Builder as Builder
-    from .conv import ConvKernel as ConvKernel
-    from .conv import conv2d_candidates as conv2d_candidates
-    from .program import Program as Program
-    from .spec import ConvSpec as ConvSpec
-    from .step_operators import register as register
+    from .convolutions.conv import ConvKernel as ConvKernel
+    from .convolutions.conv import conv2d_candidates as conv2d_candidates
+    from .convolutions.spec import ConvSpec as ConvSpec
+    from .layers.activations import Activation as Activation
+    from .operators.conv2d import conv2d as conv2d
+    from .operators.layers import register as register
+    from .programs.builder import Builder as Builder
+    from .programs.program import Program as Program
 
 _HOMES = {
-    "Activation": "activations",
-    "Builder": "builder",
-    "ConvKernel": "conv",
-    "conv2d_candidates": "conv",
-    "ConvSpec": "spec",
-    "Program": "program",
-    "register": "step_operators",
+    "Activation": "layers.activations",
+    "Builder": "programs.builder",
+    "ConvKernel": "convolutions.conv",
+    "conv2d": "operators.conv2d",
+    "conv2d_candidates": "convolutions.conv",
+    "ConvSpec": "convolutions.spec",
+    "Program": "programs.program",
+    "register": "operators.layers",
 }
 
 
@@ -68,10 +70,13 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
 
     `progress(name, done, total)` is called before each.
     """
-    from . import conv, operators, tape, threads
+    from .convolutions.conv import all_kernels
+    from .operators.conv2d import register
+    from .tape.threads import ENTRY
+    from .tape.walk import WALK
 
-    operators.register()
-    kernels = (*conv.all_kernels(), tape.WALK, threads.ENTRY)
+    register()
+    kernels = (*all_kernels(), WALK, ENTRY)
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     for done, kernel in enumerate(ordered):
         if progress:

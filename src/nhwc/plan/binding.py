@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format
-from ..kernels.pages import side_by_side
+from ..kernels.tape.pages import side_by_side
 from ..release import trim
 from .assigning import Choice, written
 from .calls import caller
@@ -21,7 +21,7 @@ from .recording import Record, Seen
 from .specs import Layer, Operator, constants_of
 
 if TYPE_CHECKING:
-    from ..kernels.program import Pool
+    from ..kernels.programs.program import Pool
     from .native.kernel import Native
 
 _TRIMMED = 1 << 24
@@ -168,7 +168,7 @@ class _Binder:
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        from ..kernels.program import Pool
+        from ..kernels.programs.program import Pool
         from .native.pairs import pairs_in
         from .native.stretch import Stretch
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import Format, to_format
-from ..kernels.pages import side_by_side
+from ..kernels.tape.pages import side_by_side
 from ..release import apart
 from ..timing import interleave
 from .calls import caller

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...kernels.activations import Activation as Code
-from ...kernels.builder import Buffer, Builder
+from ...kernels.layers.activations import Activation as Code
+from ...kernels.programs.builder import Buffer, Builder
 from ..specs import Activation
 
 Constants = tuple[Tensor, "Tensor | None"]

@@ -10,12 +10,18 @@ import torch
 from torch import fx, nn
 
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
-from ...kernels.builder import Buffer, Builder, four
-from ...kernels.copies import interleave_steps, nchw_step, shuffle_steps
-from ...kernels.elementwise import activation_step, add_step, affine_step, multiply_step, prelu_step
-from ...kernels.normalize import layer_norm_step, softmax_step
-from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
-from ...kernels.steps import Step, View
+from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
+from ...kernels.layers.elementwise import (
+    activation_step,
+    add_step,
+    affine_step,
+    multiply_step,
+    prelu_step,
+)
+from ...kernels.layers.normalize import layer_norm_step, softmax_step
+from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.programs.builder import Buffer, Builder, four
+from ...kernels.tape.steps import Step, View
 from ..recognize import activation_of
 from ..recording import Record, Seen
 from ..specs import Activation, Layer

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...kernels.depthwise import Window
-from ...kernels.expanded import Expansion, expanded_depthwise_step, serves
-from ...kernels.projected import Depthwise, projected_depthwise_step
+from ...kernels.convolutions.depthwise import Window
+from ...kernels.convolutions.expanded import Expansion, expanded_depthwise_step, serves
+from ...kernels.convolutions.projected import Depthwise, projected_depthwise_step
 from ..recording import Record
 from ..specs import Convolution, Layer
 from .kernel import Constants, Native, code_of, one_step

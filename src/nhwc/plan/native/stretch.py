@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from ...formats import Format
-from ...kernels.builder import Builder
-from ...kernels.elementwise import activation_step
-from ...kernels.program import Pool
+from ...kernels.layers.elementwise import activation_step
+from ...kernels.programs.builder import Builder
+from ...kernels.programs.program import Pool
 from ...timing import interleave
 from ..recording import Record
 from ..specs import Layer

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ...kernels.activations import Activation as Code
-from ...kernels.builder import Buffer, Builder, four
-from ...kernels.conv import ConvKernel, conv2d_candidates
-from ...kernels.copies import interleave_steps
-from ...kernels.depthwise import depthwise_step
-from ...kernels.elementwise import affine_step
-from ...kernels.linear import ROWS, linear_step
-from ...kernels.spec import ConvSpec
+from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
+from ...kernels.convolutions.depthwise import depthwise_step
+from ...kernels.convolutions.spec import ConvSpec
+from ...kernels.layers.activations import Activation as Code
+from ...kernels.layers.copies import interleave_steps
+from ...kernels.layers.elementwise import affine_step
+from ...kernels.layers.linear import ROWS, linear_step
+from ...kernels.programs.builder import Buffer, Builder, four
 from ..specs import Affine, Convolution, Linear, Weighted
 from .kernel import Constants, Emit, Native, code_of, one_step
 

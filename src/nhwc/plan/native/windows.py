@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...kernels.pooling import avgpool_step, maxpool_step
-from ...kernels.resize import bilinear_step, nearest_step
+from ...kernels.layers.pooling import avgpool_step, maxpool_step
+from ...kernels.layers.resize import bilinear_step, nearest_step
 
 Given = dict[str, Any]
 """The arguments of a call, or the attributes of a module, by name."""

@@ -1,0 +1,230 @@
+"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import each_vector, emit_padded, padded
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..layers.activations import Activation
+from ..layers.ending import ENDING, ending, finish
+from ..product.weights import pad_channels
+from ..tape.steps import Step, View, step
+
+_TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
+"""The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
+
+_TILES = (8, 7, 4)
+"""How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
+
+_FIELDS = (
+    *("x", "xpixel", "weight", "bias", "n", "h", "w", "c", "ho", "wo", "kh", "kw"),
+    *("top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w", "chunk", "chunks"),
+    *ENDING,
+)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the filters of a depthwise convolution move, where it is a part of a larger step."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def tile(self, width: int) -> int:
+        """How many of `width` neighbouring outputs to compute at once; 0 if no kernel does."""
+        return tile_for(self.size, self.stride, self.padding, self.dilation, width)
+
+
+def depthwise_step(
+    x: View,
+    y: View,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, kh, kw as in torch."""
+    n, c, h, w = x.shape
+    ho, wo = y.shape[2:]
+    kh, kw = weight.shape[2:]
+    tile = tile_for((kh, kw), stride, padding, dilation, wo)
+    kernel = tiled_depthwise(kh, stride[0], tile) if tile else ANY_DEPTHWISE
+    chunk, chunks = _chunks(n * ho, c)
+    numbers = {
+        "n": n,
+        "h": h,
+        "w": w,
+        "c": c,
+        "ho": ho,
+        "wo": wo,
+        "kh": kh,
+        "kw": kw,
+        "top": padding[0],
+        "left": padding[1],
+        "chunk": chunk,
+        "chunks": chunks,
+        "stride_h": stride[0],
+        "stride_w": stride[1],
+        "dilation_h": dilation[0],
+        "dilation_w": dilation[1],
+    }
+    return step(
+        kernel,
+        x=x,
+        xpixel=x.pixel,
+        weight=pad_channels(weight.flatten(1).t(), c),
+        bias=pad_channels(bias, c),
+        **numbers,
+        **ending(y, activation, slope, residual),
+    )
+
+
+def tile_for(
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    width: int,
+) -> int:
+    """How many neighbouring outputs of a row to compute at once; 0 if no kernel is tiled so."""
+    square = size[0] == size[1] and stride[0] == stride[1] and dilation == (1, 1)
+    known = square and (size[0], stride[0]) in _TILED and padding[1] <= size[1] // 2
+    fitting = [tile for tile in _TILES if tile <= width]
+    if not known or not fitting:
+        return 0
+    return min(fitting, key=lambda tile: (-(-width // tile) * tile, -tile))
+
+
+def _chunks(rows: int, channels: int) -> tuple[int, int]:
+    """Channels per piece of work and pieces per row: few rows are cut, so that all threads work."""
+    pieces = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
+    chunk = padded(-(-channels // pieces))
+    return chunk, -(-channels // chunk)
+
+
+@cache
+def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
+    """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
+    emit = partial(_emit_tiled, size=size, stride=stride, tile=tile)
+    return Kernel(f"depthwise{size}x{size}s{stride}t{tile}", _FIELDS, emit)
+
+
+class Row(NamedTuple):
+    """A row of outputs, and the channels of it that are wanted.
+
+    `out` is its first pixel in `y`, `top` the input row under its first tap, which may lie in the
+    padding, and `source` where that row would begin.
+    """
+
+    out: Value
+    top: Value
+    source: Value
+    first: Value
+    last: Value
+
+
+def _row(e: Emitter, a: Args, piece: Value) -> Row:
+    rows = a.n * a.ho
+    image, top = piece % rows // a.ho, piece % rows % a.ho * a.stride_h - a.top
+    first = piece // rows * a.chunk
+    source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
+    return Row(piece % rows * a.wo, top, source, first, e.min(first + a.chunk, a.c))
+
+
+def _emit_tiled(
+    e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
+) -> None:
+    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    with e.range(begin, end) as piece:
+        emit_row(e, a, _row(e, a, piece), size=size, stride=stride, tile=tile)
+
+
+def emit_row(
+    e: Emitter,
+    a: Args,
+    row: Row,
+    *,
+    size: int,
+    stride: int,
+    tile: int,
+    end: Callable[..., None] = finish,
+) -> None:
+    """Compute a row of outputs, `tile` neighbours at once, and `end` them."""
+    padded_channels = emit_padded(a.c)
+    first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
+    with e.range(0, a.wo, tile) as wanted:
+        # The last tile moves left to end with the row, and computes some outputs again.
+        ow = e.min(wanted, a.wo - tile)
+        left = ow * stride - a.left
+        columns = (tile - 1) * stride + size
+        pixels = [(left + j) * a.xpixel for j in range(columns)]
+        # Only the outermost columns can lie in the padding, which is at most half a filter.
+        outer = [*range(size // 2), *range(columns - size // 2, columns)]
+        inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
+
+        def channels(c: Value, mask: Value | None) -> None:
+            sums = [e.variable(0.0) for _ in range(tile)]
+            for one in sums:
+                one.value = e.load(a.bias.floats() + c)
+            with e.range(first_tap, last_tap) as kh:
+                line = row.source + (kh * a.w * a.xpixel + c)
+                weights = a.weight.floats() + (kh * size * padded_channels + c)
+                filters = [e.load(weights + padded_channels * k) for k in range(size)]
+
+                def add_column(j: int) -> None:
+                    value = e.load(line + pixels[j], mask)
+                    for t in range(tile):
+                        if 0 <= j - t * stride < size:
+                            weight = filters[j - t * stride]
+                            sums[t].value = e.fma(value, weight, sums[t].value)
+
+                for j in range(columns):
+                    if j in inside:
+                        with e.when(inside[j]):
+                            add_column(j)
+                    else:
+                        add_column(j)
+            end(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+
+        each_vector(e, row.first, row.last, channels)
+
+
+def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    """Any size, stride, padding and dilation, one output at a time."""
+    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    padded_channels = emit_padded(a.c)
+    with e.range(begin, end) as piece, e.range(0, a.wo) as ow:
+        row = _row(e, a, piece)
+        left = ow * a.stride_w - a.left
+
+        def channels(c: Value, mask: Value | None) -> None:
+            total = e.variable(0.0)
+            total.value = e.load(a.bias.floats() + c)
+            with e.range(0, a.kh) as kh, e.range(0, a.kw) as kw:
+                down, j = kh * a.dilation_h, left + kw * a.dilation_w
+                i = row.top + down
+                with e.when((i >= 0) & (i < a.h) & (j >= 0) & (j < a.w)):
+                    value = e.load(row.source + ((down * a.w + j) * a.xpixel + c), mask)
+                    tap = (kh * a.kw + kw) * padded_channels + c
+                    total.value = e.fma(value, e.load(a.weight.floats() + tap), total.value)
+            finish(e, a, [total.value], row.out + ow, (c, mask))
+
+        each_vector(e, row.first, row.last, channels)
+
+
+ANY_DEPTHWISE = Kernel("depthwise", _FIELDS, _emit_any)

@@ -1,0 +1,256 @@
+"""A 1x1 convolution and the depthwise one that alone reads it, as one step.
+
+Networks for phones widen the image sixfold for the depthwise convolution and narrow it again. The
+wide image outgrows the near caches; here it never exists. A thread takes a band of rows, widens it
+by one panel of channels at a time into scratch memory, and convolves that while it is at hand. The
+rows where two bands meet are widened twice. Small images are not cut into bands: there each thread
+takes panels of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ..language import isa as isas
+from ..language.compiler import Args, Kernel
+from ..language.isa import Isa
+from ..language.loops import emit_moved, emit_whole
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..layers.activations import Activation
+from ..layers.ending import ENDING, activate_tile, ending
+from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
+from ..product.rows import copy_rows
+from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
+from ..tape.steps import Scratch, Step, View, step
+from .depthwise import Row, Window, emit_row
+from .direct import clamp
+
+_FIELDS = (
+    *("x", "xpixel", "expand", "expand_bias", "weight", "bias", "scratch", "tile"),
+    *("n", "h", "w", "depth", "c", "ho", "wo", "top", "left"),
+    *("bands", "groups", "panels", "packed_floats", "scratch_floats"),
+    *("inner_low", "inner_high", "inner_code", "inner_slope"),
+    *ENDING,
+)
+
+_SCRATCH_BYTES = 512 << 10
+"""How much of the second-level cache a band may take, packed and widened by one panel."""
+_PACKING = 2
+"""To read and pack a row takes about as long as to widen it by so many panels."""
+_MOST_DEPTH = 512
+"""From more input channels than this on, a panel of weights does not stay in the nearest cache."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The 1x1 convolution before: its weight (C, depth, 1, 1), bias and activation."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Activation = Activation.NONE
+    slope: float = 0.01
+
+
+def serves(depth: int, window: Window, out_w: int) -> bool:
+    """Whether this step can take the place of the two."""
+    return (
+        window.tile(out_w) > 0 and window.padding[0] <= window.size[0] // 2 and depth <= _MOST_DEPTH
+    )
+
+
+def expanded_depthwise_step(
+    x: View,
+    y: View,
+    expansion: Expansion,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    window: Window,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(depthwise(expansion(x), weight) + bias + residual), where `serves` says so."""
+    isa = isas.host()
+    n, depth, h, w = x.shape
+    c, ho, wo = y.shape[1:]
+    if not serves(depth, window, wo):
+        raise InputError(f"no step expands {depth} channels into {window}, {wo} outputs wide.")
+    size, stride = window.size[0], window.stride[0]
+    tile = window.tile(wo)
+    cut = _cut(x, y, window, isa, torch.get_num_threads())
+    packed_floats = cut.rows * w * (-(-depth // isa.width) * isa.width)
+    scratch_floats = packed_floats + cut.rows * w * panel_columns(isa)
+    packed = pack_convolution(expansion.weight, expansion.bias, 1, isa)
+    low, high = clamp(expansion.activation)
+    return step(
+        expanded_depthwise(size, stride, tile),
+        x=x,
+        xpixel=x.pixel,
+        expand=packed,
+        expand_bias=packed[depth * (-(-c // isa.width) * isa.width) :],
+        weight=pack_depthwise(weight, isa),
+        bias=pad_channels(bias, c),
+        scratch=Scratch(4 * scratch_floats, per_thread=True),
+        tile=TILE.address,
+        n=n,
+        h=h,
+        w=w,
+        depth=depth,
+        c=c,
+        ho=ho,
+        wo=wo,
+        top=window.padding[0],
+        left=window.padding[1],
+        bands=cut.bands,
+        groups=cut.groups,
+        panels=-(-c // panel_columns(isa)),
+        packed_floats=packed_floats,
+        scratch_floats=scratch_floats,
+        inner_low=low,
+        inner_high=high,
+        inner_code=int(expansion.activation),
+        inner_slope=float(expansion.slope),
+        **ending(y, activation, slope, residual),
+    )
+
+
+class _Cut(NamedTuple):
+    """Into how many bands an image and into how many groups the panels are cut.
+
+    `rows` is how many rows of the input the largest band sees.
+    """
+
+    bands: int
+    groups: int
+    rows: int
+
+
+def _cut(x: View, y: View, window: Window, isa: Isa, threads: int) -> _Cut:
+    """The cut that leaves the busiest thread the least to do, among those that fit the cache."""
+    n, depth, h, w = x.shape
+    c, ho, _ = y.shape[1:]
+    panels = -(-c // panel_columns(isa))
+    pixel_bytes = 4 * (-(-depth // isa.width) * isa.width + panel_columns(isa))
+
+    def cut(bands: int, groups: int) -> _Cut:
+        rows = (-(-ho // bands) - 1) * window.stride[0] + window.size[0]
+        return _Cut(bands, groups, min(rows, h))
+
+    def cost(one: _Cut) -> tuple[bool, int, int]:
+        turns = -(-n * one.bands * one.groups // threads)
+        large = one.rows > window.size[0] and one.rows * w * pixel_bytes > _SCRATCH_BYTES
+        return large, turns * one.rows * (-(-panels // one.groups) + _PACKING), one.bands
+
+    possible = [cut(b, g) for b in range(1, ho + 1) for g in range(1, min(panels, threads) + 1)]
+    return min(possible, key=cost)
+
+
+@cache
+def expanded_depthwise(size: int, stride: int, tile: int) -> Kernel:
+    """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
+    emit = partial(_emit, size=size, stride=stride, tile=tile)
+    return Kernel(f"expanded{size}x{size}s{stride}t{tile}", _FIELDS, emit)
+
+
+class _Band(NamedTuple):
+    """The rows of one image that a piece of work sees and writes, and its scratch memory."""
+
+    image: Value
+    first: Value
+    seen: Value
+    last_seen: Value
+    last: Value
+    packed: Value
+    wide: Value
+
+
+def _emit(
+    e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
+) -> None:
+    packed = a.scratch.floats() + thread * a.scratch_floats
+    call = TileCall(e, a.tile)
+    call.set(k=a.depth, segments=1, y_row=panel_columns(e.isa), residual=0, mode=FINAL)
+    call.set(low=a.inner_low, high=a.inner_high)
+    begin, end = e.share(a.n * a.bands * a.groups, thread, threads)
+    with e.range(begin, end) as piece:
+        number, group = piece // a.groups, piece % a.groups
+        first = number % a.bands * a.ho // a.bands
+        last = (number % a.bands + 1) * a.ho // a.bands
+        seen = e.max(first * stride - a.top, 0)
+        last_seen = e.min((last - 1) * stride - a.top + size, a.h)
+        wide = packed + a.packed_floats
+        band = _Band(number // a.bands, first, seen, last_seen, last, packed, wide)
+        _emit_pack(e, a, band)
+        with e.range(group * a.panels // a.groups, (group + 1) * a.panels // a.groups) as panel:
+            channel = panel * panel_columns(e.isa)
+            columns = e.min(a.c - channel, panel_columns(e.isa))
+            here = _of_panel(e, a, panel, size)
+            filters = (here.weight.floats(), depthwise_floats(size**2, e.isa))
+            _emit_expansion(e, a, band, call, (channel, columns), filters)
+            with e.range(first, last) as out:
+                top = out * stride - a.top
+                source = wide + (top - seen) * a.w * panel_columns(e.isa)
+                pixel = (band.image * a.ho + out) * a.wo
+                row = Row(pixel, top, source, e.i64(0), columns)
+                emit_row(e, here, row, size=size, stride=stride, tile=tile)
+
+
+def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
+    """The arguments of a depthwise convolution that knows only the channels of one panel."""
+    channel = panel * panel_columns(e.isa)
+    return a.but(
+        c=e.i64(panel_columns(e.isa)),
+        xpixel=e.i64(panel_columns(e.isa)),
+        weight=a.weight + panel * depthwise_floats(size**2, e.isa) * 4,
+        bias=a.bias + channel * 4,
+        y=a.y + channel * 4,
+        residual=emit_moved(e, a.residual, channel),
+    )
+
+
+def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
+    """Lay out what the band sees as the micro-kernel reads it."""
+    pixels = (band.last_seen - band.seen) * a.w
+    source = a.x.floats() + (band.image * a.h + band.seen) * a.w * a.xpixel
+    depth = emit_whole(e, a.depth)
+    with e.range(0, pixels, e.isa.rows) as first:
+        seen = source + first * a.xpixel, a.xpixel
+        rows = e.min(pixels - first, e.isa.rows)
+        copy_rows(e, seen, a.depth, rows, band.packed + first * depth)
+
+
+def _emit_expansion(
+    e: Emitter,
+    a: Args,
+    band: _Band,
+    call: TileCall,
+    panel: tuple[Value, Value],
+    following: tuple[Value, int],
+) -> None:
+    """Multiply the band by one panel of weights, and apply the activation.
+
+    Meanwhile what is needed next is asked for: so many floats from a place on.
+    """
+    (channel, columns), (place, floats) = panel, following
+    rows, stride = (band.last_seen - band.seen) * a.w, panel_columns(e.isa)
+    call.ask(floats, a.depth, tiles_of(e, rows))
+    call(
+        rows=rows,
+        a=band.packed,
+        a_row=emit_whole(e, a.depth),
+        b=a.expand.floats() + channel * a.depth,
+        start=a.expand_bias.floats() + channel,
+        columns=columns,
+        y=band.wide,
+        ahead=place,
+    )
+    with e.when(a.inner_code > int(Activation.RELU6)):
+        activate_tile(e, band.wide, stride, (rows, columns), (a.inner_code, a.inner_slope))

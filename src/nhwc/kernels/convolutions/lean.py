@@ -1,0 +1,161 @@
+"""Winograd's products with filters that are transformed in every call, on the way to the product.
+
+Transformed, filters are up to four times as many numbers, and a large model's come from memory in
+each call. Where tiles are few, to read them takes longer than to make them. And a model whose
+filters stay as they are is no larger than it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..language.loops import PADDED_TO, emit_whole
+from ..language.values import INT, POINTER, Value
+from ..language.vectors import Emitter, Variable
+from ..product.microkernel import ADD, TileCall, panel_columns, tiles_of
+from .transforms import Product, Transform, emit_twice
+
+TAPS = 9
+"""The numbers of a filter."""
+
+_DEEP = 64
+"""Channels of a panel that are transformed together: they stay in the second-level cache."""
+_NEAR = 32
+"""Channels of a panel that are transformed row by row: they stay in the nearest cache."""
+
+
+def room(t: Transform, columns: int) -> int:
+    """How many floats `emit_lean` needs to work with, behind the sums."""
+    return t.size**2 * int(_apart(_DEEP, columns))
+
+
+def emit_lean(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+    """Multiply a block of tiles by a panel of filters that lie tap after tap."""
+    most = _most(e, t)
+
+    def in_registers() -> None:
+        given = (p.filters, p.packed, p.sums, p.columns, p.channels)
+        e.switch(p.count, {n: partial(_few(e, t, n), *given) for n in range(1, most + 1)})
+
+    # However the tiles are cut into blocks, all are summed in the same way.
+    e.branch(p.tiles <= most, in_registers, lambda: _in_memory(e, t, call, p))
+
+
+def _in_memory(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+    """Transform some channels of the panel at a time, and multiply by those."""
+    depth, tap = emit_whole(e, p.channels), p.channels * p.columns
+    filters = p.sums + p.count * (t.size**2 * panel_columns(e.isa))
+    # What is transformed next is asked for by the products, each a part: so many rows of `deep`.
+    rows = (p.columns * TAPS + (t.size**2 - 1)) // t.size**2
+    with e.range(0, p.channels, _DEEP) as channel:
+        last = e.min(channel + _DEEP, p.channels)
+        deep = last - channel
+        step = _apart(deep, p.columns)
+        _transform(e, t)(p.filters + channel * p.columns, tap, filters, step, deep * p.columns)
+        call.set(k=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
+        call.ask(rows * deep, deep, tiles_of(e, p.count))
+        following = p.filters + e.select(last < p.channels, last * p.columns, tap * TAPS)
+        with e.range(0, t.size**2) as element:
+            at, row = element * p.count, element * rows
+            call(
+                a=p.packed + at * depth,
+                b=filters + element * step,
+                y=p.sums + at * p.columns,
+                ahead=following + (row // p.columns * tap + row % p.columns * deep),
+            )
+
+
+def _apart(channels: Any, columns: Any) -> Any:
+    """Floats from an element's filters to the next's, which begin on other sets of the cache."""
+    return channels * columns + PADDED_TO
+
+
+def _transform(e: Emitter, t: Transform) -> Callable[..., None]:
+    """The function that transforms so many floats of each tap."""
+
+    def emit(
+        own: Emitter, filters: Value, tap: Value, to: Value, step: Value, floats: Value
+    ) -> None:
+        with own.range(0, floats, own.width) as i:
+            grid = [
+                [own.load(filters + (tap * (3 * r + s) + i)) for s in range(3)] for r in range(3)
+            ]
+            for number, value in enumerate(_scaled(own, t, emit_twice(own, t.filter, grid))):
+                own.store(value, to + (step * number + i))
+
+    return e.function("transform_filters", (POINTER, INT, POINTER, INT, INT), emit)
+
+
+def _scaled(e: Emitter, t: Transform, grid: list[list[Value]]) -> list[Value]:
+    """A transformed filter, element by element."""
+    scale = [one * other for one in t.scale for other in t.scale]
+    elements = [value for line in grid for value in line]
+    return [value * e.vector(factor) for value, factor in zip(elements, scale, strict=True)]
+
+
+def _most(e: Emitter, t: Transform) -> int:
+    """Of how many tiles the sums of a row of elements stay in registers, with a row of a filter."""
+    return (e.isa.registers - 2 - t.size) // t.size
+
+
+def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
+    """The function that multiplies so few tiles; what it transforms never goes to memory."""
+
+    def emit(
+        own: Emitter, filters: Value, packed: Value, sums: Value, columns: Value, channels: Value
+    ) -> None:
+        tap = columns * channels
+        with own.range(0, channels, _NEAR) as first, own.range(0, columns, own.width) as column:
+            last = own.min(first + _NEAR, channels)
+            following = own.select(last < channels, columns * _NEAR, tap * TAPS - first * columns)
+            for i in range(t.size):
+                row = _Row(own, t, i, tiles)
+                to = sums + (columns * (i * t.size * tiles) + column)
+                with own.when(first > 0):
+                    row.load(to, columns)
+                with own.range(first, last, own.width) as chunk:
+                    a = packed + (emit_whole(own, channels) * (i * t.size) + chunk) * tiles
+                    with own.range(chunk, own.min(last, chunk + own.width)) as channel:
+                        g = filters + (channel * columns + column)
+                        for number in range(i, TAPS, t.size):
+                            own.prefetch(g + (tap * number + following), level=2)
+                        factors = a + (channel - chunk)
+                        row.add(g, tap, factors, emit_whole(own, channels) * tiles)
+                row.store(to, columns, last == channels)
+
+    return e.function(f"few_{tiles}", (POINTER, POINTER, POINTER, INT, INT), emit)
+
+
+class _Row:
+    """The sums of one row of a tile's elements, for a vector of filters and some tiles."""
+
+    def __init__(self, e: Emitter, t: Transform, number: int, tiles: int) -> None:
+        self._e, self._t, self._number, self._tiles = e, t, number, tiles
+        self._sums = [[e.variable(0.0) for _ in range(tiles)] for _ in range(t.size)]
+
+    def load(self, sums: Value, columns: Value) -> None:
+        for variable, place in self._places(sums, columns):
+            variable.value = self._e.load(place)
+
+    def add(self, filters: Value, tap: Value, factors: Value, element: Value) -> None:
+        """The products of one channel: its filters are transformed, and its tiles read."""
+        e, t = self._e, self._t
+        columns = [[e.load(filters + tap * (3 * r + s)) for r in range(3)] for s in range(3)]
+        row = [t.filter(e, column)[self._number] for column in columns]
+        for j, weight in enumerate(t.filter(e, row)):
+            for tile, variable in enumerate(self._sums[j]):
+                factor = e.read(factors + (element * j + tile * e.width))
+                variable.value = e.fma(factor, weight, variable.value)
+
+    def store(self, sums: Value, columns: Value, final: Value) -> None:
+        """Store the sums; the final ones are scaled, as the filters were not."""
+        e, t = self._e, self._t
+        for j, (variable, place) in enumerate(self._places(sums, columns)):
+            scale = t.scale[self._number] * t.scale[j // self._tiles]
+            e.store(variable.value * e.select(final, e.f32(scale), e.f32(1.0)), place)
+
+    def _places(self, sums: Value, columns: Value) -> list[tuple[Variable, Value]]:
+        every = [variable for line in self._sums for variable in line]
+        return [(variable, sums + columns * n) for n, variable in enumerate(every)]

@@ -1,0 +1,181 @@
+"""A depthwise convolution and the 1x1 convolution that alone reads it, as one step.
+
+What the depthwise convolution computes of a few rows is written as the micro-kernel reads it, and
+multiplied while it is in the nearest cache: no image between the two is written, packed and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ..language import isa as isas
+from ..language.compiler import Args, Kernel
+from ..language.isa import Isa
+from ..language.loops import Place, emit_moved, emit_whole
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..layers.activations import Activation, emit_activations
+from ..layers.ending import ENDING, activate_tile, ending
+from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
+from ..product.weights import pack_convolution, pad_channels
+from ..tape.steps import Scratch, Step, View, step
+from .depthwise import Row, Window, emit_row
+from .direct import clamp
+
+_FIELDS = (
+    *("x", "xpixel", "weight", "bias", "project", "project_bias", "scratch", "tile"),
+    *("n", "h", "w", "c", "ho", "wo", "k", "top", "left", "bands", "panels", "scratch_floats"),
+    *("inner_code", "inner_slope", "low", "high"),
+    *ENDING,
+)
+
+_TILES = 4
+"""How many tiles of the micro-kernel a band should fill: then its weights are read for many."""
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """The depthwise convolution before: its weight (C, 1, kh, kw), bias and activation."""
+
+    weight: Tensor
+    bias: Tensor | None
+    window: Window
+    activation: Activation = Activation.NONE
+    slope: float = 0.01
+
+
+def projected_depthwise_step(
+    x: View,
+    y: View,
+    depthwise: Depthwise,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(weight @ depthwise(x) + bias + residual), for a window that has a tile."""
+    isa, window = isas.host(), depthwise.window
+    n, c, h, w = x.shape
+    k, ho, wo = y.shape[1:]
+    size, stride, tile = window.size[0], window.stride[0], window.tile(wo)
+    if not tile:
+        raise InputError(f"no step projects what {window} makes, {wo} outputs wide.")
+    bands = _bands(n, ho, wo, isa)
+    padded = -(-c // isa.width) * isa.width
+    scratch_floats = -(-ho // bands) * wo * padded
+    packed = pack_convolution(weight, bias, 1, isa)
+    low, high = clamp(activation)
+    return step(
+        projected_depthwise(size, stride, tile),
+        x=x,
+        xpixel=x.pixel,
+        weight=pad_channels(depthwise.weight.flatten(1).t(), c),
+        bias=pad_channels(depthwise.bias, c),
+        project=packed,
+        project_bias=packed[c * (-(-k // isa.width) * isa.width) :],
+        scratch=Scratch(4 * scratch_floats, per_thread=True),
+        tile=TILE.address,
+        n=n,
+        h=h,
+        w=w,
+        c=c,
+        ho=ho,
+        wo=wo,
+        k=k,
+        top=window.padding[0],
+        left=window.padding[1],
+        bands=bands,
+        panels=-(-k // panel_columns(isa)),
+        scratch_floats=scratch_floats,
+        inner_code=int(depthwise.activation),
+        inner_slope=float(depthwise.slope),
+        low=low,
+        high=high,
+        **ending(y, activation, slope, residual),
+    )
+
+
+def _bands(images: int, height: int, width: int, isa: Isa) -> int:
+    """Into how many bands to cut an image, so that all threads have as much to do."""
+    threads = torch.get_num_threads()
+    bands = -(-height // max(1, _TILES * isa.rows // width))
+    while images * bands % threads and bands < height:
+        bands += 1
+    return bands
+
+
+@cache
+def projected_depthwise(size: int, stride: int, tile: int) -> Kernel:
+    """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
+    emit = partial(_emit, size=size, stride=stride, tile=tile)
+    return Kernel(f"projected{size}x{size}s{stride}t{tile}", _FIELDS, emit)
+
+
+def _emit(
+    e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
+) -> None:
+    packed = a.scratch.floats() + thread * a.scratch_floats
+    call = TileCall(e, a.tile)
+    call.set(k=a.c, segments=1, y_row=a.ypixel, residual_row=a.rpixel, mode=FINAL)
+    call.set(low=a.low, high=a.high)
+    begin, end = e.share(a.n * a.bands, thread, threads)
+    with e.range(begin, end) as piece:
+        image, band = piece // a.bands, piece % a.bands
+        first, last = band * a.ho // a.bands, (band + 1) * a.ho // a.bands
+        pixels = (last - first) * a.wo
+        put = partial(_pack, packed, pixels)
+        with e.range(first, last) as out:
+            top = out * stride - a.top
+            source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
+            row = Row((out - first) * a.wo, top, source, e.i64(0), a.c)
+            emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
+        _emit_products(e, a, call, packed, ((image * a.ho + first) * a.wo, pixels))
+
+
+def _pack(
+    packed: Value,
+    pixels: Value,
+    e: Emitter,
+    a: Args,
+    sums: Sequence[Value],
+    pixel: Value,
+    place: Place,
+) -> None:
+    """Store neighbouring pixels of a band in the rows of the micro-kernel's tiles."""
+    channel, _ = place
+    slope = e.float_of_bits(a.inner_slope)
+    depth = emit_whole(e, a.c)
+    for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
+        at = pixel + number
+        first, rows = tile_of(e, at, pixels, e.isa.rows)
+        e.store(value, packed + (first * depth + (at - first) * e.width + channel * rows))
+
+
+def _emit_products(
+    e: Emitter, a: Args, call: TileCall, packed: Value, where: tuple[Value, Value]
+) -> None:
+    """Multiply the band by every panel of weights."""
+    begin, pixels = where
+    width = panel_columns(e.isa)
+    call.set(rows=pixels, a=packed, a_row=emit_whole(e, a.c))
+    with e.range(0, a.panels) as panel:
+        column = panel * width
+        columns = e.min(a.k - column, width)
+        y = a.y.floats() + (begin * a.ypixel + column)
+        call(
+            b=a.project.floats() + column * a.c,
+            start=a.project_bias.floats() + column,
+            columns=columns,
+            y=y,
+            residual=emit_moved(e, a.residual, begin * a.rpixel + column),
+        )
+        with e.when(a.code > int(Activation.RELU6)):
+            activate_tile(e, y, a.ypixel, (pixels, columns), (a.code, a.slope))

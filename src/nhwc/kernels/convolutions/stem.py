@@ -1,0 +1,247 @@
+"""The first layer: a filter over the few channels of an image, read where they lie.
+
+So few channels make short, crooked rows for a matrix product, and to pack them costs as much as to
+multiply them. Here a thread copies the lines of the image that a few output lines see, with the
+padding around them, and what is multiplied is broadcast from there: the pixels under a line of the
+filter follow one another in memory, and neighbouring outputs see the same ones `step` floats on.
+That distance is known while the kernel is generated, so a tile of outputs needs one address.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from ..language import isa as isas
+from ..language.compiler import Args, Kernel
+from ..language.loops import Place, each_vector, emit_vectors
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..layers.copies import PLANES, in_turns
+from ..layers.ending import ENDING, activated, ending, put
+from ..layers.pooling import emit_larger
+from ..product.microkernel import panel_columns
+from ..product.weights import after
+from ..tape.steps import Scratch, Step, View, step
+from .pooled import POOL, emit_pooled
+from .spec import ConvSpec
+
+_FIELDS = (
+    *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
+    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "run", "stride_h", "pad_h", "pad_w"),
+    *("blocks", "panels", "line", "lines_floats", POOL, *ENDING),
+)
+STEPS = (3, 6, 12)
+"""Floats from the window of one output to its neighbour's: three channels, stride 1, 2 or 4."""
+_LINES_BYTES = 64 << 10
+"""How much of the nearest caches the lines of a block may take."""
+
+
+def serves(spec: ConvSpec) -> bool:
+    """Whether `spec` is such a layer, on an image wide enough for a tile."""
+    plain = spec.groups == 1 and spec.dilation == (1, 1)
+    steps = spec.c == 3 and spec.c * spec.stride[1] in STEPS
+    return plain and steps and spec.out_w >= isas.host().rows
+
+
+def stem_steps(
+    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
+) -> tuple[Step, ...]:
+    """The convolution as one step, on weights packed as `direct` has them."""
+    isa = isas.host()
+    padded_k = -(-spec.k // isa.width) * isa.width
+    line = (spec.w + 2 * spec.padding[1]) * spec.c
+    blocks = _blocks(spec, line)
+    # Lines that are pooled come in pairs.
+    highest = -(-spec.out_h // (2 * blocks)) * 2
+    # The last line is cleared in whole vectors, up to one beyond its end.
+    floats = ((highest - 1) * spec.stride[0] + spec.r) * line + isa.width
+    return (
+        step(
+            stem_kernel(spec.c * spec.stride[1]),
+            x=x,
+            x_pixel=x.pixel,
+            planes=0,
+            weights=packed,
+            bias=after(packed, spec.depth * padded_k),
+            lines=Scratch(4 * floats, per_thread=True),
+            n=spec.n,
+            h=spec.h,
+            w=spec.w,
+            c=spec.c,
+            k=spec.k,
+            out_h=spec.out_h,
+            out_w=spec.out_w,
+            r=spec.r,
+            run=spec.s * spec.c,
+            stride_h=spec.stride[0],
+            pad_h=spec.padding[0],
+            pad_w=spec.padding[1],
+            blocks=blocks,
+            panels=-(-spec.k // panel_columns(isa)),
+            line=line,
+            lines_floats=floats,
+            pool=0,
+            **ending(y, spec.activation, spec.alpha, residual),
+        ),
+    )
+
+
+def _blocks(spec: ConvSpec, line: int) -> int:
+    """Into how many blocks of output lines to cut an image; each thread gets as many."""
+    fitting = max(1, (_LINES_BYTES // (4 * line) - spec.r) // spec.stride[0] + 1)
+    threads = torch.get_num_threads()
+    blocks = -(-spec.out_h // fitting)
+    return min(-(-blocks // threads) * threads, spec.out_h)
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> None:
+    lines = a.lines.floats() + thread * a.lines_floats
+    begin, end = e.share(a.n * a.blocks, thread, threads)
+    with e.range(begin, end) as unit:
+        image, block = unit // a.blocks, unit % a.blocks
+        side = a.pool + 1
+        height = emit_pooled(e, a, a.out_h)
+        first, last = (n * height // a.blocks * side for n in (block, block + 1))
+        top = first * a.stride_h - a.pad_h
+        with e.range(0, (last - first - 1) * a.stride_h + a.r) as i:
+            _emit_line(e, a, (image, top + i), lines + i * a.line)
+        with e.range(0, a.panels) as panel, e.range(first, last) as row:
+            window = lines + (row - first) * a.stride_h * a.line
+            _emit_row(e, a, (window, step), (image, row), panel * panel_columns(e.isa))
+
+
+def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> None:
+    """Copy a line of an image with the padding beside it; zeros for one above or below."""
+    image, row = which
+    source = a.x.floats() + ((image * a.h + row) * a.w) * a.x_pixel
+    floats, pad = a.w * a.c, a.pad_w * a.c
+
+    def copy() -> None:
+        _clear(e, to, pad)
+        with e.range(0, floats // e.width * e.width, e.width) as i:
+            e.store(e.load(source + i), to + (pad + i))
+        rest = floats // e.width * e.width
+        mask = e.lanes(floats - rest)
+        e.store(e.load(source + rest, mask), to + (pad + rest), mask)
+        _clear(e, to + (pad + floats), pad)
+
+    def colours() -> None:
+        """Three lines, one per colour, become one."""
+        _clear(e, to, pad)
+        _clear(e, to + (pad + floats), pad)
+        red, area = a.x.floats() + (image * a.c * a.h + row) * a.w, a.h * a.w
+
+        def put(column: Value, mask: Value | None) -> None:
+            lines = [e.load(red + (area * colour + column), mask) for colour in range(3)]
+            for number, vector in enumerate(in_turns(e, lines)):
+                place = column * 3 + number * e.width
+                part = None if mask is None else e.lanes(floats - place)
+                e.store(vector, to + (pad + place), part)
+
+        each_vector(e, e.i64(0), a.w, put)
+
+    def gather() -> None:
+        _clear(e, to, a.line)
+        with e.range(0, a.w) as column, e.range(0, a.c) as c:
+            value = e.read(source + (column * a.x_pixel + c))
+            e.write(value, to + (pad + column * a.c + c))
+
+    def inside() -> None:
+        dense = a.x_pixel == a.c
+        e.branch(a.planes != 0, colours, lambda: e.branch(dense, copy, gather))
+
+    e.branch((row >= 0) & (row < a.h), inside, lambda: _clear(e, to, a.line))
+
+
+def _clear(e: Emitter, to: Value, count: Value) -> None:
+    """Zeros in whole vectors: what they cover beyond is written later, or belongs to nobody."""
+    with e.range(0, count, e.width) as i:
+        e.store(e.vector(0.0), to + i)
+
+
+def _emit_row(
+    e: Emitter, a: Args, window: tuple[Value, int], line: tuple[Value, Value], channel: Value
+) -> None:
+    """One line of outputs, of an image, a panel of channels."""
+    width, tile = panel_columns(e.isa), e.isa.rows
+    # Tiles are even everywhere, so that none cuts a window in two.
+    outputs = emit_pooled(e, a, a.out_w) * (a.pool + 1)
+    with e.range(0, outputs, tile) as wanted:
+        # The last tile moves left to end with the line, and computes some outputs again.
+        left = e.min(wanted, outputs - tile)
+        here = (window[0] + left * window[1], window[1])
+        cases = {
+            vectors: partial(_emit_tile, e, a, here, (*line, left), (channel, vectors))
+            for vectors in range(1, e.isa.vectors + 1)
+        }
+        columns = e.min(a.k - channel, e.i64(width))
+        e.switch(emit_vectors(e, columns), cases)
+
+
+def _emit_tile(
+    e: Emitter,
+    a: Args,
+    window: tuple[Value, int],
+    where: tuple[Value, Value, Value],
+    panel: tuple[Value, int],
+) -> None:
+    (source, step), (first, vectors) = window, panel
+    columns = vectors * e.width
+    weights = a.weights.floats() + first * a.r * a.run
+    sums = [[e.variable(0.0) for _ in range(e.isa.rows)] for _ in range(vectors)]
+    for j, line in enumerate(sums):
+        bias = e.load(a.bias.floats() + (first + j * e.width))
+        for one in line:
+            one.value = bias
+    with e.range(0, a.r) as i:
+        values, filters = source + i * a.line, weights + i * a.run * columns
+        with e.range(0, a.run) as tap:
+            factors = [e.load(filters + (tap * columns + j * e.width)) for j in range(vectors)]
+            for number in range(e.isa.rows):
+                value = e.broadcast(e.read(values + (tap + number * step)))
+                for line, factor in zip(sums, factors, strict=True):
+                    line[number].value = e.fma(value, factor, line[number].value)
+    for j, line in enumerate(sums):
+        channel = first + j * e.width
+        totals = [one.value for one in line]
+        if j < vectors - 1:
+            _finish(e, a, totals, where, (channel, None))
+            continue
+        e.branch(
+            channel + e.width <= a.k,
+            partial(_finish, e, a, totals, where, (channel, None)),
+            partial(_finish, e, a, totals, where, (channel, e.lanes(a.k - channel))),
+        )
+
+
+def _finish(
+    e: Emitter, a: Args, sums: list[Value], where: tuple[Value, Value, Value], place: Place
+) -> None:
+    """Store the outputs from a place on: image, row and column; pooled, if they should be."""
+    image, row, column = where
+    pixel = (image * a.out_h + row) * a.out_w + column
+    values = activated(e, a, sums, pixel, place)
+
+    def pool() -> None:
+        corner = (image * (a.out_h // 2) + row // 2) * (a.out_w // 2) + column // 2
+        pairs = [e.variable(0.0) for _ in values[::2]]
+        for pair, one, other in zip(pairs, values[::2], values[1::2], strict=True):
+            pair.value = emit_larger(e, one, other)
+        # The line above was pooled and stored before.
+        with e.when(row % 2 == 1):
+            above = a.y.floats() + (corner * a.ypixel + place[0])
+            for number, pair in enumerate(pairs):
+                stored = e.load(above + a.ypixel * number, place[1])
+                pair.value = emit_larger(e, stored, pair.value)
+        put(e, a, [pair.value for pair in pairs], corner, place)
+
+    e.branch(a.pool != 0, pool, partial(put, e, a, values, pixel, place))
+
+
+@cache
+def stem_kernel(step: int) -> Kernel:
+    """The kernel for windows `step` floats apart."""
+    return Kernel(f"stem{step}", _FIELDS, partial(_emit, step=step))

@@ -1,0 +1,288 @@
+"""The kernels of Winograd's convolution: tiles into packed rows, products, and back.
+
+What a kernel does with its block of tiles: `_emit_input` transforms a tile, channel by channel side
+by side in vectors, into the rows of one matrix product per element of the tile; `_emit_panel`
+multiplies by a panel of filters; `_emit_output` transforms the sums back, adds bias and residual,
+applies the activation and stores. See winograd.py for how the work is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from itertools import product
+from typing import NamedTuple
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import emit_moved, emit_whole
+from ..language.values import INT, POINTER, Value
+from ..language.vectors import Emitter
+from ..layers.activations import Activation, emit_activation
+from ..layers.pooling import emit_larger
+from ..product.microkernel import TileCall, even, panel_columns, tile_of, tiles_of
+from . import lean
+from .pooled import POOL, emit_pooled
+from .transforms import F2, F4, Product, Transform, emit_twice
+
+_FIELDS = (
+    *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
+    *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
+    *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
+    *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
+    *("low", "high", "code", "slope", POOL),
+)
+
+ALL, INPUT, PRODUCTS = range(3)
+"""The field `phase`: everything block by block, or only the half before or after a barrier.
+
+Several `groups`, of `c` and `k` channels each, take the first: as so many convolutions.
+"""
+
+
+class _Place(NamedTuple):
+    """A tile: the image it is cut from, and its corner in the output."""
+
+    image: Value
+    top: Value
+    left: Value
+
+
+def _place(a: Args, tile: Value, t: Transform) -> _Place:
+    row = tile // a.tiles_w
+    return _Place(row // a.tiles_h, row % a.tiles_h * t.outputs, tile % a.tiles_w * t.outputs)
+
+
+def _tiles(a: Args) -> Value:
+    total: Value = a.n * a.tiles_h * a.tiles_w
+    return total
+
+
+@dataclass(frozen=True)
+class Form:
+    """A transform, and how filters are held: so many numbers of each, and what multiplies by them.
+
+    `room` is how many floats that needs to work in, of a number of columns.
+    """
+
+    name: str
+    t: Transform
+    numbers: int
+    multiply: Callable[[Emitter, Transform, TileCall, Product], None]
+    room: Callable[[Transform, int], int] = lambda t, columns: 0
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return Kernel(self.name, _FIELDS, partial(_emit, form=self))
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> None:
+    t = form.t
+    own = a.own.floats() + thread * a.own_floats
+    sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
+    call = TileCall(e, a.tile)
+
+    def everything() -> None:
+        begin, end = e.share(a.blocks * a.groups, thread, threads)
+        with e.range(begin, end) as unit:
+            block, one = unit // a.groups, _of_group(e, a, form, unit % a.groups)
+            first = block * a.block
+            last = e.min(first + a.block, _tiles(a))
+            with e.range(first, last) as tile:
+                _emit_input(e, one, t, tile, own)
+            with e.range(0, a.panels) as panel:
+                _emit_panel(e, one, form, call, (block, panel, own, sums))
+
+    def inputs() -> None:
+        begin, end = e.share(_tiles(a), thread, threads)
+        with e.range(begin, end) as tile:
+            _emit_input(e, a, t, tile, a.shared.floats() + tile // a.block * a.block_floats)
+
+    def products() -> None:
+        begin, end = e.share(a.blocks * a.panels, thread, threads)
+        with e.range(begin, end) as unit:
+            block, panel = unit % a.blocks, unit // a.blocks
+            packed = a.shared.floats() + block * a.block_floats
+            _emit_panel(e, a, form, call, (block, panel, packed, sums))
+
+    e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
+
+
+def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
+    """The arguments for the channels of one group."""
+    padded, channel = emit_whole(e, a.k), group * a.k
+    return a.but(
+        x=(a.x.floats() + group * a.c).address(),
+        y=(a.y.floats() + channel).address(),
+        weights=(a.weights.floats() + group * form.numbers * a.c * padded).address(),
+        bias=(a.bias.floats() + group * padded).address(),
+        residual=emit_moved(e, a.residual, channel),
+    )
+
+
+def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
+    """Transform one tile of all channels into the packed rows of its block."""
+    depth, place = emit_whole(e, a.c), _place(a, tile, t)
+    begin = tile // a.block * a.block
+    count = e.min(a.block, _tiles(a) - begin)
+    first, rows = tile_of(e, tile - begin, count, even(e, count))
+    top, left = place.top - a.pad_h, place.left - a.pad_w
+    source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
+    inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
+    into = packed + (first * depth + (tile - begin - first) * e.width)
+    patch = e.stack(t.size**2 * e.width)
+    function = e.function(
+        "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
+    )
+    with e.range(0, a.c, e.width) as c:
+        to = into + c * rows
+
+        def gathered(c: Value = c, to: Value = to) -> None:
+            mask = e.lanes(a.c - c)
+            with e.range(0, t.size) as i, e.range(0, t.size) as j:
+                y, x = top + i, left + j
+                here = (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
+                at = patch + (i * t.size + j) * e.width
+                e.store(e.vector(0.0), at)
+                with e.when(here):
+                    e.store(e.load(source + ((i * a.w + j) * a.x_pixel + c), mask), at)
+            function(patch, t.size * e.width, e.width, to, count * depth)
+
+        def in_place(c: Value = c, to: Value = to) -> None:
+            function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth)
+
+        e.branch(inside & (c + e.width <= a.c), in_place, gathered)
+
+
+def _emit_forward(
+    e: Emitter, source: Value, row: Value, pixel: Value, to: Value, step: Value, *, t: Transform
+) -> None:
+    grid = [[e.load(source + (row * i + pixel * j)) for j in range(t.size)] for i in range(t.size)]
+    for i, line in enumerate(emit_twice(e, t.input, grid)):
+        for j, value in enumerate(line):
+            e.store(value, to + step * (i * t.size + j))
+
+
+def _emit_panel(
+    e: Emitter,
+    a: Args,
+    form: Form,
+    call: TileCall,
+    work: tuple[Value, Value, Value, Value],
+) -> None:
+    """Multiply a block of tiles by a panel of filters, and transform the sums back."""
+    t, (block, panel, packed, sums) = form.t, work
+    first, begin = block * a.block, panel * panel_columns(e.isa)
+    count = e.min(a.block, _tiles(a) - first)
+    columns = e.min(e.i64(panel_columns(e.isa)), emit_whole(e, a.k) - begin)
+    filters = a.weights.floats() + begin * form.numbers * a.c
+    zeros = e.stack(panel_columns(e.isa))
+    for j in range(e.isa.vectors):
+        e.store(e.vector(0.0), zeros + j * e.width)
+    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), k=a.c, segments=1)
+    call.set(columns=columns, y_row=columns, start=zeros, residual=0, mode=0)
+    form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
+    with e.range(0, count) as i, e.range(0, columns, e.width) as column:
+        source = sums + (i * columns + column)
+        _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))
+
+
+def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+    """Multiply by filters that were transformed when they were packed."""
+    floats, parts = p.channels * p.columns, tiles_of(e, p.count)
+    # Where no other thread reads them, each part of a product asks for some of the next one's.
+    next_ones = e.select((p.count == p.tiles) & (parts > 1), floats, e.i64(0))
+    call.ask(next_ones, p.channels, parts)
+    with e.range(0, t.size**2) as element:
+        at, filters = element * p.count, p.filters + element * floats
+        y = p.sums + at * p.columns
+        call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=y, ahead=filters + floats)
+
+
+def _emit_output(
+    e: Emitter,
+    a: Args,
+    t: Transform,
+    source: tuple[Value, Value],
+    where: tuple[Value, Value],
+) -> None:
+    """Transform the sums of one tile and one vector of channels back, finish and store them."""
+    (sums, step), (tile, channel) = source, where
+    place = _place(a, tile, t)
+    pixel = (place.image * a.out_h + place.top) * a.out_w + place.left
+    y, y_width = _target(e, a, place, channel)
+    residual = a.residual.floats() + (pixel * a.residual_pixel + channel)
+    grid = [[e.load(sums + step * (i * t.size + j)) for j in range(t.size)] for i in range(t.size)]
+    bias = e.load(a.bias.floats() + channel)
+    low, high = e.float_of_bits(a.low), e.float_of_bits(a.high)
+    results = [[e.variable(0.0) for _ in range(t.outputs)] for _ in range(t.outputs)]
+    for line, values in zip(results, emit_twice(e, t.output, grid), strict=True):
+        for variable, value in zip(line, values, strict=True):
+            variable.value = value + bias
+    rows, columns = a.out_h - place.top, a.out_w - place.left
+    simple = (rows >= t.outputs) & (columns >= t.outputs) & (channel + e.width <= a.k)
+    each = [(i, j, results[i][j]) for i in range(t.outputs) for j in range(t.outputs)]
+
+    def at_once() -> None:
+        with e.when(a.residual != 0):
+            for i, j, variable in each:
+                other = residual + (a.out_w * i + j) * a.residual_pixel
+                variable.value = variable.value + e.load(other)
+        for line in results:
+            for variable in line:
+                variable.value = e.max(low, e.min(high, variable.value))
+
+        def pool() -> None:
+            for i, j in product(range(0, t.outputs, 2), repeat=2):
+                window = [results[i + m][j + n].value for m in (0, 1) for n in (0, 1)]
+                largest = reduce(partial(emit_larger, e), window)
+                e.store(largest, y + (y_width * (i // 2) + j // 2) * a.y_pixel)
+
+        def store() -> None:
+            for i, j, variable in each:
+                e.store(variable.value, y + (y_width * i + j) * a.y_pixel)
+
+        e.branch(a.pool != 0, pool, store)
+
+    def one_by_one() -> None:
+        kept = e.stack(t.outputs**2 * e.width)
+        for number, (_, _, variable) in enumerate(each):
+            e.store(variable.value, kept + number * e.width)
+        mask = e.lanes(a.k - channel)
+        slope = e.float_of_bits(a.slope)
+        last_row, last_column = e.min(rows, t.outputs), e.min(columns, t.outputs)
+        with e.range(0, last_row) as i, e.range(0, last_column) as j:
+            value, at = e.variable(0.0), kept + (i * t.outputs + j) * e.width
+            value.value = e.load(at)
+            with e.when(a.residual != 0):
+                pixels = i * a.out_w + j
+                value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
+            e.store(emit_activation(e, value.value, a.code, slope), at)
+        side = a.pool + 1
+        last_row, last_column = emit_pooled(e, a, last_row), emit_pooled(e, a, last_column)
+        with e.range(0, last_row) as i, e.range(0, last_column) as j:
+            corner = kept + (i * side * t.outputs + j * side) * e.width
+            largest = e.variable(0.0)
+            largest.value = e.load(corner)
+            with e.when(a.pool != 0):
+                for number in (1, t.outputs, t.outputs + 1):
+                    other = e.load(corner + number * e.width)
+                    largest.value = emit_larger(e, largest.value, other)
+            e.store(largest.value, y + (i * y_width + j) * a.y_pixel, mask)
+
+    e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
+
+
+def _target(e: Emitter, a: Args, place: _Place, channel: Value) -> tuple[Value, Value]:
+    """Where the corner of a tile goes, pooled or not, and how wide the result is."""
+    height, width, top, left = (
+        emit_pooled(e, a, count) for count in (a.out_h, a.out_w, place.top, place.left)
+    )
+    pixel = (place.image * height + top) * width + left
+    return a.y.floats() + (pixel * a.y_pixel + channel), width
+
+
+WINOGRAD2 = Form("winograd2x2", F2, F2.size**2, _multiply)
+WINOGRAD4 = Form("winograd4x4", F4, F4.size**2, _multiply)
+LEAN4 = Form("winograd4x4lean", F4, lean.TAPS, lean.emit_lean, lean.room)
+FORMS = {form.name: form for form in (WINOGRAD4, WINOGRAD2, LEAN4)}

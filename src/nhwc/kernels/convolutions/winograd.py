@@ -1,0 +1,159 @@
+"""3x3 convolution with stride 1 in fewer multiplications, by Winograd's minimal filtering.
+
+The image is cut into tiles. Each is transformed, channel by channel side by side in vectors; then
+what was a convolution is one matrix product per element of the transformed tile; the products are
+transformed back, and bias, residual and activation follow while they are in registers. A block of
+tiles, of one group of channels, goes through all of it within the second-level cache. Filters are
+held transformed, or as they are, to be transformed in each call (lean.py).
+
+Sums are rounded differently than in the direct sum: the relative error is about 1e-6 for F(4x4) and
+5e-7 for F(2x2). NaN and infinity spread to the outputs of the whole tile that holds them, always as
+NaN or infinity, where the direct sum would reach only the pixels next to them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..language import isa as isas
+from ..product.microkernel import TILE, panel_columns
+from ..product.weights import after, fill_panels, pack_bias
+from ..tape.pages import room
+from ..tape.steps import Scratch, Step, View, step
+from .direct import clamp, outweighs, pack_direct
+from .spec import ConvSpec
+from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
+from .transforms import Transform
+
+
+def serves(spec: ConvSpec) -> bool:
+    """Whether Winograd's transforms apply to this convolution; groups fill a vector at least."""
+    filled = spec.groups == 1 or min(_channels(spec)) >= isas.host().width
+    return filled and spec.r == spec.s == 3 and spec.stride == spec.dilation == (1, 1)
+
+
+def _channels(spec: ConvSpec) -> tuple[int, int]:
+    """Channels that a group reads, and that it writes."""
+    return spec.c // spec.groups, spec.k // spec.groups
+
+
+def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The filters in panels, number after number that is held of each; then the bias."""
+    if form is LEAN4:
+        return pack_direct(spec, weight, bias)
+    isa, (c, k) = isas.host(), _channels(spec)
+    packed, depth = room(packed_floats(form, spec)), form.numbers * c
+    ending = pack_bias(bias, k, spec.groups, isa)
+    places = packed[: -len(ending)].view(spec.groups, -1)
+    for place, part in zip(places, weight.unflatten(0, (spec.groups, k)), strict=True):
+        # A panel at a time: in float64 all of them are many times the weights.
+        for first in range(0, k, panel_columns(isa)):
+            filters = form.t.filters(part[first : first + panel_columns(isa)])
+            padded = -(-filters.shape[2] // isa.width) * isa.width
+            panel = place[depth * first : depth * (first + padded)]
+            fill_panels(panel, filters.flatten(0, 1), isa)
+    packed[-len(ending) :] = ending
+    return packed
+
+
+def packed_floats(form: Form, spec: ConvSpec) -> int:
+    """How many numbers `pack_winograd` returns."""
+    (c, k), width = _channels(spec), isas.host().width
+    return spec.groups * (form.numbers * c + 1) * (-(-k // width) * width)
+
+
+def winograd_steps(
+    form: Form,
+    spec: ConvSpec,
+    x: View,
+    y: View,
+    packed: Tensor | View,
+    residual: View | None = None,
+) -> tuple[Step, ...]:
+    """One step, or two where the tiles are too few to give each thread blocks of its own."""
+    isa, threads, t = isas.host(), torch.get_num_threads(), form.t
+    tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
+    tiles = spec.n * tiles_h * tiles_w
+    c, k = _channels(spec)
+    depth, padded_k = (-(-n // isa.width) * isa.width for n in (c, k))
+    panels = -(-k // panel_columns(isa))
+    # Transformed, filters are about twice as many numbers, or more.
+    shared_out = outweighs(2 * k, tiles)
+    # All tiles together: the threads share the panels, and each filter is seen once.
+    cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, panels, depth, threads)
+    block_floats, sums_floats = (
+        t.size**2 * cut.block * depth,
+        t.size**2 * cut.block * panel_columns(isa) + form.room(t, panel_columns(isa)),
+    )
+    alone = spec.groups > 1 or cut.blocks >= threads
+    own_floats = sums_floats + block_floats * alone
+    shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
+    low, high = clamp(spec.activation)
+    make = partial(
+        step,
+        form.kernel,
+        x=x,
+        y=y,
+        weights=packed,
+        bias=after(packed, spec.groups * form.numbers * c * padded_k),
+        residual=residual,
+        shared=shared,
+        own=Scratch(4 * own_floats, per_thread=True),
+        tile=TILE.address,
+        n=spec.n,
+        h=spec.h,
+        w=spec.w,
+        c=c,
+        k=k,
+        groups=spec.groups,
+        out_h=spec.out_h,
+        out_w=spec.out_w,
+        pad_h=spec.padding[0],
+        pad_w=spec.padding[1],
+        tiles_h=tiles_h,
+        tiles_w=tiles_w,
+        block=cut.block,
+        blocks=cut.blocks,
+        panels=panels,
+        x_pixel=x.pixel,
+        y_pixel=y.pixel,
+        residual_pixel=residual.pixel if residual else 0,
+        block_floats=block_floats,
+        own_floats=own_floats,
+        low=low,
+        high=high,
+        code=int(spec.activation),
+        slope=float(spec.alpha),
+        pool=0,
+    )
+    if alone:
+        return (make(phase=ALL),)
+    return make(phase=INPUT), make(phase=PRODUCTS)
+
+
+class _Cut(NamedTuple):
+    """Tiles per block, and blocks."""
+
+    block: int
+    blocks: int
+
+
+_MOST_TILES = 28
+"""How many tiles a block may have: for so many, reading a panel of filters costs little."""
+_BLOCK_BYTES = 256 << 10
+"""How much of the second-level cache the transformed tiles of a block may take."""
+
+
+def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cut:
+    """Blocks as large as is useful, and as many as give every thread the same work."""
+    rows = isas.host().rows
+    fitting = _BLOCK_BYTES // (4 * t.size**2 * depth)
+    blocks = -(-tiles // max(rows, min(fitting, _MOST_TILES) // rows * rows))
+    if blocks * panels % threads:
+        blocks = min(-(-blocks // threads) * threads, max(tiles, 1))
+    block = -(-tiles // blocks)
+    return _Cut(block, -(-tiles // block))

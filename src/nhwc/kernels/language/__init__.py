@@ -1,0 +1,1 @@
+"""A small language for kernels: Python expressions that become machine code."""

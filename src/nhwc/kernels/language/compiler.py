@@ -1,0 +1,172 @@
+"""From a kernel's Python function to machine code, kept on disk between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llvmlite import ir
+
+from ...environment import cache_dir
+from . import assembler
+from . import isa as isas
+from .isa import Isa
+from .sources import sources
+from .values import INT, POINTER, Value
+from .vectors import Emitter
+
+_lock = threading.Lock()
+_MARK = b"nhwc-kernel-1"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled function `void (int64 *args, int64 thread, int64 threads)` and how it is made.
+
+    `fields` name the int64 in `args`, in order; floats travel as their bits. `emit` gets an
+    Emitter, an object with a Value per field, the thread's number and the number of threads.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    emit: Callable[..., None] = field(repr=False)
+
+    @property
+    def address(self) -> int:
+        """Where the machine code lies: from memory, from disk, or compiled now."""
+        return address_of(self, isas.host())
+
+
+def _after_fork() -> None:
+    # A child has none of the threads that may have held the lock when it was forked.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@cache
+def _loaded() -> dict[tuple[str, str], tuple[int, Any]]:
+    return {}
+
+
+def address_of(kernel: Kernel, isa: Isa) -> int:
+    """The address of `kernel` compiled for `isa`; the same one on every call."""
+    key = (kernel.name, isa.name)
+    found = _loaded().get(key)
+    if found is None:
+        with _lock:
+            found = _loaded().get(key) or _load(kernel, isa)
+            _loaded()[key] = found
+    return found[0]
+
+
+def _load(kernel: Kernel, isa: Isa) -> tuple[int, Any]:
+    file = cache_dir() / "kernels" / f"{kernel.name}-{isa.name}-{_key(kernel, isa)}.o"
+    code = _read(file)
+    if code is None:
+        code = compile_object(kernel, isa)
+        _write(file, code)
+    return _link(kernel, isa, code)
+
+
+def _key(kernel: Kernel, isa: Isa) -> str:
+    parts = (kernel.name, ",".join(kernel.fields), repr(isa), isas.target_features(isa))
+    return hashlib.sha256("\n".join((*parts, sources(), _versions())).encode()).hexdigest()[:24]
+
+
+def _versions() -> str:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    cpu = llvm.get_host_cpu_name()
+    return f"{llvmlite.__version__} {llvm.llvm_version_info} {llvm.get_process_triple()} {cpu}"
+
+
+def _read(file: Path) -> bytes | None:
+    """The object code in `file`, unless it is missing or damaged."""
+    try:
+        mark, _, rest = file.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    digest, _, code = rest.partition(b"\n")
+    whole = mark == _MARK and hashlib.sha256(code).hexdigest().encode() == digest
+    return code if whole else None
+
+
+def _write(file: Path, code: bytes) -> None:
+    """Keep `code` for the next process; a folder that cannot be written costs only time."""
+    content = b"\n".join((_MARK, hashlib.sha256(code).hexdigest().encode(), code))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".kernel")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+            os.replace(temporary, file)
+        except OSError:
+            os.unlink(temporary)
+    except OSError:
+        return
+
+
+def module_of(kernel: Kernel, isa: Isa) -> str:
+    """The kernel as LLVM assembly, before any optimization."""
+
+    module = ir.Module(name=kernel.name)
+    kind = ir.FunctionType(ir.VoidType(), [POINTER, INT, INT])
+    function = ir.Function(module, kind, f"nhwc_{kernel.name}")
+    emitter = Emitter(isa, module, ir.IRBuilder(function.append_basic_block("entry")))
+    block, thread, threads = (Value(emitter, a) for a in function.args)
+    given = block.integers()
+    values = {name: emitter.read(given + i) for i, name in enumerate(kernel.fields)}
+    kernel.emit(emitter, Args(values, given), thread, threads)
+    emitter.builder.ret_void()
+    # Without this LLVM turns short loops that copy or clear into calls of memcpy and memset.
+    return (
+        str(module)
+        .replace(")\n{", ') "no-builtins" nounwind\n{')
+        .replace(") noinline\n{", ') noinline "no-builtins" nounwind\n{')
+    )
+
+
+class Args:
+    """The arguments of a kernel by name, and the `words` they lie in."""
+
+    def __init__(self, values: dict[str, Any], words: Any) -> None:
+        self._values, self.words = values, words
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"the kernel has no argument {name}") from None
+
+    def but(self, **others: Any) -> Args:
+        """The same arguments with some replaced: a kernel within a kernel."""
+        return Args({**self._values, **others}, self.words)
+
+
+def compile_object(kernel: Kernel, isa: Isa) -> bytes:
+    """Compile `kernel` to object code."""
+    return assembler.object_code(module_of(kernel, isa), isas.target_features(isa))
+
+
+def _link(kernel: Kernel, isa: Isa, code: bytes) -> tuple[int, Any]:
+    import llvmlite.binding as llvm
+
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), assembler.machine(isas.target_features(isa))
+    )
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine.get_function_address(f"nhwc_{kernel.name}"), engine

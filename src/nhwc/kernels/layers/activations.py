@@ -1,0 +1,226 @@
+"""The activations an epilogue can apply, and their code on vectors of float32.
+
+Kernels take the activation as a number at run time, so one compiled kernel serves them all. The
+piecewise linear ones cost a few instructions in line; the others share one function per module.
+NaN stays NaN, as in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+from llvmlite import ir
+
+from ..language.values import INT, WORD, Value
+from ..language.vectors import Emitter
+
+
+class Activation(IntEnum):
+    """What a kernel applies to its sum before it stores it.
+
+    >>> Activation["RELU"]
+    <Activation.RELU: 1>
+    """
+
+    NONE = 0
+    RELU = 1
+    RELU6 = 2
+    LEAKY_RELU = 3
+    HARDSWISH = 4
+    HARDSIGMOID = 5
+    SIGMOID = 6
+    SILU = 7
+    GELU = 8
+    GELU_TANH = 9
+    TANH = 10
+    MISH = 11
+
+
+def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:
+    """The activation `code` of one vector; `slope` is leaky relu's, a float."""
+    return emit_activations(e, [value], code, slope)[0]
+
+
+def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
+    """The activation of several vectors, with one branch for all of them."""
+    smooth = _smooth_function(e)
+    results = [e.variable(0.0) for _ in values]
+
+    def keep(made: Sequence[Value]) -> None:
+        for variable, one in zip(results, made, strict=True):
+            variable.value = one
+
+    def curved() -> None:
+        keep([Value(e, e.builder.call(smooth, [value.llvm, code.llvm])) for value in values])
+
+    def leaky() -> None:
+        factor = e.broadcast(slope)
+        keep([e.select(value < 0.0, value * factor, value) for value in values])
+
+    e.branch(
+        code <= int(Activation.RELU6),
+        lambda: keep(_clamped(e, values, code)),
+        lambda: e.branch(code == int(Activation.LEAKY_RELU), leaky, curved),
+    )
+    return [variable.value for variable in results]
+
+
+def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
+    """None, relu and relu6 as one formula, of two instructions."""
+    infinity = e.f32(float("inf"))
+    relu6 = code == int(Activation.RELU6)
+    clipped = relu6 | (code == int(Activation.RELU))
+    low = e.broadcast(e.select(clipped, e.f32(0.0), e.f32(float("-inf"))))
+    high = e.broadcast(e.select(relu6, e.f32(6.0), infinity))
+    return [e.min(high, e.max(low, value)) for value in values]
+
+
+def _smooth_function(e: Emitter) -> Any:
+    """The function of this module for activations of more than two pieces: (vector, code)."""
+    name = "nhwc_smooth"
+    known = e.module.globals.get(name)
+    if known is not None:
+        return known
+    function = ir.Function(e.module, ir.FunctionType(e.vector_type, [e.vector_type, INT]), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    inner = Emitter(e.isa, e.module, ir.IRBuilder(function.append_basic_block("entry")))
+    value, code = (Value(inner, argument) for argument in function.args)
+    default = function.append_basic_block("none")
+    jump = inner.builder.switch(code.llvm, default)
+    for activation, emit in _SMOOTH:
+        block = function.append_basic_block(activation.name.lower())
+        jump.add_case(ir.Constant(INT, int(activation)), block)
+        inner.builder.position_at_end(block)
+        inner.builder.ret(emit(inner, value).llvm)
+    inner.builder.position_at_end(default)
+    inner.builder.ret(value.llvm)
+    return function
+
+
+def _hardsigmoid(e: Emitter, x: Value) -> Value:
+    return e.min(_even(e, 6.0), e.max(_even(e, 0.0), x + 3.0)) * _even(e, 1 / 6)
+
+
+def _hardswish(e: Emitter, x: Value) -> Value:
+    return x * _hardsigmoid(e, x)
+
+
+def _sigmoid(e: Emitter, x: Value) -> Value:
+    return 1.0 / (emit_exp(e, -x) + 1.0)
+
+
+def _silu(e: Emitter, x: Value) -> Value:
+    return x / (emit_exp(e, -x) + 1.0)
+
+
+def _gelu(e: Emitter, x: Value) -> Value:
+    """x * (1 - erfc(z) / 2) for x >= 0 and x * erfc(z) / 2 below, with z = |x| / sqrt(2).
+
+    erfc(z) = t * P(t) * exp(-z * z) with t = 1 / (1 + 0.3 z): P was fitted to a relative error of
+    2e-8, so the tail of negative inputs keeps its digits, which 1 + erf(x) would cancel.
+    """
+    negative = x < 0.0
+    z = e.select(negative, -x, x) * _even(e, 0.5**0.5)
+    t = 1.0 / e.fma(z, _even(e, 0.3), _even(e, 1.0))
+    tail = _polynomial(e, t, _ERFC) * t * 0.5 * emit_exp(e, -(x * 0.5 * x))
+    return x * e.select(negative, tail, 1.0 - tail)
+
+
+def _gelu_tanh(e: Emitter, x: Value) -> Value:
+    """x / 2 * (1 + tanh(z)) = x * sigmoid(2 z) with z = sqrt(2 / pi) * (x + 0.044715 x**3)."""
+    doubled = x * e.fma(x * x, _even(e, 2 * 0.044715 * _ROOT), _even(e, 2 * _ROOT))
+    return x / (emit_exp(e, -doubled) + 1.0)
+
+
+def _tanh(e: Emitter, x: Value) -> Value:
+    """1 - 2 / (exp(2 |x|) + 1), and near zero, where that cancels, an odd polynomial."""
+    negative = x < 0.0
+    size = e.select(negative, -x, x)
+    far = 1.0 - _even(e, 2.0) / (emit_exp(e, size * 2.0) + 1.0)
+    square = x * x
+    near = e.fma(_polynomial(e, square, _TANH) * square, x, x)
+    return e.select(size < 0.625, near, e.select(negative, -far, far))
+
+
+def _mish(e: Emitter, x: Value) -> Value:
+    """x * tanh(log(1 + exp(x))) = x * n / (n + 2) with n = exp(x) * (exp(x) + 2)."""
+    # From 20 on the quotient is 1; much further on n would overflow.
+    power = emit_exp(e, e.min(_even(e, 20.0), x))
+    n = power * (power + 2.0)
+    return x * (n / (n + 2.0))
+
+
+def emit_exp(e: Emitter, x: Value) -> Value:
+    """e to the x within two units in the last place, with infinity, zero and NaN where due."""
+    whole = ir.VectorType(WORD, e.width)
+
+    def words(number: int) -> ir.Constant:
+        return ir.Constant(whole, [number] * e.width)
+
+    bounded = e.min(_even(e, 90.0), e.max(_even(e, -105.0), x))
+    # Adding 1.5 * 2**23 leaves the nearest integer in the low bits; no conversion, so a NaN
+    # needs no care.
+    shifted = e.fma(bounded, _even(e, 1.4426950408889634), _even(e, 12582912.0))
+    integer = e.builder.sub(e.builder.bitcast(shifted.llvm, whole), words(0x4B400000))
+    n = shifted - 12582912.0
+    rest = e.fma(n, _even(e, -0.693359375), bounded)
+    rest = e.fma(n, _even(e, 2.12194440e-4), rest)
+    power = _polynomial(e, rest, _EXP)
+    # Two factors, as 2**n itself overflows and underflows a step before the product does.
+    first = e.builder.ashr(integer, words(1))
+    for part in (first, e.builder.sub(integer, first)):
+        bits = e.builder.shl(e.builder.add(part, words(127)), words(23))
+        power = power * Value(e, e.builder.bitcast(bits, e.vector_type))
+    return power
+
+
+def _polynomial(e: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
+    """The polynomial with these coefficients, the constant one first."""
+    result = _even(e, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = e.fma(result, x, _even(e, coefficient))
+    return result
+
+
+def _even(e: Emitter, number: float) -> Value:
+    """A vector of one number, which LLVM wants representable in float32."""
+    return e.vector(ctypes.c_float(number).value)
+
+
+_EXP = (
+    1.0,
+    1.0,
+    0.49999993446440355,
+    0.16666520624661374,
+    0.041668388478371746,
+    0.008368717892156034,
+    0.001381457150836488,
+)
+_ERFC = (
+    0.16918742463729214,
+    0.17072363740681928,
+    0.1482874247841287,
+    0.2151029052720443,
+    -0.09501849158538793,
+    0.5481973215312267,
+    -0.5126562131937884,
+    0.48573066035096896,
+    -0.129554688796529,
+)
+_TANH = (-0.333332819422, 0.133314422036, -0.0537397155531, 0.0206390887954, -0.00570498872745)
+_ROOT = math.sqrt(2 / math.pi)
+_SMOOTH: tuple[tuple[Activation, Callable[[Emitter, Value], Value]], ...] = (
+    (Activation.HARDSWISH, _hardswish),
+    (Activation.HARDSIGMOID, _hardsigmoid),
+    (Activation.SIGMOID, _sigmoid),
+    (Activation.SILU, _silu),
+    (Activation.GELU, _gelu),
+    (Activation.GELU_TANH, _gelu_tanh),
+    (Activation.TANH, _tanh),
+    (Activation.MISH, _mish),
+)

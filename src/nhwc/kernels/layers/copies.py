@@ -1,0 +1,135 @@
+"""Moving pixels: into channels last, out of it, and channels of one order into another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from ..language.compiler import Args, Kernel
+from ..language.values import WORD, Value
+from ..language.vectors import Emitter
+from ..tape.steps import Argument, Step, View, step
+
+INPUT_ARGUMENTS = ("x", "pixels", "sn", "sc", "sh", "sw")
+"""The first fields of the kernel that brings an input in; a program sets them for every call."""
+PLANES = "planes"
+"""The field of a kernel that itself reads `x` as N, C, H, W where a program sets this to 1."""
+
+
+def input_step(y: View) -> Step:
+    """Bring a tensor of any strides to `y`, once the input arguments are set; nothing before."""
+    _, c, h, w = y.shape
+    given = dict.fromkeys(INPUT_ARGUMENTS, 0)
+    return step(INPUT, **given, y=y, ypixel=y.pixel, c=c, h=h, w=w)
+
+
+def nchw_step(x: View, y: View) -> Step:
+    """Bring x, channels last, to y as N, C, H, W without gaps; y has one pixel per image."""
+    n, c, h, w = x.shape
+    return step(NCHW, x=x, xpixel=x.pixel, n=n, c=c, area=h * w, y=y, ypixel=y.pixel)
+
+
+def interleave_steps(parts: Sequence[View], y: View) -> list[Step]:
+    """The first channel of every part, then the second of every part: cat, then channel shuffle."""
+    c = parts[0].shape[1]
+    shape: dict[str, Argument] = {"pixels": y.pixels, "c": c, "y": y, "ypixel": y.pixel}
+    if len(parts) == 2:
+        x, z = parts
+        return [step(INTERLEAVE, x=x, xpixel=x.pixel, z=z, zpixel=z.pixel, **shape)]
+    return [
+        step(SPREAD, x=x, xpixel=x.pixel, first=first, apart=len(parts), **shape)
+        for first, x in enumerate(parts)
+    ]
+
+
+def shuffle_steps(x: View, y: View, groups: int) -> list[Step]:
+    """Channel shuffle: y[:, i * groups + g] = x[:, g * (channels / groups) + i]."""
+    size = x.shape[1] // groups
+    return interleave_steps([x.channels(g * size, (g + 1) * size) for g in range(groups)], y)
+
+
+def _emit_input(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels // e.max(a.w, 1), thread, threads)
+    with e.range(begin, end) as row:
+        source = a.x.floats() + (row // a.h * a.sn + row % a.h * a.sh)
+        target = a.y.floats() + row * a.w * a.ypixel
+        done = e.variable(0)
+        planes = (a.c == 3) & (a.sw == 1) & (a.ypixel == 3)
+        with e.when(planes):
+            whole = a.w // e.width * e.width
+            with e.range(0, whole, e.width) as column:
+                colours = [e.load(source + (a.sc * i + column)) for i in range(3)]
+                for number, vector in enumerate(in_turns(e, colours)):
+                    e.store(vector, target + (column * 3 + number * e.width))
+            done.value = whole
+        with e.range(done.value, a.w) as column, e.range(0, a.c) as c:
+            value = e.read(source + (column * a.sw + c * a.sc))
+            e.write(value, target + (column * a.ypixel + c))
+
+
+def in_turns(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
+    """The first lane of every vector, then the second of every vector, and so on."""
+    count, width = len(vectors), e.width
+    results = []
+    for block in range(count):
+        lanes = [divmod(block * width + lane, count) for lane in range(width)]
+        # A shuffle takes two vectors: the first two give their lanes, each further one its own.
+        mixed = vectors[0].llvm
+        for source in range(1, count):
+            picks = []
+            for lane, (index, owner) in enumerate(lanes):
+                if source == 1 and owner == 0:
+                    picks.append(index)
+                else:
+                    picks.append(width + index if owner == source else lane)
+            shuffle = ir.Constant(ir.VectorType(WORD, width), picks)
+            mixed = e.builder.shuffle_vector(mixed, vectors[source].llvm, shuffle)
+        results.append(Value(e, mixed))
+    return results
+
+
+def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.c, thread, threads)
+    with e.range(begin, end) as plane:
+        image, c = plane // a.c, plane % a.c
+        source = a.x.floats() + (image * a.area * a.xpixel + c)
+        target = a.y.floats() + (image * a.ypixel + c * a.area)
+        with e.range(0, a.area) as pixel:
+            e.write(e.read(source + pixel * a.xpixel), target + pixel)
+
+
+def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        left, right = a.x.floats() + pixel * a.xpixel, a.z.floats() + pixel * a.zpixel
+        target = a.y.floats() + pixel * a.ypixel
+        whole = a.c // e.width * e.width
+        with e.range(0, whole, e.width) as c:
+            low, high = in_turns(e, [e.load(left + c), e.load(right + c)])
+            e.store(low, target + c * 2)
+            e.store(high, target + (c * 2 + e.width))
+        with e.when(whole < a.c):
+            mask = e.lanes(a.c - whole)
+            parts = [e.load(left + whole, mask), e.load(right + whole, mask)]
+            low, high = in_turns(e, parts)
+            rest = (a.c - whole) * 2
+            e.store(low, target + whole * 2, e.lanes(rest))
+            e.store(high, target + (whole * 2 + e.width), e.lanes(rest - e.width))
+
+
+def _emit_spread(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel, e.range(0, a.c) as c:
+        value = e.read(a.x.floats() + (pixel * a.xpixel + c))
+        e.write(value, a.y.floats() + (pixel * a.ypixel + (c * a.apart + a.first)))
+
+
+INPUT = Kernel("input", (*INPUT_ARGUMENTS, "y", "ypixel", "c", "h", "w"), _emit_input)
+NCHW = Kernel("nchw", ("x", "xpixel", "n", "c", "area", "y", "ypixel"), _emit_nchw)
+INTERLEAVE = Kernel(
+    "interleave", ("x", "xpixel", "z", "zpixel", "pixels", "c", "y", "ypixel"), _emit_interleave
+)
+SPREAD = Kernel(
+    "spread", ("x", "xpixel", "first", "apart", "pixels", "c", "y", "ypixel"), _emit_spread
+)

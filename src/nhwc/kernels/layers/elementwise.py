@@ -1,0 +1,142 @@
+"""Operators that treat each pixel alone: sums, products, batch norm, activations, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import Place, each_vector
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..product.weights import pad_channels
+from ..tape.steps import Argument, Step, View, step
+from .activations import Activation
+from .ending import ENDING, ending, finish
+
+
+def activation_step(
+    x: View, y: View, activation: Activation = Activation.NONE, *, slope: float = 0.01
+) -> Step:
+    """activation(x); with NONE, a copy."""
+    return step(SUM, **_source(x), **ending(y, activation, slope))
+
+
+def copy_step(x: View, y: View) -> Step:
+    """x, where y lies: how a channel slice becomes a part of something else."""
+    return activation_step(x, y)
+
+
+def add_step(
+    x: View,
+    other: View,
+    y: View,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+) -> Step:
+    """activation(x + other)."""
+    return step(SUM, **_source(x), **ending(y, activation, slope, other))
+
+
+def affine_step(
+    x: View,
+    y: View,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(x * scale + shift + residual), a scale and a shift per channel: batch norm."""
+    c = x.shape[1]
+    factors: dict[str, Argument] = {"factor": pad_channels(scale, c), "fpixel": 0, "shared_by": 1}
+    shifted: dict[str, Argument] = {"shift": pad_channels(shift, c)}
+    return step(
+        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+    )
+
+
+def prelu_step(x: View, y: View, weight: Tensor) -> Step:
+    """x, and below zero x * weight, a weight per channel or one for all."""
+    c = x.shape[1]
+    return step(
+        PRELU, **_source(x), factor=pad_channels(weight.expand(c), c), **ending(y, Activation.NONE)
+    )
+
+
+def multiply_step(
+    x: View,
+    factor: View,
+    y: View,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(x * factor + residual).
+
+    A factor of one pixel per image is squeeze-excite's; one of a single pixel is for all images.
+    """
+    shared_by = x.pixels // max(1, factor.pixels)
+    factors: dict[str, Argument] = {
+        "factor": factor,
+        "fpixel": factor.pixel,
+        "shared_by": shared_by,
+    }
+    shifted: dict[str, Argument] = {"shift": pad_channels(None, x.shape[1])}
+    return step(
+        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+    )
+
+
+def _source(x: View) -> dict[str, Argument]:
+    return {"x": x, "xpixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
+
+
+Change = Callable[[Value, Place], Value]
+"""What becomes of a vector that was read from some place."""
+ChangeOf = Callable[[Emitter, Args, Value], Change]
+"""The change of the vectors of a pixel."""
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source, change = a.x.floats() + pixel * a.xpixel, of(e, a, pixel)
+
+        def channels(c: Value, mask: Value | None) -> None:
+            finish(e, a, [change(e.load(source + c, mask), (c, mask))], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, channels)
+
+
+def _none(e: Emitter, a: Args, pixel: Value) -> Change:
+    return lambda value, place: value
+
+
+def _product(e: Emitter, a: Args, pixel: Value) -> Change:
+    factors, shifts = a.factor.floats() + pixel // a.shared_by * a.fpixel, a.shift.floats()
+
+    def change(value: Value, place: Place) -> Value:
+        channel, mask = place
+        return e.fma(value, e.load(factors + channel, mask), e.load(shifts + channel))
+
+    return change
+
+
+def _prelu(e: Emitter, a: Args, pixel: Value) -> Change:
+    factors = a.factor.floats()
+    return lambda value, place: e.select(value < 0.0, value * e.load(factors + place[0]), value)
+
+
+def _kernel(name: str, fields: tuple[str, ...], of: ChangeOf) -> Kernel:
+    return Kernel(name, ("x", "xpixel", "pixels", "c", *fields, *ENDING), partial(_emit, of=of))
+
+
+SUM = _kernel("sum", (), _none)
+PRODUCT = _kernel("product", ("factor", "fpixel", "shared_by", "shift"), _product)
+PRELU = _kernel("prelu", ("factor",), _prelu)

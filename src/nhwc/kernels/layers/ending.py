@@ -1,0 +1,76 @@
+"""How a result is finished: residual added, activation applied, pixels stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..language.compiler import Args
+from ..language.loops import Place, each_vector
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..tape.steps import Argument, View
+from .activations import Activation, emit_activation, emit_activations
+
+ENDING = ("y", "ypixel", "residual", "rpixel", "code", "slope")
+"""The fields of a kernel that `finish` reads; `ending` gives their arguments."""
+
+
+def ending(
+    y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
+) -> dict[str, Argument]:
+    """Where a result goes, and what is done to it on the way."""
+    return {
+        "y": y,
+        "ypixel": y.pixel,
+        "code": int(activation),
+        "slope": float(slope),
+        "residual": residual,
+        "rpixel": residual.pixel if residual else 0,
+    }
+
+
+def finish(e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Add the residual to the sums of neighbouring pixels, apply the activation, and store them."""
+    put(e, a, activated(e, a, sums, pixel, place), pixel, place)
+
+
+def activated(
+    e: Emitter, a: Args, sums: Sequence[Value], pixel: Value, place: Place
+) -> list[Value]:
+    """The sums of neighbouring pixels, with the residual added and the activation applied."""
+    channel, mask = place
+    kept = [e.variable(0.0) for _ in sums]
+    for variable, value in zip(kept, sums, strict=True):
+        variable.value = value
+    with e.when(a.residual != 0):
+        other = a.residual.floats() + (pixel * a.rpixel + channel)
+        for number, variable in enumerate(kept):
+            variable.value = variable.value + e.load(other + a.rpixel * number, mask)
+    return emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
+
+
+def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place) -> None:
+    """Store the values of neighbouring pixels."""
+    channel, mask = place
+    target = a.y.floats() + (pixel * a.ypixel + channel)
+    for number, value in enumerate(values):
+        e.store(value, target + a.ypixel * number, mask)
+
+
+def activate_tile(
+    e: Emitter, y: Value, pixel: Any, size: tuple[Value, Value], how: tuple[Value, Value]
+) -> None:
+    """Apply what is more than a clamp to a tile just stored, while it is in the nearest cache.
+
+    `size` is its pixels, `pixel` floats apart, and its channels; `how` the code and the slope.
+    """
+    (pixels, channels), (code, slope) = size, how
+    with e.range(0, pixels) as i:
+
+        def apply(channel: Value, mask: Value | None) -> None:
+            place = y + (i * pixel + channel)
+            value = emit_activation(e, e.load(place, mask), code, e.float_of_bits(slope))
+            e.store(value, place, mask)
+
+        each_vector(e, e.i64(0), channels, apply)

@@ -1,0 +1,134 @@
+"""A linear layer on the weights as they lie: they are the largest of all, and each is read once."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...errors import InputError
+from ..language.compiler import Args, Kernel
+from ..language.loops import PADDED_TO, each_vector
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..product.weights import pad_channels
+from ..tape.steps import Step, View, step
+from .activations import Activation
+from .ending import ENDING, ending, finish
+
+ROWS = 4
+"""Images computed together: each weight is loaded once for all of them."""
+_PANEL = PADDED_TO
+"""Outputs that a thread ends together: no vector is wider."""
+_TOGETHER = 4
+"""Outputs whose weights are read side by side: memory serves several streams faster than one."""
+
+
+def linear_step(
+    x: View,
+    y: View,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
+    slope: float = 0.01,
+    residual: View | None = None,
+) -> Step:
+    """activation(x @ weight.T + bias + residual) for each image.
+
+    Where x has several pixels, `weight` counts its inputs as `flatten` does, C, H, W, and is copied
+    in another order; x must then be dense.
+    """
+    n, c, h, w = x.shape
+    if h * w > 1 and x.pixel != c:
+        raise InputError("a linear layer over several pixels needs them without gaps: use dense().")
+    outputs = y.shape[1]
+    return step(
+        LINEAR,
+        x=x,
+        xrow=x.pixel * h * w,
+        n=n,
+        inputs=c * h * w,
+        weight=_in_order(weight, (c, h, w)),
+        bias=pad_channels(bias, outputs),
+        outputs=outputs,
+        **ending(y, activation, slope, residual),
+    )
+
+
+def _in_order(weight: Tensor, image: tuple[int, int, int]) -> Tensor:
+    """The weights of each output in the order in which x lies in memory; no copy if they are."""
+    rows = weight.detach().float().reshape(-1, *image).permute(0, 2, 3, 1)
+    return rows.reshape(len(weight), -1).contiguous()
+
+
+def _emit_linear(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share((a.outputs + (_PANEL - 1)) // _PANEL, thread, threads)
+    sums = e.stack(ROWS * _PANEL)
+    with e.range(begin, end) as panel:
+        whole = a.n // ROWS * ROWS
+        with e.range(0, whole, ROWS) as row:
+            _emit_panel(e, a, panel * _PANEL, (row, ROWS), sums)
+        with e.range(whole, a.n) as row:
+            _emit_panel(e, a, panel * _PANEL, (row, 1), sums)
+
+
+def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], sums: Value) -> None:
+    """Some outputs of some images: their products, one after the other, then all their endings."""
+    row, rows = images
+    count = e.min(a.outputs - first, e.i64(_PANEL))
+    together = count // _TOGETHER * _TOGETHER
+    with e.range(0, together, _TOGETHER) as output:
+        _emit_products(e, a, (first + output, _TOGETHER), images, sums + output)
+    with e.range(together, count) as output:
+        _emit_products(e, a, (first + output, 1), images, sums + output)
+    with e.range(0, count, e.width) as offset:
+        bias = e.load(a.bias.floats() + (first + offset))
+        totals = [e.load(sums + (r * _PANEL + offset)) + bias for r in range(rows)]
+        left = count - offset
+        with e.when(left >= e.width):
+            finish(e, a, totals, row, (first + offset, None))
+        with e.when(left < e.width):
+            finish(e, a, totals, row, (first + offset, e.lanes(left)))
+
+
+def _emit_products(
+    e: Emitter, a: Args, which: tuple[Value, int], images: tuple[Value, int], sums: Value
+) -> None:
+    """The products of some rows of weights, read side by side, with some images."""
+    (output, outputs), (row, rows) = which, images
+    weights, x = a.weight.floats() + output * a.inputs, a.x.floats() + row * a.xrow
+    # An addition takes four cycles: what is left of the registers goes to sums further apart.
+    apart = max(1, e.isa.registers // 2 // (rows * outputs))
+    products = [
+        [[e.variable(0.0) for _ in range(apart)] for _ in range(rows)] for _ in range(outputs)
+    ]
+
+    def add(column: Value, k: int, mask: Value | None = None) -> None:
+        values = [e.load(x + (r * a.xrow + column), mask) for r in range(rows)]
+        for o, of_output in enumerate(products):
+            weight = e.load(weights + (o * a.inputs + column), mask)
+            for value, of_image in zip(values, of_output, strict=True):
+                of_image[k].value = e.fma(value, weight, of_image[k].value)
+
+    even = a.inputs // (apart * e.width) * (apart * e.width)
+    with e.range(0, even, apart * e.width) as column:
+        for k in range(apart):
+            add(column + k * e.width, k)
+    each_vector(e, even, a.inputs, lambda column, mask: add(column, 0, mask))
+    for o, of_output in enumerate(products):
+        for r, of_image in enumerate(of_output):
+            total = sum((one.value for one in of_image[1:]), of_image[0].value)
+            e.store(_across(e, total), sums + (r * _PANEL + o), e.lanes(1))
+
+
+def _across(e: Emitter, vector: Value) -> Value:
+    """The sum of all lanes, in every lane."""
+    half = e.width // 2
+    while half:
+        vector = vector + e.shuffle(vector, [(lane + half) % e.width for lane in range(e.width)])
+        half //= 2
+    return vector
+
+
+LINEAR = Kernel(
+    "linear", ("x", "xrow", "n", "inputs", "weight", "bias", "outputs", *ENDING), _emit_linear
+)

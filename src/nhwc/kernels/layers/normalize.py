@@ -1,0 +1,138 @@
+"""Operators over the channels of each pixel: softmax and layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+from torch import Tensor
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import each_vector
+from ..language.values import WORD, Value
+from ..language.vectors import Emitter
+from ..product.weights import pad_channels
+from ..tape.steps import Step, View, step
+from .activations import Activation, emit_exp
+from .ending import ENDING, ending, finish
+
+
+def softmax_step(x: View, y: View) -> Step:
+    """Softmax over the channels of each pixel."""
+    shape = {"pixels": x.pixels, "c": x.shape[1]}
+    return step(SOFTMAX, x=x, xpixel=x.pixel, **shape, **ending(y, Activation.NONE))
+
+
+def layer_norm_step(
+    x: View,
+    y: View,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: Activation = Activation.NONE,
+    residual: View | None = None,
+) -> Step:
+    """activation(layer_norm(x) + residual) over the channels of each pixel."""
+    import torch
+
+    c = x.shape[1]
+    weight = torch.ones(c) if weight is None else weight
+    return step(
+        LAYER_NORM,
+        x=x,
+        xpixel=x.pixel,
+        pixels=x.pixels,
+        c=c,
+        weight=pad_channels(weight, c),
+        bias=pad_channels(bias, c),
+        eps=float(eps),
+        **ending(y, activation, residual=residual),
+    )
+
+
+def _across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    """The lanes of a vector combined into every lane, pairs first."""
+    distance = e.width // 2
+    while distance:
+        lanes = [lane ^ distance for lane in range(e.width)]
+        picks = ir.Constant(ir.VectorType(WORD, e.width), lanes)
+        swapped = Value(e, e.builder.shuffle_vector(vector.llvm, vector.llvm, picks))
+        vector = combine(vector, swapped)
+        distance //= 2
+    return vector
+
+
+def _largest(e: Emitter, a: Value, b: Value) -> Value:
+    """The larger; NaN where either is."""
+    return e.select(a != a, a, e.max(a, b))
+
+
+def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    with e.range(begin, end) as pixel:
+        source = a.x.floats() + pixel * a.xpixel
+        target = a.y.floats() + pixel * a.ypixel
+        top, total = e.variable(float("-inf")), e.variable(0.0)
+
+        def find_top(c: Value, mask: Value | None) -> None:
+            value = e.load(source + c, mask)
+            if mask is not None:
+                value = e.select(mask, value, e.vector(float("-inf")))
+            top.value = _largest(e, top.value, value)
+
+        each_vector(e, 0, a.c, find_top)
+        highest = _across(e, top.value, lambda p, q: _largest(e, p, q))
+
+        def raise_e(c: Value, mask: Value | None) -> None:
+            value = emit_exp(e, e.load(source + c, mask) - highest)
+            e.store(value, target + c, mask)
+            total.value = total.value + (value if mask is None else e.select(mask, value, 0.0))
+
+        each_vector(e, 0, a.c, raise_e)
+        sum_of_all = _across(e, total.value, lambda p, q: p + q)
+
+        def divide(c: Value, mask: Value | None) -> None:
+            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, divide)
+
+
+def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.pixels, thread, threads)
+    channels = e.broadcast(e.to_float(a.c))
+    with e.range(begin, end) as pixel:
+        source = a.x.floats() + pixel * a.xpixel
+        total, squares = e.variable(0.0), e.variable(0.0)
+
+        def add(c: Value, mask: Value | None) -> None:
+            total.value = total.value + e.load(source + c, mask)
+
+        each_vector(e, 0, a.c, add)
+        mean = _across(e, total.value, lambda p, q: p + q) / channels
+
+        # The mean is taken first: a difference of large squares would lose the digits.
+        def add_square(c: Value, mask: Value | None) -> None:
+            apart = e.load(source + c, mask) - mean
+            if mask is not None:
+                apart = e.select(mask, apart, e.vector())
+            squares.value = e.fma(apart, apart, squares.value)
+
+        each_vector(e, 0, a.c, add_square)
+        variance = _across(e, squares.value, lambda p, q: p + q) / channels
+        scale = 1.0 / e.sqrt(variance + e.broadcast(e.float_of_bits(a.eps)))
+
+        def normalize(c: Value, mask: Value | None) -> None:
+            value = (e.load(source + c, mask) - mean) * scale
+            weight, bias = (e.load(part.floats() + c) for part in (a.weight, a.bias))
+            finish(e, a, [e.fma(value, weight, bias)], pixel, (c, mask))
+
+        each_vector(e, 0, a.c, normalize)
+
+
+SOFTMAX = Kernel("softmax", ("x", "xpixel", "pixels", "c", *ENDING), _emit_softmax)
+LAYER_NORM = Kernel(
+    "layer_norm",
+    ("x", "xpixel", "pixels", "c", "weight", "bias", "eps", *ENDING),
+    _emit_layer_norm,
+)

@@ -1,0 +1,211 @@
+"""Pooling: the largest or the mean of a window, and means over a whole image."""
+
+from __future__ import annotations
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import Place, each_block, each_vector, emit_vectors
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..tape.steps import Argument, Step, View, step
+from .activations import Activation
+from .ending import ENDING, ending, finish
+
+Pair = tuple[int, int]
+
+_SHAPE = ("x", "xpixel", "n", "h", "w", "c", "ho", "wo")
+_WINDOW = (
+    *("kh", "kw", "top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w"),
+    *("count_padding", "divisor"),
+)
+
+
+def maxpool_step(
+    x: View, y: View, *, size: Pair, stride: Pair, padding: Pair = (0, 0), dilation: Pair = (1, 1)
+) -> Step:
+    """The largest of each window; NaN where the window holds one. `y` says how many windows."""
+    return step(MAXPOOL, **_shape(x, y), **_window(size, stride, padding, dilation))
+
+
+def avgpool_step(
+    x: View,
+    y: View,
+    *,
+    size: Pair,
+    stride: Pair,
+    padding: Pair = (0, 0),
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Step:
+    """The mean of each window, as torch's avg_pool2d; `y` says how many windows (ceil_mode)."""
+    window = _window(size, stride, padding, (1, 1), int(count_include_pad), divisor or 0)
+    return step(AVGPOOL, **_shape(x, y), **window)
+
+
+def adaptive_avgpool_step(x: View, y: View, *, activation: Activation = Activation.NONE) -> Step:
+    """The means of as many even parts of the image as `y` has pixels."""
+    if y.shape[2:] == (1, 1):
+        return global_mean_step(x, y, activation=activation)
+    return step(ADAPTIVE, **_shape(x, y))
+
+
+def global_mean_step(x: View, y: View, *, activation: Activation = Activation.NONE) -> Step:
+    """The mean of each channel over each image."""
+    n, c, h, w = x.shape
+    return step(GLOBAL, x=x, xpixel=x.pixel, n=n, c=c, pixels=h * w, **ending(y, activation))
+
+
+def _shape(x: View, y: View) -> dict[str, Argument]:
+    n, c, h, w = x.shape
+    ho, wo = y.shape[2:]
+    sizes = {"n": n, "h": h, "w": w, "c": c, "ho": ho, "wo": wo}
+    return {"x": x, "xpixel": x.pixel, **sizes, **ending(y, Activation.NONE)}
+
+
+def _window(
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    count_padding: int = 0,
+    divisor: int = 0,
+) -> dict[str, Argument]:
+    return {
+        "kh": size[0],
+        "kw": size[1],
+        "top": padding[0],
+        "left": padding[1],
+        "stride_h": stride[0],
+        "stride_w": stride[1],
+        "dilation_h": dilation[0],
+        "dilation_w": dilation[1],
+        "count_padding": count_padding,
+        "divisor": divisor,
+    }
+
+
+class _Window:
+    """The taps of the window of one output that lie inside the image: [first, last) each way."""
+
+    def __init__(self, e: Emitter, a: Args, pixel: Value) -> None:
+        self.image = pixel // (a.ho * a.wo)
+        oh, ow = pixel // a.wo % a.ho, pixel % a.wo
+        self.top, self.left = oh * a.stride_h - a.top, ow * a.stride_w - a.left
+        self.rows = _inside(e, self.top, a.kh, a.dilation_h, a.h)
+        self.columns = _inside(e, self.left, a.kw, a.dilation_w, a.w)
+
+
+def _inside(
+    e: Emitter, start: Value, taps: Value, dilation: Value, size: Value
+) -> tuple[Value, Value]:
+    first = e.max((0 - start + dilation - 1) // dilation, 0)
+    last = e.min((size - start + dilation - 1) // dilation, taps)
+    return first, last
+
+
+def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    with e.range(begin, end) as pixel:
+        window = _Window(e, a, pixel)
+        corner = (window.image * a.h + window.top) * a.w + window.left
+        down, right = a.dilation_h * a.w * a.xpixel, a.dilation_w * a.xpixel
+
+        def channels(places: list[Place]) -> None:
+            best = [e.variable(float("-inf")) for _ in places]
+            with e.range(*window.rows) as i:
+                line = a.x.floats() + (corner * a.xpixel + i * down)
+                with e.range(*window.columns) as j:
+                    for number, (c, mask) in enumerate(places):
+                        value = e.load(line + (j * right + c), mask)
+                        best[number].value = emit_larger(e, best[number].value, value)
+            for one, place in zip(best, places, strict=True):
+                finish(e, a, [one.value], pixel, place)
+
+        each_block(e, a.c, 4, channels)
+
+
+def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
+    """The larger, lane by lane; not a number where either is none."""
+    return e.select(one == one, e.max(one, other), one)
+
+
+def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    with e.range(begin, end) as pixel:
+        window = _Window(e, a, pixel)
+        # torch counts padding only as far as it was asked for, not what ceil_mode adds to it.
+        high = e.min(window.top + a.kh, a.h + a.top) - window.top
+        wide = e.min(window.left + a.kw, a.w + a.left) - window.left
+        (top, bottom), (left, right) = window.rows, window.columns
+        inner = (bottom - top) * (right - left)
+        count = e.select(a.count_padding != 0, high * wide, inner)
+        count = e.select(a.divisor != 0, a.divisor, count)
+        area = (window.image, window.top + top, window.top + bottom)
+        _mean(e, a, area, (window.left + left, window.left + right), count, pixel)
+
+
+def _emit_adaptive(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    with e.range(begin, end) as pixel:
+        oh, ow = pixel // a.wo % a.ho, pixel % a.wo
+        top, bottom = oh * a.h // a.ho, ((oh + 1) * a.h + a.ho - 1) // a.ho
+        left, right = ow * a.w // a.wo, ((ow + 1) * a.w + a.wo - 1) // a.wo
+        area = (pixel // (a.ho * a.wo), top, bottom)
+        _mean(e, a, area, (left, right), (bottom - top) * (right - left), pixel)
+
+
+def _mean(
+    e: Emitter,
+    a: Args,
+    rows: tuple[Value, Value, Value],
+    columns: tuple[Value, Value],
+    count: Value,
+    pixel: Value,
+) -> None:
+    """Store the sum over a rectangle (image, first row, last row; columns) over `count`."""
+    image, top, bottom = rows
+    left, right = columns
+    divisor = e.broadcast(e.to_float(count))
+
+    def channels(places: list[Place]) -> None:
+        totals = [e.variable(0.0) for _ in places]
+        with e.range(top, bottom) as i:
+            line = a.x.floats() + (image * a.h + i) * a.w * a.xpixel
+            with e.range(left, right) as j:
+                for total, (c, mask) in zip(totals, places, strict=True):
+                    total.value = total.value + e.load(line + (j * a.xpixel + c), mask)
+        for total, place in zip(totals, places, strict=True):
+            finish(e, a, [total.value / divisor], pixel, place)
+
+    each_block(e, a.c, 2, channels)
+
+
+_AT_ONCE = 4
+"""Independent sums: an addition takes four cycles, and a new one can start in each."""
+
+
+def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    vectors = emit_vectors(e, a.c)
+    begin, end = e.share(a.n * vectors, thread, threads)
+    divisor = e.broadcast(e.to_float(a.pixels))
+    with e.range(begin, end) as piece:
+        image, first = piece // vectors, piece % vectors * e.width
+
+        def channels(c: Value, mask: Value | None) -> None:
+            sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
+            source = a.x.floats() + (image * a.pixels * a.xpixel + c)
+            even = a.pixels // _AT_ONCE * _AT_ONCE
+            with e.range(0, even, _AT_ONCE) as p:
+                for number, one in enumerate(sums):
+                    one.value = one.value + e.load(source + (p + number) * a.xpixel, mask)
+            with e.range(even, a.pixels) as p:
+                sums[0].value = sums[0].value + e.load(source + p * a.xpixel, mask)
+            total = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
+            finish(e, a, [total / divisor], image, (c, mask))
+
+        each_vector(e, first, e.min(first + e.width, a.c), channels)
+
+
+MAXPOOL = Kernel("maxpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_maxpool)
+AVGPOOL = Kernel("avgpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_avgpool)
+ADAPTIVE = Kernel("adaptive_avgpool", (*_SHAPE, *ENDING), _emit_adaptive)
+GLOBAL = Kernel("global_mean", ("x", "xpixel", "n", "c", "pixels", *ENDING), _emit_global)

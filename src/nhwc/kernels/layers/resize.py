@@ -1,0 +1,104 @@
+"""Resizing: nearest and bilinear, as torch.nn.functional.interpolate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..language.compiler import Args, Kernel
+from ..language.loops import each_vector
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..tape.steps import Step, View, step
+
+_TAP = 4
+"""Words per output row or column: the two inputs it lies between, and their weights."""
+
+
+def nearest_step(x: View, y: View, *, scale: tuple[float, float] | None = None) -> Step:
+    """Each output pixel is the input pixel at its place; `scale` is interpolate's scale_factor."""
+    factors = scale or (None, None)
+    taps = [_nearest(i, o, s) for i, o, s in zip(x.shape[2:], y.shape[2:], factors, strict=True)]
+    return _step(x, y, taps)
+
+
+def bilinear_step(
+    x: View, y: View, *, align_corners: bool = False, scale: tuple[float, float] | None = None
+) -> Step:
+    """Each output pixel is a mean of the four around its place, weighted by nearness."""
+    factors = scale or (None, None)
+    sizes = zip(x.shape[2:], y.shape[2:], factors, strict=True)
+    return _step(x, y, [_linear(i, o, s, align_corners) for i, o, s in sizes])
+
+
+def _step(x: View, y: View, taps: list[Tensor]) -> Step:
+    n, c, h, w = x.shape
+    ho, wo = y.shape[2:]
+    sizes = {"n": n, "c": c, "h": h, "w": w, "ho": ho, "wo": wo}
+    rows, columns = taps
+    return step(
+        RESIZE, x=x, xpixel=x.pixel, y=y, ypixel=y.pixel, **sizes, rows=rows, columns=columns
+    )
+
+
+def _nearest(size: int, wanted: int, scale: float | None) -> Tensor:
+    # torch computes places in float32; so must we, or the pixel beside would be taken at times.
+    step_ = torch.tensor(1 / scale if scale else size / wanted, dtype=torch.float32)
+    place = (torch.arange(wanted, dtype=torch.float32) * step_).floor().clamp(max=size - 1)
+    return _taps(place, place, torch.zeros(wanted))
+
+
+def _linear(size: int, wanted: int, scale: float | None, align_corners: bool) -> Tensor:
+    index = torch.arange(wanted, dtype=torch.float32)
+    if align_corners:
+        place = index * ((size - 1) / (wanted - 1) if wanted > 1 else 0.0)
+    else:
+        step_ = torch.tensor(1 / scale if scale else size / wanted, dtype=torch.float32)
+        place = ((index + 0.5) * step_ - 0.5).clamp(min=0)
+    low = place.floor().clamp(max=size - 1)
+    high = (low + 1).clamp(max=size - 1)
+    return _taps(low, high, (place - low).clamp(0, 1))
+
+
+def _taps(low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    """Per output: the first and the second input, and their weights as float32 bits, as int64."""
+    weights = [part.float().contiguous().view(torch.int32).long() for part in (1 - share, share)]
+    return torch.stack([low.long(), high.long(), *weights], dim=1).contiguous()
+
+
+def _emit_resize(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.ho, thread, threads)
+    with e.range(begin, end) as row:
+        top, bottom, upper, lower = _read(e, a.rows, row % a.ho)
+        image = a.x.floats() + row // a.ho * a.h * a.w * a.xpixel
+        lines = [image + line * a.w * a.xpixel for line in (top, bottom)]
+        with e.range(0, a.wo) as column:
+            left, right, nearer, farther = _read(e, a.columns, column)
+            corners = [line + side * a.xpixel for line in lines for side in (left, right)]
+            shares = [e.float_of_bits(part) for part in (upper, lower, nearer, farther)]
+            target = a.y.floats() + (row * a.wo + column) * a.ypixel
+            whole = (top == bottom) & (left == right)
+
+            def copy(c: Value, mask: Value | None) -> None:
+                e.store(e.load(corners[0] + c, mask), target + c, mask)
+
+            def mix(c: Value, mask: Value | None) -> None:
+                values = [e.load(corner + c, mask) for corner in corners]
+                up = e.fma(values[1], shares[3], values[0] * shares[2])
+                down = e.fma(values[3], shares[3], values[2] * shares[2])
+                e.store(e.fma(down, shares[1], up * shares[0]), target + c, mask)
+
+            e.branch(
+                whole, lambda: each_vector(e, 0, a.c, copy), lambda: each_vector(e, 0, a.c, mix)
+            )
+
+
+def _read(e: Emitter, table: Value, index: Value) -> list[Value]:
+    return [e.read(table.integers() + (index * _TAP + word)) for word in range(_TAP)]
+
+
+RESIZE = Kernel(
+    "resize",
+    (*("x", "xpixel", "y", "ypixel", "n", "c", "h", "w", "ho", "wo"), "rows", "columns"),
+    _emit_resize,
+)

@@ -1,0 +1,1 @@
+"""The kernels as torch's custom operators `nhwc::...`."""

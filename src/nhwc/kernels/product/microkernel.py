@@ -1,0 +1,230 @@
+"""The register-tiled matrix product on which every convolution here stands.
+
+`rows` x `vectors` accumulators stay in registers while the inner dimension runs. What is multiplied
+was packed for it:
+
+- rows of activations, in chunks as long as a vector: [k / width][row][width]. Within a chunk every
+  row is at a constant distance, so one pointer register addresses them all, and rows that are a
+  power of two apart in the tensor do not fall onto one set of the cache. The inner dimension may
+  come in segments that each begin with a chunk of their own, so that packing copies whole vectors;
+- weights, in panels: [k][vectors * width]; the last panel is as many vectors wide as it needs, and
+  filled with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..language.compiler import Args, Kernel
+from ..language.isa import Isa
+from ..language.loops import emit_moved
+from ..language.values import INT, POINTER, Value
+from ..language.vectors import Emitter, Variable
+from .products import Accumulators, Tile, emit_product, lines, unrolled
+
+ADD = 1
+"""Mode: the accumulators start from what `y` holds, instead of from the bias."""
+FINAL = 2
+"""Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
+
+FIELDS = (
+    *("rows", "each", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
+    *("y", "y_row", "start", "residual", "residual_row", "low", "high", "mode"),
+    *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
+)
+"""y = clamp(start + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
+
+The inner dimension is `segments` times `k`, of rows that are packed `a_row` floats long; the first
+`a_skip` of each are left out. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are
+addresses. `columns` may be fewer than the panel holds; then only those of `y` and `residual` are
+read and written, and the last vector is as wide as they need. Meanwhile what is packed next is
+asked for: with each tile `ahead_rows` rows of `segments` times `k` floats, `ahead_row` apart, from
+`ahead` on, and `ahead_tile` further with every tile; none if the caller sets nothing.
+"""
+
+
+def tiles_of(e: Emitter, rows: Value) -> Value:
+    """Into how many tiles so many rows are cut."""
+    return (rows + (e.isa.rows - 1)) // e.isa.rows
+
+
+def even(e: Emitter, rows: Value) -> Value:
+    """How many rows a tile has if all are about as large: the few left over would take as long."""
+    tiles = tiles_of(e, rows)
+    return (rows + tiles - 1) // tiles
+
+
+def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Value]:
+    """The tile of `rows` rows that holds this one: its first row and how many it has.
+
+    All have `each` but the last.
+    """
+    first = row // each * each
+    return first, e.min(rows - first, each)
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    del thread, threads
+    full = a.rows // a.each
+
+    def of_width(parts: int) -> None:
+        def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
+            return {
+                rows: partial(_tile_function(e, rows, parts), a.words, begin, end)
+                for rows in range(1, e.isa.rows + 1)
+            }
+
+        e.switch(a.each, tiles(0, full))
+        e.switch(a.rows % a.each, tiles(full, full + 1))
+
+    parts = (a.columns + (e.isa.least - 1)) // e.isa.least
+    most = panel_columns(e.isa) // e.isa.least
+    e.switch(parts, {number: partial(of_width, number) for number in range(1, most + 1)})
+
+
+TILE = Kernel("tile", FIELDS, _emit)
+
+
+class TileCall:
+    """Calls `TILE` from within another kernel, through its address and a block on the stack."""
+
+    def __init__(self, e: Emitter, address: Value) -> None:
+        self._e, self._address = e, address
+        self._block = e.stack(len(FIELDS), INT)
+        self.set(each=e.i64(e.isa.rows), a_skip=0, ahead_rows=0, ahead_tile=0)
+
+    def __call__(self, **given: Any) -> None:
+        """Set the fields that changed since the last call, and call."""
+        self.set(**given)
+        zero = self._e.i64(0)
+        self._e.call(self._address, None, (self._block.address(), zero, zero))
+
+    def ask(self, floats: Any, depth: Value, tiles: Value) -> Value:
+        """Let each of so many tiles of this depth ask for its part of `floats`: how many it is."""
+        rows: Value = (floats + depth * tiles - 1) // (depth * tiles)
+        self.set(ahead_row=depth, ahead_rows=rows, ahead_tile=rows * depth)
+        return rows * depth
+
+    def set(self, **given: Any) -> None:
+        for name, value in given.items():
+            plain = value.address() if isinstance(value, Value) and value.element else value
+            self._e.write(plain, self._block + FIELDS.index(name))
+
+
+def panel_columns(isa: Isa) -> int:
+    """How many output channels a full panel of weights covers."""
+    return isa.vectors * isa.width
+
+
+_POINTERS = ("a", "b", "y", "start", "ahead")
+
+
+def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
+    """The function for tiles of `rows` rows and `parts` times the least columns of a vector.
+
+    It takes the fields, which it reads itself, since that many do not travel in registers, and the
+    numbers of the first tile and the one behind the last.
+    """
+
+    def emit(own: Emitter, block: Value, begin: Value, end: Value) -> None:
+        words = block.integers()
+        given = {name: own.read(words + i) for i, name in enumerate(FIELDS) if name != "rows"}
+        each = given.pop("each")
+        given |= {name: given[name].floats() for name in _POINTERS}
+        t = Tile(**given)
+        whole, rest = divmod(parts * e.isa.least, e.width)
+        last = [own.of_width(rest)] if rest else []
+        with own.range(begin, end) as number:
+            here = number * each
+            tile = replace(
+                t,
+                a=t.a + (here * t.a_row + t.a_skip * rows),
+                y=t.y + here * t.y_row,
+                residual=emit_moved(own, t.residual, here * t.residual_row),
+                ahead=t.ahead + number * t.ahead_tile,
+            )
+            _emit_body(own, tile, rows, [own] * whole + last)
+
+    return e.function(f"tile_{rows}x{parts}", (POINTER, INT, INT), emit)
+
+
+def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
+    """`vectors` are the emitters of the vectors of a row, the last of which may be narrower."""
+    before, last = (len(vectors) - 1) * e.width, vectors[-1]
+    full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
+    sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
+    # A long product asks for the result's rows one by one.
+    with e.when(((t.mode & FINAL) != 0) & (t.k < unrolled(e) * rows)):
+        places = [(i, j * e.width) for i in range(rows) for j in lines(e, len(vectors))]
+        for i, column in places:
+            e.prefetch(t.y + (t.y_row * i + column), write=True)
+        with e.when(t.residual != 0):
+            for i, column in places:
+                e.prefetch(t.residual.floats() + (t.residual_row * i + column))
+    e.branch(
+        (t.mode & ADD) != 0,
+        lambda: _start_from_y(e, t, sums, full, mask),
+        lambda: _start_from_bias(t, sums),
+    )
+    emit_product(e, t, sums)
+    with e.when((t.mode & FINAL) != 0):
+        _finish(e, t, sums, full, mask)
+    for part in (None, mask):
+        with e.when(full if part is None else ~full):
+            _each(e, sums, t.y, t.y_row, part, lambda v, p, m: v.emitter.store(v.value, p, m))
+
+
+def _each(
+    e: Emitter,
+    sums: Accumulators,
+    base: Value,
+    row: Value,
+    mask: Value | None,
+    act: Callable[[Variable, Value, Value | None], None],
+) -> None:
+    """Do `act` to each accumulator and its place in memory; `mask` is for the last column."""
+    for i, line in enumerate(sums):
+        here = base + row * i
+        for j, variable in enumerate(line):
+            act(variable, here + j * e.width, mask if j == len(line) - 1 else None)
+
+
+def _start_from_bias(t: Tile, sums: Accumulators) -> None:
+    start = t.start
+    for column in zip(*sums, strict=True):
+        own = column[0].emitter
+        bias = own.load(start)
+        for variable in column:
+            variable.value = bias
+        start = start + own.width
+
+
+def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
+    def begin(variable: Variable, place: Value, part: Value | None) -> None:
+        variable.value = variable.emitter.load(place, part)
+
+    for part in (None, mask):
+        with e.when(full if part is None else ~full):
+            _each(e, sums, t.y, t.y_row, part, begin)
+
+
+def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
+    def add(variable: Variable, place: Value, part: Value | None) -> None:
+        variable.value = variable.value + variable.emitter.load(place, part)
+
+    with e.when(t.residual != 0):
+        base = t.residual.floats()
+        for part in (None, mask):
+            with e.when(full if part is None else ~full):
+                _each(e, sums, base, t.residual_row, part, add)
+    low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
+    every = [variable for line in sums for variable in line]
+    with e.when(high < float("inf")):
+        for variable in every:
+            variable.value = variable.emitter.min(high, variable.value)
+    with e.when(low > float("-inf")):
+        for variable in every:
+            variable.value = variable.emitter.max(low, variable.value)

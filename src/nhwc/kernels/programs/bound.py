@@ -1,0 +1,123 @@
+"""A program bound to a block of memory: a call says where its inputs and results lie, and walks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..layers.copies import PLANES
+from ..tape.steps import View, bind, view_of
+from ..tape.walk import Tape
+from .schedule import Schedule
+
+_FLOAT, _CPU = torch.float32, torch.device("cpu")
+
+_Places = list[tuple[int, int]]
+"""Arguments that point into a buffer: the index of each, and how many bytes after its start."""
+
+
+class Bound:
+    """The arguments of every step of a program, bound to the memory from `start` on."""
+
+    def __init__(
+        self, schedule: Schedule, threads: int, offsets: dict[object, int], start: int
+    ) -> None:
+        # The buffers that a call brings along.
+        places: dict[object, _Places] = {
+            view.buffer: [] for view in (*schedule.inputs, *(o.view for o in schedule.outputs))
+        }
+        numbers: list[int] = []
+        begins = []
+        for step in schedule.steps:
+            begins.append(len(numbers))
+            for argument in step.args:
+                if isinstance(argument, View) and argument.buffer in places:
+                    places[argument.buffer].append((len(numbers), 4 * argument.offset))
+                numbers += bind([argument], lambda item: start + offsets.get(item, 0))
+        self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+        args_at = ctypes.addressof(self._args)
+        entries = [
+            (step.kernel.address, args_at + 8 * begin, barrier)
+            for step, begin, barrier in zip(schedule.steps, begins, schedule.barriers, strict=True)
+        ]
+        self._tape = Tape(entries, threads)
+        self._inputs = [
+            _Input(
+                view,
+                start + offsets.get(view.buffer, 0),
+                begin,
+                places[view.buffer],
+                _planes(schedule, begins, view),
+            )
+            for view, begin in zip(schedule.inputs, begins, strict=False)
+        ]
+        self._outputs = [
+            (output.shape, output.strides, places[output.view.buffer])
+            for output in schedule.outputs
+        ]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        for known, tensor in zip(self._inputs, inputs, strict=True):
+            known.bring(tensor, self._args)
+        results = []
+        for shape, strides, places in self._outputs:
+            tensor = torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU)
+            _point(self._args, places, tensor.data_ptr())
+            results.append(tensor)
+        self._tape.run()
+        return results
+
+
+class _Input:
+    """An input: read where it lies, or brought to its `home` by the step that begins at `entry`.
+
+    As N, C, H, W it is read where it lies if `planes` are the arguments that say so to its readers.
+    """
+
+    def __init__(
+        self, view: View, home: int, entry: int, places: _Places, planes: Sequence[int]
+    ) -> None:
+        self._view, self._home, self._entry = view, home, entry
+        self._places, self._planes = places, planes
+        self._strides: tuple[int, ...] | None = None
+        self._ready = False
+
+    def bring(self, tensor: Tensor, args: ctypes.Array[ctypes.c_int64]) -> None:
+        strides, start = tensor.stride(), tensor.data_ptr()
+        if strides != self._strides:
+            lies = view_of(tensor)
+            dense = lies is not None and lies.dense
+            planes = not dense and bool(self._planes) and tensor.is_contiguous()
+            self._ready, self._strides = dense or planes, strides
+            layout = (0,) * 5 if self._ready else (self._view.pixels, *(*strides, 0, 0)[:4])
+            for place, number in enumerate(layout, self._entry + 1):
+                args[place] = number
+            for place in self._planes:
+                args[place] = int(planes)
+        args[self._entry] = start
+        _point(args, self._places, start if self._ready else self._home)
+
+
+def _point(args: ctypes.Array[ctypes.c_int64], places: _Places, address: int) -> None:
+    for index, offset in places:
+        args[index] = address + offset
+
+
+def _planes(schedule: Schedule, begins: Sequence[int], view: View) -> list[int]:
+    """The arguments that say whether an input lies as N, C, H, W; none if a step cannot read it."""
+    found = []
+    for step, begin in zip(schedule.steps, begins, strict=True):
+        given = step.given
+        read = {
+            name: argument
+            for name, argument in given.items()
+            if name != "y" and isinstance(argument, View) and argument.buffer is view.buffer
+        }
+        if read and (read != {"x": view} or PLANES not in given):
+            return []
+        if read:
+            found.append(begin + step.kernel.fields.index(PLANES))
+    return found

@@ -1,0 +1,41 @@
+"""Weights that are asked for before it is their turn.
+
+A linear layer does little but read its weights, and these come from far away. The product before it
+computes and reads little: it can ask for them meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..convolutions.direct import LATER
+from ..tape.steps import Argument, Step
+
+_NEAR = 3
+"""What is asked for earlier than so many steps before is gone again."""
+_MOST = 1 << 22
+"""So many floats are asked for at most: caches hold no more."""
+
+
+def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """`steps`, in which a product asks for the weights of the linear layer that comes soon."""
+    found = list(steps)
+    for index, step in enumerate(steps):
+        if step.kernel.name != "linear":
+            continue
+        for before in range(index - 1, max(-1, index - 1 - _NEAR), -1):
+            if steps[before].kernel.name == "linear":
+                break
+            if LATER[0] in steps[before].kernel.fields:
+                found[before] = _asking(steps[before], step)
+                break
+    return tuple(found)
+
+
+def _asking(step: Step, linear: Step) -> Step:
+    weight = linear.given["weight"]
+    assert isinstance(weight, Tensor)
+    asked: dict[str, Argument] = {LATER[0]: weight, LATER[1]: min(weight.numel(), _MOST)}
+    return step.but(**asked)

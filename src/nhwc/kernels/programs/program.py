@@ -1,0 +1,119 @@
+"""A whole model as one call: a tape of kernels over memory that is planned once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ..layers.copies import input_step
+from ..tape import threads
+from ..tape.arena import LINE
+from ..tape.steps import Step, View
+from ..tape.walk import WALK
+from .bound import Bound
+from .later import foreseen
+from .pooled import pooled
+from .schedule import Output, Schedule
+
+
+class Program:
+    """Runs the recorded steps on new inputs: `program(x)` returns the list of outputs.
+
+    Several threads may call at once: each call takes a block of memory of its own from `pool`,
+    which keeps it for later calls. The thread count is torch's at the time of the call.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[View],
+        outputs: Sequence[Output],
+        pool: Pool | None = None,
+    ):
+        # The first steps bring inputs into channels last; a call skips those it does not need.
+        entries = [input_step(view) for view in inputs]
+        results = [output.view for output in outputs]
+        ordered = (*entries, *foreseen(pooled(steps, results)))
+        self.schedule = Schedule(ordered, tuple(inputs), tuple(outputs))
+        self._pool = Pool() if pool is None else pool
+        self._key = object()
+        # Compiled here, so that no call has to wait for it.
+        for kernel in {step.kernel.name: step.kernel for step in ordered}.values():
+            _ = kernel.address
+        _ = WALK.address, threads.ENTRY.address
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        inputs = [_as_image(tensor) for tensor in tensors]
+        self._check(inputs)
+        count = torch.get_num_threads()
+        block = self._pool.take(count)
+        try:
+            if self._key not in block.bound:
+                offsets, size = self.schedule.places(count)
+                block.grow(size)
+                block.bound[self._key] = Bound(self.schedule, count, offsets, block.start)
+            return block.bound[self._key].run(inputs)
+        finally:
+            self._pool.put(count, block)
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        wanted = self.schedule.inputs
+        if len(inputs) != len(wanted):
+            raise InputError(f"the program takes {len(wanted)} inputs; got {len(inputs)}.")
+        for number, (tensor, view) in enumerate(zip(inputs, wanted, strict=True)):
+            n, c, h, w = view.shape
+            good = tensor.shape == view.shape or (h == w == 1 and tensor.shape == (n, c))
+            if not good or tensor.dtype is not torch.float32 or not tensor.is_cpu:
+                raise InputError(
+                    f"input {number} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                    f"the program was recorded for {view.shape} torch.float32 on cpu."
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InputError(
+                    f"input {number} requires a gradient, and a program has none. Call it under "
+                    "torch.inference_mode(), or train the model it was made from."
+                )
+
+
+def _as_image(tensor: Tensor) -> Tensor:
+    """Rows of channels, each in a batch, as images one pixel wide; others as they are."""
+    return tensor.transpose(1, 2).unsqueeze(3) if tensor.dim() == 3 else tensor
+
+
+class Pool:
+    """Memory for programs that run one after the other, or at once in several threads."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, deque[_Block]] = {}
+
+    def take(self, threads: int) -> _Block:
+        """A block that nobody else has until it is put back."""
+        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
+        try:
+            return self._idle.setdefault(threads, deque()).pop()
+        except IndexError:
+            return _Block()
+
+    def put(self, threads: int, block: _Block) -> None:
+        self._idle[threads].append(block)
+
+
+class _Block:
+    """Memory, as much as the largest program needs, and the programs that are bound to it."""
+
+    def __init__(self) -> None:
+        self.bound: dict[object, Bound] = {}
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def grow(self, size: int) -> None:
+        if size + LINE > len(self._memory):
+            self.bound = {}
+            self._memory = torch.empty(size + LINE, dtype=torch.uint8)
+
+    @property
+    def start(self) -> int:
+        return -(-self._memory.data_ptr() // LINE) * LINE

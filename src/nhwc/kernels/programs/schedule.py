@@ -1,0 +1,75 @@
+"""The steps of a program in order, before any memory is bound to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...formats import Format, strides_of
+from ..tape.arena import Lifetime, place
+from ..tape.steps import Scratch, Step, View
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result: where it is computed, and the shape and format of the tensor that holds it."""
+
+    view: View
+    shape: tuple[int, ...]
+    format: Format
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Those of the tensor."""
+        return strides_of(self.shape, self.format if len(self.shape) == 4 else Format.CONTIGUOUS)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps in the order in which they run, the inputs they read and the outputs they write."""
+
+    steps: tuple[Step, ...]
+    inputs: tuple[View, ...]
+    outputs: tuple[Output, ...]
+
+    @cached_property
+    def barriers(self) -> tuple[bool, ...]:
+        """After which steps all threads must meet: only where a later step would disturb one."""
+        return _barriers(self.steps)
+
+    def places(self, threads: int) -> tuple[dict[object, int], int]:
+        """The offset of each buffer and scratch in the arena, and the arena's size."""
+        outside = {id(output.view.buffer) for output in self.outputs}
+        lives: dict[object, Lifetime] = {}
+        for step, phase in zip(self.steps, _phases(self.barriers), strict=True):
+            for argument in step.args:
+                if isinstance(argument, View):
+                    item = argument.buffer
+                    size = 4 * argument.pixels * argument.pixel
+                elif isinstance(argument, Scratch):
+                    item = argument
+                    size = argument.bytes * (threads if argument.per_thread else 1)
+                else:
+                    continue
+                if id(item) not in outside:
+                    known = lives.get(item, Lifetime(size, phase, phase))
+                    lives[item] = Lifetime(size, known.first, phase)
+        offsets, total = place(list(lives.values()))
+        return dict(zip(lives, offsets, strict=True)), total
+
+
+def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
+    barriers = [False] * len(steps)
+    together: list[Step] = []
+    for index, step in enumerate(steps):
+        if index and any(step.disturbs(other) for other in together):
+            barriers[index - 1] = together[-1].barrier
+            together = []
+        together.append(step)
+    return tuple(barriers)
+
+
+def _phases(barriers: Sequence[bool]) -> list[int]:
+    """The number of barriers before each step: steps of one phase may run at the same time."""
+    return [sum(barriers[:index]) for index in range(len(barriers))]

@@ -1,0 +1,194 @@
+"""The nouns that a computation on channels-last memory is made of: views, scratch and steps.
+
+A `Step` says which compiled kernel runs and what it is given; its arguments may still be symbolic.
+The same step serves a single operator, whose views lie in tensors and are bound at once, and a
+whole program, whose views lie in buffers that get their place when the arena is planned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...errors import InputError
+
+
+class Kernel(Protocol):
+    """What a step needs of a compiled kernel."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fields(self) -> tuple[str, ...]: ...
+
+    @property
+    def address(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class View:
+    """Float32 pixels in memory: `pixel` floats from one to the next, `shape[1]` of them used.
+
+    Rows and images follow each other without a gap, so one number says how they lie. A view of
+    some channels of a larger image has that image's `pixel` and starts `offset` floats into it.
+
+    >>> View(None, (1, 8, 4, 4), pixel=24, offset=16).row
+    96
+    """
+
+    buffer: object
+    shape: tuple[int, int, int, int]
+    pixel: int
+    offset: int = 0
+
+    @property
+    def row(self) -> int:
+        return self.shape[3] * self.pixel
+
+    @property
+    def pixels(self) -> int:
+        return self.shape[0] * self.shape[2] * self.shape[3]
+
+    @property
+    def dense(self) -> bool:
+        """Whether the channels of one pixel end where the next one begins."""
+        return self.pixel == self.shape[1] or self.pixels == 1
+
+    def channels(self, begin: int, end: int) -> View:
+        """The channels from `begin` up to `end`, in place."""
+        n, _, h, w = self.shape
+        return View(self.buffer, (n, end - begin, h, w), self.pixel, self.offset + begin)
+
+
+def view_of(tensor: Tensor) -> View | None:
+    """The view of a float32 tensor that lies channels last (or is a slice of one), or None.
+
+    >>> import torch
+    >>> image = torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    >>> view_of(image[:, 2:5]).pixel, view_of(torch.empty(2, 8, 4, 4))
+    (8, None)
+    """
+    if tensor.ndim == 2:
+        tensor = tensor[:, :, None, None]
+    n, c, h, w = tensor.shape
+    strides = tensor.stride()
+    pixel = next((s for s, size in zip((3, 2, 0), (w, h, n), strict=True) if size > 1), None)
+    if pixel is None:
+        floats = c
+    else:
+        floats = strides[pixel] // {3: 1, 2: w, 0: h * w}[pixel]
+    wanted = (h * w * floats, 1, w * floats, floats)
+    fits = all(
+        size <= 1 or have == want
+        for size, have, want in zip(tensor.shape, strides, wanted, strict=True)
+    )
+    return View(tensor, (n, c, h, w), floats) if fits and floats >= c else None
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Memory that a step needs while it runs; the same object in two steps is the same memory."""
+
+    bytes: int
+    per_thread: bool = False
+
+
+Argument = int | float | Tensor | View | Scratch | None
+
+
+@dataclass(frozen=True)
+class Use:
+    """Channels `begin` to `end` of a buffer, or a whole scratch, and whether a step writes them."""
+
+    item: object
+    begin: int
+    end: int
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel and what it is given, in the order of its fields.
+
+    Whatever view is given as `y` is written, all others are only read. Without `barrier` threads
+    may go on to the next step while others are still in this one.
+    """
+
+    kernel: Kernel
+    args: tuple[Argument, ...]
+    barrier: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.args) != len(self.kernel.fields):
+            raise InputError(
+                f"kernel {self.kernel.name} has {len(self.kernel.fields)} fields and got "
+                f"{len(self.args)} arguments. Give one for each of {self.kernel.fields}."
+            )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by the names of the kernel's fields."""
+        return dict(zip(self.kernel.fields, self.args, strict=True))
+
+    def but(self, **others: Argument) -> Step:
+        """The same step with some arguments replaced."""
+        return replace(self, args=tuple((self.given | others).values()))
+
+    def disturbs(self, other: Step) -> bool:
+        """Whether the two must not run at the same time: one writes what the other uses."""
+        return any(
+            (a.writes or b.writes) and a.item is b.item and a.begin < b.end and b.begin < a.end
+            for a in self.uses
+            for b in other.uses
+        )
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """The buffers and scratch among the arguments."""
+        found = []
+        for name, argument in self.given.items():
+            if isinstance(argument, View):
+                end = argument.offset + argument.shape[1]
+                found.append(Use(argument.buffer, argument.offset, end, name == "y"))
+            elif isinstance(argument, Scratch):
+                found.append(Use(argument, 0, 1, True))
+        return tuple(found)
+
+
+def step(kernel: Kernel, /, **args: Argument) -> Step:
+    """A step whose arguments are given by the names of the kernel's fields."""
+    if set(args) != set(kernel.fields):
+        wrong = ", ".join(sorted(set(args) ^ set(kernel.fields)))
+        raise InputError(f"kernel {kernel.name} has the fields {kernel.fields}; check {wrong}.")
+    return Step(kernel, tuple(args[name] for name in kernel.fields))
+
+
+def bits(value: float) -> int:
+    """The bits of a float32, as kernels receive it.
+
+    >>> hex(bits(1.0))
+    '0x3f800000'
+    """
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def bind(args: Iterable[Argument], address: Callable[[object], int]) -> list[int]:
+    """The int64 that a kernel receives; `address` tells where a buffer or a scratch begins."""
+    numbers = []
+    for argument in args:
+        if isinstance(argument, View):
+            numbers.append(address(argument.buffer) + 4 * argument.offset)
+        elif isinstance(argument, Scratch):
+            numbers.append(address(argument))
+        elif isinstance(argument, Tensor):
+            numbers.append(argument.data_ptr())
+        elif isinstance(argument, float):
+            numbers.append(bits(argument))
+        else:
+            numbers.append(argument or 0)
+    return numbers
