@@ -16,7 +16,8 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("disk", "environment", "errors", "preserve", "timing"),
+        ("disk", "environment", "errors", "preserve", "shown", "timing"),
+        ("cache",),
         ("formats", "ready", "release", "vision"),
         ("kernels", "widened"),
         ("memory", "verify"),

@@ -7,13 +7,13 @@ file that cannot be read is one that does not exist.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from .disk import replace_file
+from .cache import read_own, write_own
 from .environment import Environment, cache_dir
 from .kernels.language.isa import asked
 from .kernels.language.sources import sources
@@ -64,15 +64,23 @@ class Memory:
         self._known = {**self._known, **_read(self.path), **self._new}
         self._new = {}
         text = json.dumps({"schema": _SCHEMA, "entries": self._known})
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self.path, [text.encode()])
+        write_own(self.path, text.encode())
+
+
+def is_time(value: Any) -> bool:
+    """Whether an entry is a number of seconds: what a file says may be anything.
+
+    >>> is_time(0.5), is_time(True), is_time(float("nan")), is_time([0.5])
+    (True, False, False, False)
+    """
+    return type(value) is float and 0 <= value < math.inf
 
 
 def _read(path: Path) -> dict[str, Any]:
+    content = read_own(path)
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        data = json.loads(content or b"")
+    except (ValueError, RecursionError, MemoryError):
         return {}
     if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
         return {}

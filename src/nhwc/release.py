@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from .cache import make_own
 from .environment import cache_dir
 
 _LEAST = 1 << 23
@@ -158,8 +159,7 @@ def from_file(
     if size < _LEAST:
         return None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if _is_memory(folder):
+        if not make_own(folder) or _is_memory(folder):
             return None
         with tempfile.TemporaryFile(dir=folder) as file:
             file.writelines(parts)

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import InputError, NhwcError, ProcessLost
+from ..shown import printable
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     except NhwcError as error:
         if debug:
             raise
-        line = f"error: {' '.join(str(error).split())}"
+        line = f"error: {printable(' '.join(str(error).split()), keep='')}"
         if not _is_said(error, line):
             print(line, file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..disk import replace_file
 from ..errors import InputError
+from ..render.text import to_show
 from ..zoo import load_model
 
 
@@ -100,6 +101,7 @@ def parse_device(text: str) -> torch.device:
 
 def write_output(text: str, path: Path | None) -> None:
     """Print `text`, or write it to `path` at once and whole."""
+    text = to_show(text)
     if path is None:
         print(text, end="" if text.endswith("\n") else "\n")
         return
@@ -117,7 +119,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 def note(text: str) -> None:
     """Say something about the work on stderr; stdout is for data."""
-    print(text, file=sys.stderr)
+    print(to_show(text), file=sys.stderr)
 
 
 def colors(stream: object = None) -> bool:

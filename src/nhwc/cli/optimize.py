@@ -18,6 +18,7 @@ from ..optimizer.report import OptimizeReport
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
 from ..runtime import Optimized
+from ..shown import printable
 from .common import (
     add_model_arguments,
     build,
@@ -106,7 +107,7 @@ class _Line:
 
     def show(self, text: str) -> None:
         if self._live:
-            print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{printable(text[:100], keep='')}", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:
         self.show("")

@@ -6,6 +6,8 @@ import shutil
 import sys
 import time
 
+from ..shown import printable
+
 
 class ProgressLine:
     """One line that rewrites itself on a terminal; elsewhere a plain line now and then.
@@ -23,6 +25,7 @@ class ProgressLine:
         if now - self._last < self._every_s:
             return
         self._last = now
+        text = printable(text, keep="")
         left = "" if remaining_s is None else f", {duration(remaining_s)} left"
         done = round(20 * share)
         bar = "█" * done + "░" * (20 - done)

@@ -22,21 +22,26 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from ..disk import replace_file
-from ..errors import FileError
+from ..errors import FileError, NhwcError
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..release import from_file, raw
+from ..shown import shown
 
 MAGIC = b"\x89NHWC\r\n\x1a"
 VERSION = 1
 _FIXED = struct.Struct("<8sIQQ")
 _ALIGN = 64
 _PIECE = 1 << 20
+_DIMENSIONS = 64
+
+_HEADER = 1 << 26
+"""A header is no longer: a graph of thousands of steps takes a megabyte."""
 
 Data = bytes | mmap.mmap
 
@@ -77,15 +82,23 @@ def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            header, head = _header(path, file, size)
+            # What a header that is not true says is never copied.
+            file.seek(0)
             mapped = from_file(iter(lambda: file.read(_PIECE), b""), size)
         data: Data = mapped or path.read_bytes()
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
-    header, start = _header(path, data)
+    if data[: len(head)] != head:
+        raise damaged(path, "it changed while it was read")
     try:
-        return header, _tensors(path, data, header["tensors"], start)
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise damaged(path, f"its list of tensors makes no sense ({error})") from error
+        return header, _tensors(path, data, header["tensors"], len(head))
+    except NhwcError:
+        raise
+    except Exception as error:
+        raise damaged(path, f"its list of tensors makes no sense ({shown(error)})") from error
 
 
 def damaged(path: Path, why: str) -> FileError:
@@ -101,41 +114,56 @@ def is_saved(path: str | Path) -> bool:
         return False
 
 
-def _header(path: Path, data: Data) -> tuple[dict[str, Any], int]:
-    if data[: len(MAGIC)] != MAGIC:
+def _header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], bytes]:
+    """The header, and the bytes up to its end."""
+    start = _FIXED.size + 32
+    head = file.read(start)
+    if head[: len(MAGIC)] != MAGIC:
         raise FileError(
-            f"{path} is no model saved by nhwc: it begins with {data[:8].hex(' ') or 'nothing'}. "
+            f"{path} is no model saved by nhwc: it begins with {head[:8].hex(' ') or 'nothing'}. "
             "Write one with nhwc.save(model, path)."
         )
-    start = _FIXED.size + 32
-    if len(data) < start:
-        raise damaged(path, f"it ends after {len(data)} bytes, within its first {start}")
-    _, version, length, total = _FIXED.unpack_from(data)
+    if len(head) < start:
+        raise damaged(path, f"it ends after {len(head)} bytes, within its first {start}")
+    _, version, length, total = _FIXED.unpack_from(head)
     if version > VERSION:
         raise FileError(
             f"{path} is of version {version}; this nhwc reads up to {VERSION}. "
             "Load it with a newer nhwc."
         )
-    if len(data) != total:
-        raise damaged(path, f"it has {len(data)} bytes where its header says {total}")
-    text = data[start : start + length]
-    if hashlib.sha256(data[: _FIXED.size] + text).digest() != data[_FIXED.size : start]:
+    if size != total:
+        raise damaged(path, f"it has {size} bytes where its header says {total}")
+    if length > _HEADER:
+        raise damaged(path, f"its header of {length} bytes is longer than {_HEADER}")
+    text = file.read(length)
+    if hashlib.sha256(head[: _FIXED.size] + text).digest() != head[_FIXED.size :]:
         raise damaged(path, "its header does not match its checksum")
     try:
-        header = json.loads(text)
+        header = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"its header is no JSON ({error})") from error
+        raise damaged(path, f"its header is no JSON ({shown(error)})") from error
     if not isinstance(header, dict):
         raise damaged(path, "its header is no mapping")
-    return header, start + length
+    return header, head + text
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _shape(entry: dict[str, Any]) -> tuple[int, ...]:
+    shape = entry["shape"]
+    if not isinstance(shape, list) or len(shape) > _DIMENSIONS:
+        raise ValueError(f"the shape {str(shape)[:40]}")
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        raise ValueError(f"the shape {str(shape)[:40]}")
+    return tuple(shape)
 
 
 def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
     found = []
     for number, entry in enumerate(entries):
-        shape = tuple(int(size) for size in entry["shape"])
-        if any(size < 0 for size in shape):
-            raise ValueError(f"tensor {number} has a negative size")
+        shape = _shape(entry)
         dtype = _DTYPES[entry["dtype"]]
         size = math.prod(shape) * dtype.itemsize
         end = place + -place % _ALIGN

@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .plain import from_plain, refusal, to_plain
+from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
+
+_DEPTH = 8
+"""So many layers may be arguments of one another."""
+
+_LAYERS = 1000
+"""So many layers a recurrent one may have: its constructor makes them one by one."""
 
 
 def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
@@ -25,7 +31,25 @@ def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
     arguments = {}
     for name in _arguments_of(layer):
         arguments[name] = _dump_argument(module, name, f"{path}.{name}")
-    return {"class": kind, "arguments": arguments}
+    data = {"class": kind, "arguments": arguments}
+    try:
+        same = _is_same(module, restore_layer(data))
+    except Exception:
+        same = False
+    if not same:
+        raise refusal(path, f"it is no {kind} as its arguments make it: {arguments}")
+    return data
+
+
+def _is_same(module: nn.Module, made: nn.Module) -> bool:
+    """Whether a layer made anew has the tensors of `module`, and its plain attributes."""
+    shapes = [
+        {name: tensor.shape for name, tensor in (*m.named_parameters(), *m.named_buffers())}
+        for m in (module, made)
+    ]
+    plain = (bool, int, float, str, tuple)
+    kept = {n: v for n, v in vars(made).items() if isinstance(v, plain) and n != "training"}
+    return shapes[0] == shapes[1] and all(vars(module).get(n) == v for n, v in kept.items())
 
 
 def _arguments_of(layer: type[nn.Module]) -> list[str]:
@@ -65,12 +89,20 @@ def _dump_argument(module: nn.Module, name: str, path: str) -> Any:
     return to_plain(value)
 
 
-def restore_layer(data: dict[str, Any]) -> nn.Module:
+def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
     """The layer that `dump_layer` was given, without values for its parameters."""
     kind = modules()[data["class"]]
     arguments = {}
     for name, value in data["arguments"].items():
+        if name not in _arguments_of(kind):
+            raise Foreign(f"a {kind.__name__} with {name[:40]!r}")
         nested = isinstance(value, dict) and "module" in value
-        arguments[name] = restore_layer(value["module"]) if nested else from_plain(value, {})
+        if nested and depth > _DEPTH:
+            raise Foreign(f"layers within layers, more than {_DEPTH} deep")
+        arguments[name] = (
+            restore_layer(value["module"], depth + 1) if nested else from_plain(value, {})
+        )
+    if arguments.get("num_layers", 0) > _LAYERS:
+        raise Foreign(f"a {kind.__name__} of {arguments['num_layers']} layers")
     with torch.device("meta"):
         return kind(**arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,24 @@ from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
-from ..formats import Format, to_format
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..memory import Memory
-from ..plan import Unplannable, make_plan
+from ..plan import make_plan
 from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
+from ..shown import shown
 from ..verify import Truth, flatten, verify
+from .budget import Budget, OverBudget
 from .container import damaged, read, write
+from .examples import Example
 from .plain import Foreign
 from .serial import dump, restore
+
+_EXAMPLES = 256
+"""So many sets of shapes a file may be planned for, and so many inputs each may have."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -42,13 +46,30 @@ def save(model: nn.Module, path: str | Path) -> None:
         model = model.portable
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
     planned = [list(recipe.inputs) for recipe in recipes]
+    if len(planned) > _EXAMPLES:
+        raise InputError(
+            f"the model is optimized for {len(planned)} sets of shapes; a file names up to "
+            f"{_EXAMPLES}. Optimize it for fewer."
+        )
     try:
         header, tensors = dump(graph)
     except InputError as error:
         header, tensors = dump(_for_sizes(graph, examples, recipes, error))
+    _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact}
     write(Path(path), header, tensors)
     unread(tensors)
+
+
+def _check_readable(header: dict[str, Any], tensors: list[Tensor]) -> None:
+    """Refuse to write what `load` would refuse to read."""
+    try:
+        restore(header, tensors)
+    except Exception as error:
+        raise InputError(
+            f"the model cannot be saved: it has {error}. Name or write that part another way, or "
+            "keep the model as code and weights."
+        ) from error
 
 
 def _for_sizes(
@@ -62,7 +83,7 @@ def _for_sizes(
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
     try:
-        inputs = [_example(text) for text in examples[0]]
+        inputs = [Example.of(text).drawn() for text in examples[0]]
         sized = made or capture_sized(graph, inputs)[0]
     except Exception:
         raise error from None
@@ -84,20 +105,48 @@ def _for_sizes(
 def load(path: str | Path) -> Optimized:
     """Load a model that `save` wrote, and choose its kernels for this machine.
 
-    Nothing in the file is run but operators of torch that stand on a list. Anything that is not
-    such a file, whole and undamaged, raises FileError.
+    Nothing in the file is run but operators of torch that compute, by its schemas, and nhwc's own
+    layers; docs/file-format.md lists what is checked. Anything that is not such a file, whole and
+    undamaged, raises FileError. Choosing kernels computes on the examples that the file names, up
+    to a budget that is reckoned on shapes first: what takes more is loaded and not planned. How
+    long a call of the loaded model takes, and how much memory, its author decides.
     """
     path = Path(path)
     header, tensors = read(path)
     try:
         graph = restore(header, tensors)
-        planned = [tuple(map(_example, inputs)) for inputs in header["planned"]]
-        exact = bool(header["exact"])
+        examples = [[Example.of(text) for text in inputs] for inputs in _planned_for(header)]
+        planned = _affordable(graph, examples)
+        if type(header["exact"]) is not bool:
+            raise Foreign(f"exact is {header['exact']!r}")
     except NhwcError:
         raise
     except (Foreign, Exception) as error:
-        raise damaged(path, f"it describes no model ({error})") from error
-    return _planned(graph, planned, exact)
+        raise damaged(path, f"it describes no model ({shown(error)})") from error
+    return _planned(graph, planned, header["exact"])
+
+
+def _planned_for(header: dict[str, Any]) -> list[list[str]]:
+    """The texts of the examples: a list of a few lists."""
+    planned = header["planned"]
+    if not isinstance(planned, list) or len(planned) > _EXAMPLES:
+        raise Foreign(f"it is planned for more than {_EXAMPLES} sets of shapes, or for none at all")
+    if not all(isinstance(inputs, list) and len(inputs) <= _EXAMPLES for inputs in planned):
+        raise Foreign("an example that is no list of inputs")
+    return planned
+
+
+def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tuple[Any, ...]]:
+    """The inputs of those examples on which a run of the graph takes no more than it may."""
+    budget = Budget()
+    found = []
+    for example in examples:
+        try:
+            budget.check(graph, lambda example=example: [one.shaped() for one in example])
+        except OverBudget:
+            continue
+        found.append(tuple(one.drawn() for one in example))
+    return found
 
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
@@ -110,7 +159,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
             with torch.no_grad():
                 answer = dict(flatten(graph(*inputs)))
             plan = make_plan(graph, inputs, memory, exact=exact)
-        except (Unplannable, RuntimeError):
+        except Exception:
             continue  # The graph runs as it is, and says itself what is wrong with such inputs.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
             continue
@@ -125,16 +174,3 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
     unread(graph.parameters())
     trim()
     return Optimized(graph, recipes, programs, exact=exact)
-
-
-def _example(text: str) -> Any:
-    """The tensor, or other value, that `describe` made this text of."""
-    words = text.split(" ")
-    dtype = getattr(torch, words[1], None) if len(words) > 1 else None
-    if not isinstance(dtype, torch.dtype):
-        return ast.literal_eval(text)
-    shape = [int(size) for size in words[0].split("x") if size]
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(shape, generator=generator).to(dtype)
-    last = words[2:] == [str(Format.CHANNELS_LAST)]
-    return to_format(drawn, Format.CHANNELS_LAST) if last else drawn

@@ -5,13 +5,23 @@ from __future__ import annotations
 import keyword
 import math
 import re
+import unicodedata
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ..errors import InputError
 from .vocabulary import enumerations
+
+_DEPTH = 32
+"""So many tuples, lists and mappings may lie in one another."""
+
+_LENGTH = 10_000
+"""So many letters a text, or a name, may have."""
+
+_OWN = frozenset(vars(nn.Module()))
+"""What a module has of its own as soon as it is there."""
 
 
 class Foreign(Exception):
@@ -44,47 +54,88 @@ def to_plain(value: Any) -> Any:
     raise refusal(type(value).__name__, f"{str(value)[:60]} has no plain form")
 
 
-def from_plain(value: Any, known: dict[str, fx.Node]) -> Any:
+def from_plain(value: Any, known: dict[str, fx.Node], depth: int = 0) -> Any:
     """What `to_plain` was given; `known` are the nodes there are so far, by name."""
+    if depth > _DEPTH:
+        raise Foreign(f"arguments within arguments, more than {_DEPTH} deep")
+    again = lambda items: [from_plain(item, known, depth + 1) for item in items]
     if isinstance(value, list):
-        return [from_plain(item, known) for item in value]
+        return again(value)
     if not isinstance(value, dict):
-        return value
+        return bounded(value)
     ((kind, inner),) = value.items()
     if kind == "node":
         return known[inner]
     if kind == "slice":
-        return slice(*(from_plain(end, known) for end in inner))
+        return slice(*again(inner))
     if kind == "ellipsis":
         return Ellipsis
     if kind == "float":
         return float(inner)
     if kind == "device":
-        return torch.device(inner)
+        return torch.device(_text(inner))
     if kind == "tuple":
-        return tuple(from_plain(item, known) for item in inner)
+        return tuple(again(inner))
     if kind == "dict":
-        return {from_plain(key, known): from_plain(item, known) for key, item in inner}
+        return {_key(key): from_plain(item, known, depth + 1) for key, item in inner}
     return enumerations()[kind][inner]
 
 
+def bounded(value: Any) -> Any:
+    """A plain value, if it is one that torch can take: its numbers have 64 bits."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise Foreign(f"a number of {value.bit_length()} bits")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LENGTH:
+        raise Foreign(f"a text of more than {_LENGTH} letters, or none")
+    return value
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if type(value) is int:
+        return bounded(value)
+    raise Foreign(f"the key {str(value)[:40]!r}")
+
+
 def identifier(name: Any) -> str:
-    """`name`, which torch writes into the code it generates, if it is no more than a name."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+    """`name`, which torch writes into the code it generates, if it is no more than a name.
+
+    >>> identifier("conv_1")
+    'conv_1'
+    """
+    if not isinstance(name, str) or not _is_name(name, r"[^\W\d]\w*") or name == "self":
         raise Foreign(f"the name {str(name)[:40]!r}")
     return name
 
 
-def checked_part(name: str) -> str:
-    """A part of a dotted name: what torch quotes in its code must not end the quotes."""
-    if not re.fullmatch(r"[\w-]+", name):
+def checked_part(name: str, holder: type[nn.Module] = nn.Module) -> str:
+    """A part of a dotted name: what torch quotes in its code must not end the quotes.
+
+    Nor may it be the name of something that every module, such as `holder`, has.
+    """
+    if not _is_name(name, r"[\w-]+") or hasattr(holder, name) or name in _OWN:
         raise Foreign(f"the name {name[:40]!r}")
     return name
+
+
+def _is_name(name: str, pattern: str) -> bool:
+    """Whether it fits `pattern`, and is to Python the name that it is to the eye."""
+    if len(name) > _LENGTH or not re.fullmatch(pattern, name) or keyword.iskeyword(name):
+        return False
+    # Python takes other forms of a letter for the letter itself.
+    return unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
 
 
 def refusal(where: str, why: str) -> InputError:
     """The error of a model that has no plain form."""
     return InputError(
-        f"the model cannot be saved: {where}: {why}. A saved file holds torch's own operators "
-        "alone; keep such a model as code and weights."
+        f"the model cannot be saved: {where}: {why}. A saved file holds operators of torch that "
+        "compute, alone; keep such a model as code and weights."
     )

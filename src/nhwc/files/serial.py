@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, fx, nn
 
+from .generated import check_code
 from .guests import guest, guest_name
 from .layers import dump_layer, restore_layer
 from .plain import Foreign, checked_part, from_plain, identifier, refusal, to_plain
-from .vocabulary import ATTRIBUTES, METHODS, function_names, functions
+from .vocabulary import (
+    ATTRIBUTES,
+    function_of,
+    keywords_of_function,
+    keywords_of_layer,
+    keywords_of_method,
+    methods,
+    name_of,
+)
+
+NODES = 100_000
+"""So many steps a graph may have."""
+
+_PYTHON = ("_operator", "builtins", "math")
 
 
 def dump(graph: fx.GraphModule) -> tuple[dict[str, Any], list[Tensor]]:
@@ -39,22 +53,27 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
             raise Foreign(f"{path} has no values")
     graph = fx.Graph()
     known: dict[str, fx.Node] = {}
+    if len(data["nodes"]) > NODES:
+        raise Foreign(f"{len(data['nodes'])} steps, of which there may be {NODES}")
     for node in data["nodes"]:
+        if node["name"] in known:
+            raise Foreign(f"two steps named {node['name']}")
         known[identifier(node["name"])] = _restore_node(graph, root, node, known)
     graph.lint()
+    check_code(graph)
     return fx.GraphModule(root, graph, identifier(data["name"])).eval()
 
 
 def _dump_node(node: fx.Node) -> dict[str, Any]:
     target = node.target
     if node.op == "call_function":
-        name = function_names().get(target) or guest_name(target)
+        name = name_of(target) or guest_name(target)
         if name is None:
             raise refusal(node.name, f"it calls {getattr(target, '__name__', target)}")
         if target is getattr and node.args[1] not in ATTRIBUTES:
             raise refusal(node.name, f"it reads the attribute {node.args[1]!r}")
         target = name
-    elif node.op == "call_method" and target not in METHODS:
+    elif node.op == "call_method" and target not in methods():
         raise refusal(node.name, f"it calls the method {target!r}")
     elif node.op == "placeholder" and str(target).startswith("*"):
         raise refusal(node.name, "it takes a varying number of arguments")
@@ -72,32 +91,69 @@ def _restore_node(
 ) -> fx.Node:
     op, name = data["op"], data["target"]
     args, kwargs = from_plain(data["args"], known), from_plain(data["kwargs"], known)
-    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-        raise Foreign("arguments that are none")
+    if not isinstance(name, str) or not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        raise Foreign("a target or arguments that are none")
     target: str | Callable[..., Any] = name
+    allowed: frozenset[str] = frozenset()
     if op == "call_function":
-        found = functions().get(name) or guest(name)
-        if found is None:
-            raise Foreign(f"the function {name!r}")
-        target = found
-        if target is getattr and args[1] not in ATTRIBUTES:
-            raise Foreign(f"getattr of {args[1]!r}")
+        target = _function(name, args)
+        allowed = keywords_of_function(name, target)
     elif op == "call_method":
-        if name not in METHODS:
-            raise Foreign(f"the method {name!r}")
+        if name not in methods() or not args or not isinstance(args[0], fx.Node):
+            raise Foreign(f"the method {name[:40]!r}")
+        allowed = keywords_of_method(name)
     elif op == "call_module":
-        if type(root.get_submodule(name)) is nn.Module:
+        layer = root.get_submodule(_dotted(name))
+        if type(layer) is nn.Module:
             raise Foreign(f"a call of {name}, which computes nothing")
+        allowed = keywords_of_layer(layer)
     elif op == "get_attr":
-        owner, _, leaf = name.rpartition(".")
+        owner, _, leaf = _dotted(name).rpartition(".")
         if not isinstance(getattr(root.get_submodule(owner), leaf), Tensor):
             raise Foreign(f"a read of {name}, which is no tensor")
-    elif op not in ("placeholder", "output"):
-        raise Foreign(f"a node of kind {op!r}")
-    for part in str(name).split(".") if op in ("placeholder", "get_attr", "call_module") else ():
+    elif op == "placeholder":
+        identifier(name)
+        _check_default(args)
+    elif op != "output" or len(args) != 1:
+        raise Foreign(f"a node of kind {op!r} with {len(args)} arguments")
+    for keyword in kwargs:
         # Torch writes these into the code it generates.
-        (identifier if op == "placeholder" else checked_part)(part)
+        if identifier(keyword) not in allowed:
+            raise Foreign(f"{name[:40]} with {keyword[:40]!r}")
     return graph.create_node(op, target, args, kwargs, data["name"])
+
+
+def _function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:
+    found = function_of(name) or guest(name)
+    if found is None:
+        raise Foreign(f"the function {name[:40]!r}")
+    if found.__module__ in _PYTHON and not any(_nodes_in(args)):
+        raise Foreign(f"{name}, which Python computes, of constants")
+    if found is getattr and (len(args) != 2 or args[1] not in ATTRIBUTES):
+        raise Foreign(f"getattr of {args[1:]!r}")
+    return found
+
+
+def _nodes_in(value: Any) -> Iterator[bool]:
+    """True for every node among arguments."""
+    if isinstance(value, fx.Node):
+        yield True
+    elif isinstance(value, (tuple, list)):
+        yield from (one for item in value for one in _nodes_in(item))
+    elif isinstance(value, slice):
+        yield from _nodes_in((value.start, value.stop, value.step))
+
+
+def _dotted(name: str) -> str:
+    """The path of a module or a tensor, which torch writes into the code it generates."""
+    for number, part in enumerate(name.split(".")):
+        checked_part(part, fx.GraphModule if number == 0 else nn.Module)
+    return name
+
+
+def _check_default(args: tuple[Any, ...]) -> None:
+    if len(args) > 1 or not all(isinstance(a, (bool, int, float, str, type(None))) for a in args):
+        raise Foreign("an argument with a default that is no plain value")
 
 
 def _dump_state(graph: fx.GraphModule, tensors: list[Tensor]) -> list[dict[str, Any]]:
@@ -128,9 +184,9 @@ def _restore_state(root: nn.Module, places: list[dict[str, Any]], tensors: list[
     made: dict[int, nn.Parameter] = {}
     used = set()
     for place in places:
-        number = int(place["tensor"])
-        if not 0 <= number < len(tensors):
-            raise Foreign(f"tensor {number} of {len(tensors)}")
+        number = place["tensor"]
+        if type(number) is not int or not 0 <= number < len(tensors):
+            raise Foreign(f"tensor {str(number)[:40]} of {len(tensors)}")
         used.add(number)
         value: Any = tensors[number]
         if place["parameter"]:
@@ -149,9 +205,9 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
             if type(holder) is not nn.Module:
                 raise Foreign(f"{path} is inside a module that has no such part")
             child = nn.Module()
-            holder._modules[checked_part(part)] = child
+            holder._modules[_checked(holder, root, part)] = child
         holder = child
-    checked_part(leaf)
+    _checked(holder, root, leaf)
     if isinstance(value, nn.Module):
         if leaf in holder._modules:
             raise Foreign(f"{path} is there twice")
@@ -170,3 +226,7 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
     slots[leaf] = value
     if not persistent:
         holder._non_persistent_buffers_set.add(leaf)
+
+
+def _checked(holder: nn.Module, root: nn.Module, part: str) -> str:
+    return checked_part(part, fx.GraphModule if holder is root else nn.Module)

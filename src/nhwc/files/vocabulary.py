@@ -1,69 +1,31 @@
 """What a saved graph may call, by name. A file names operators from these tables, or it is refused.
 
 The tables hold only what computes tensors from tensors: nothing that reads files, imports,
-evaluates text or reaches into Python's own objects. A name this torch lacks is simply not known.
+evaluates text, takes functions or reaches into Python's own objects. What torch offers, its schemas
+tell; Python's own few functions and those of nhwc are listed. A name this torch lacks is simply not
+known.
 """
 
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._jit_internal import boolean_dispatched
 
 from ..graph import layers
 from ..graph.layers import LAYERS
-
-_TORCH = """
-    abs add addcmul addmm amax amin arange argmax argmin as_tensor avg_pool1d batch_norm baddbmm
-    bmm broadcast_to cat channel_shuffle chunk clamp clip clone concat conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d cos cumsum detach div dropout einsum
-    empty empty_like eq erf exp eye flatten flip floor full full_like gather ge gelu gt hstack
-    index_put index_select instance_norm group_norm is_floating_point layer_norm le linspace log
-    logical_and logical_not logical_or lt masked_fill matmul max maximum mean meshgrid min
-    minimum movedim mul multiply narrow ne neg nan_to_num norm numel ones ones_like permute
-    pixel_shuffle pow prelu prod reciprocal relu relu_ repeat_interleave reshape roll rsqrt rsub
-    complex conj imag polar real view_as_complex view_as_real
-    scatter select select_scatter selu sigmoid sigmoid_ sign silu sin slice_scatter softmax
-    split sqrt square squeeze stack std sub sum swapaxes t tan tanh tanh_ tensor tensor_split
-    tile topk transpose tril triu true_divide unbind unflatten unfold_copy unsqueeze var
-    var_mean vstack where zeros zeros_like _assert
-"""
-
-_FFT = """
-    fft fft2 fftfreq fftn fftshift ifft ifft2 ifftn ifftshift irfft irfft2 irfftn rfft rfft2
-    rfftfreq rfftn
-"""
-
-_FUNCTIONAL = """
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d affine_grid avg_pool1d avg_pool2d avg_pool3d
-    batch_norm celu conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    cosine_similarity dropout dropout2d elu embedding fold gelu glu grid_sample group_norm
-    hardshrink hardsigmoid hardswish hardtanh instance_norm interpolate layer_norm leaky_relu
-    linear local_response_norm log_softmax logsigmoid lp_pool2d max_pool1d max_pool2d
-    max_pool3d mish multi_head_attention_forward normalize one_hot pad pixel_shuffle
-    pixel_unshuffle prelu relu relu6 relu_ rms_norm scaled_dot_product_attention selu sigmoid
-    silu softmax softplus softsign tanh threshold unfold upsample
-"""
-
-_METHODS = """
-    abs add add_ amax amin argmax argmin bmm bool broadcast_to chunk clamp clamp_ clone conj
-    contiguous cos cumsum detach dim div div_ double eq exp expand expand_as flatten flip
-    float floor floor_divide gather ge gt half index_select int is_contiguous
-    is_floating_point item le log long logical_and logical_not lt masked_fill masked_fill_
-    matmul max mean min movedim mul mul_ narrow ne neg new_full new_ones new_zeros norm numel
-    permute pow prod reciprocal relu relu_ repeat repeat_interleave reshape reshape_as roll
-    round rsqrt select sigmoid sigmoid_ sign sin size softmax split sqrt square squeeze std
-    stride sub sub_ sum swapaxes t tanh tanh_ tile to topk transpose type_as unbind unflatten unfold
-    unsqueeze values var view view_as where
-"""
+from . import schemas
 
 _OPERATORS = """
     abs add and_ contains eq floordiv ge getitem gt iadd imul index invert isub itruediv le lt
@@ -74,42 +36,51 @@ _BUILTINS = "abs bool float getattr int len max min pow round slice sum tuple"
 
 _MATH = "ceil floor log2 prod sqrt trunc"
 
+_PYTHON = "_assert as_tensor rsub tensor"
+"""Functions of `torch` that make tensors or judge them, and have no schema or no documentation."""
+
+_CASTS = """
+    bfloat16 bool byte cdouble cfloat char cpu double element_size float half int long ndimension
+    nelement norm numel short split stft unique unique_consecutive values
+"""
+"""Methods that torch writes in Python, or that give numbers; `values` is a dict's, too."""
+
 ATTRIBUTES = frozenset(("device", "dtype", "imag", "is_cuda", "mT", "ndim", "real", "shape", "T"))
 """What `getattr` may be asked for."""
 
-METHODS = frozenset(_METHODS.split())
-"""The tensor methods a graph may call."""
+_ROOMS = (
+    ("torch.fft", torch.fft),
+    ("torch.special", torch.special),
+    ("torch.linalg", torch.linalg),
+)
 
-_MODULES = """
-    AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
-    AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d
-    BatchNorm3d CELU ChannelShuffle ConstantPad1d ConstantPad2d Conv1d Conv2d Conv3d
-    ConvTranspose1d ConvTranspose2d ConvTranspose3d Dropout Dropout1d Dropout2d Dropout3d ELU
-    Embedding Flatten Fold GELU GLU GRU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh
-    Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d LSTM LayerNorm LeakyReLU Linear
-    LocalResponseNorm LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d Mish
-    MultiheadAttention PReLU PixelShuffle PixelUnshuffle RMSNorm RNN RReLU ReLU ReLU6
-    ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d SELU SiLU Sigmoid
-    Softmax Softmax2d Softplus Softshrink Softsign Tanh Tanhshrink Threshold Unflatten Unfold
-    Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d
-"""
+_APART = ("Lazy", "RNNBase", "RNNCellBase", "SyncBatchNorm", "CTCLoss", "FractionalMaxPool")
+"""Classes of torch.nn that are not layers yet, only parts of them, speak with other processes, or
+follow numbers unchecked."""
 
 
 @cache
 def functions() -> dict[str, Callable[..., Any]]:
     """Every function a graph may call, by the name it has in a file."""
-    rooms = (
-        ("torch", torch, _TORCH),
-        ("torch.fft", torch.fft, _FFT),
-        ("torch.nn.functional", F, _FUNCTIONAL),
+    found = {name: getattr(torch, name, None) for name in schemas.operator_names()}
+    known = {f"torch.{name}": call for name, call in found.items() if callable(call)}
+    known |= {f"torch.{name}": call for name, call in _composed(torch.functional)}
+    known |= {f"torch.nn.functional.{name}": call for name, call in _composed(F)}
+    for room, module in _ROOMS:
+        prefix = room.removeprefix("torch.")
+        for name, call in _public(module):
+            if inspect.isbuiltin(call) and schemas.is_pure(f"{prefix}_{name}"):
+                known[f"{room}.{name}"] = call
+    listed = (
+        ("torch", torch, _PYTHON),
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
         ("nhwc", layers, "as_elements assert_none assert_sizes"),
     )
-    return {
+    return known | {
         f"{room}.{name}": getattr(module, name)
-        for room, module, names in rooms
+        for room, module, names in listed
         for name in names.split()
         if hasattr(module, name)
     }
@@ -121,10 +92,67 @@ def function_names() -> dict[Any, str]:
     return {function: name for name, function in functions().items()}
 
 
+def name_of(function: Any) -> str | None:
+    """What a file calls this function, or operator of an exported graph."""
+    if isinstance(function, torch._ops.OpOverload):
+        _, _, operator = function.name().partition("::")
+        name, _, overload = operator.partition(".")
+        known = function.namespace == "aten" and schemas.pure_overload(name, overload or "default")
+        return f"aten.{name}.{overload or 'default'}" if known else None
+    try:
+        return function_names().get(function)
+    except TypeError:
+        return None
+
+
+def function_of(name: str) -> Callable[..., Any] | None:
+    """The function that a file calls `name`; None if the vocabulary has none."""
+    exported = re.fullmatch(r"aten\.(\w+)\.(\w+)", name)
+    if exported is not None:
+        found: Callable[..., Any] | None = schemas.pure_overload(exported[1], exported[2])
+        return found
+    return functions().get(name)
+
+
+@cache
+def methods() -> frozenset[str]:
+    """The tensor methods a graph may call."""
+    pure = {name for name in schemas.operator_names() if schemas.is_method(name)}
+    return frozenset(pure | {name for name in _CASTS.split() if hasattr(torch.Tensor, name)})
+
+
+def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[str]:
+    """What the function that a file calls `name` may be given by name."""
+    room, _, leaf = name.rpartition(".")
+    if isinstance(function, torch._ops.OpOverload):
+        return frozenset(a.name for a in function._schema.arguments)
+    if room in ("operator", "builtins", "math"):
+        return frozenset()
+    if function in (torch.tensor, torch.as_tensor):
+        return frozenset(("dtype", "device", "requires_grad"))
+    if not inspect.isbuiltin(function) and inspect.isroutine(function):
+        return _parameters(function)
+    prefix = room.removeprefix("torch.") + "_" if room in dict(_ROOMS) else ""
+    names = (prefix + leaf, function.__name__)
+    return frozenset().union(*(schemas.keywords_of(n) for n in names if schemas.is_pure(n)))
+
+
+def keywords_of_method(name: str) -> frozenset[str]:
+    """What a tensor's method may be given by name."""
+    written_in_python = inspect.isfunction(getattr(torch.Tensor, name))
+    known = _parameters(getattr(torch.Tensor, name)) if written_in_python else frozenset()
+    return known | (schemas.keywords_of(name) if schemas.is_pure(name) else {"memory_format"})
+
+
+def keywords_of_layer(layer: nn.Module) -> frozenset[str]:
+    """What a call of the layer may be given by name."""
+    return _parameters(layer.forward)
+
+
 @cache
 def modules() -> dict[str, type[nn.Module]]:
     """Every module class a graph may hold, by name."""
-    known = {f"nn.{name}": getattr(nn, name) for name in _MODULES.split() if hasattr(nn, name)}
+    known = {f"nn.{name}": kind for name, kind in _public(nn) if _is_layer(kind)}
     return known | {f"nhwc.{layer.__name__}": layer for layer in LAYERS}
 
 
@@ -133,10 +161,61 @@ def module_names() -> dict[type, str]:
     return {kind: name for name, kind in modules().items()}
 
 
+@cache
 def enumerations() -> dict[str, dict[str, Any]]:
     """Torch's constants that stand in graphs as arguments."""
-    kinds = {"dtype": torch.dtype, "memory_format": torch.memory_format, "layout": torch.layout}
-    return {
+    kinds = {"dtype": torch.dtype, "memory_format": torch.memory_format}
+    known = {
         kind: {str(value): value for value in vars(torch).values() if isinstance(value, of)}
         for kind, of in kinds.items()
     }
+    return known | {"layout": {"torch.strided": torch.strided}}
+
+
+def _public(room: ModuleType) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(room, name)) for name in dir(room) if not name.startswith("_"))
+
+
+def _composed(room: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions of `room` that are operators, or are written in Python and call those alone."""
+    for name, call in _public(room):
+        if not schemas.is_safe_name(name):
+            continue
+        if inspect.isbuiltin(call):
+            if schemas.is_pure(call.__name__):
+                yield name, call
+        elif inspect.isfunction(call) and call.__module__ == room.__name__ and _takes_tensors(call):
+            yield name, call
+
+
+def _takes_tensors(function: Callable[..., Any]) -> bool:
+    """Whether it takes tensors, no function, and no number that says how often to go round."""
+    if function in boolean_dispatched:
+        return True
+    parameters = list(inspect.signature(function).parameters.values())
+    if any("Callable" in str(p.annotation) or p.name == "niter" for p in parameters):
+        return False
+    first = parameters[0]
+    return first.annotation is first.empty or "Tensor" in str(first.annotation)
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    dispatched: Any = boolean_dispatched.get(function)
+    if dispatched is not None:
+        return _parameters(dispatched["if_true"]) | _parameters(dispatched["if_false"])
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind in named)
+
+
+def _is_layer(kind: Any) -> bool:
+    """Whether it is a layer of torch whose code needs no function, and no layer, of the user's."""
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module) or kind is nn.Module:
+        return False
+    home = kind.__module__.removeprefix("torch.nn.modules.")
+    if home in ("container", "transformer") or home == kind.__module__:
+        return False
+    if kind.__name__.startswith(_APART):
+        return False
+    parameters = inspect.signature(kind).parameters.values()
+    return not any("Callable" in str(p.annotation) for p in parameters)

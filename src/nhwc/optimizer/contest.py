@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..memory import Memory
+from ..memory import Memory, is_time
 from ..timing import Comparison, Samples, interleave
 from ..verify import cloned
 
@@ -35,8 +35,8 @@ class Contest:
     def time(self, stage: str, module: nn.Module, key: str) -> None:
         """Time `module`, or recall it by `key`: the same for what would run the same."""
         known = self.memory.get(key)
-        self.remembered = isinstance(known, list)
-        if isinstance(known, list):
+        self.remembered = _are_pairs(known)
+        if self.remembered:
             before, after = (Samples(tuple(seconds)) for seconds in known)
             self.compared[stage] = Comparison(before, after)
             return
@@ -53,6 +53,16 @@ class Contest:
                 # What a noisy minute said of a plan is no thing to remember.
                 self.memory.put(key, [list(found.before.seconds), list(found.after.seconds)])
                 break
+
+
+def _are_pairs(known: Any) -> bool:
+    """Whether an entry of the memory has the times of two variants, taken in turns."""
+    if not isinstance(known, list) or len(known) != 2:
+        return False
+    if not all(isinstance(seconds, list) and seconds for seconds in known):
+        return False
+    fits = all(is_time(one) and one > 0 for seconds in known for one in seconds)
+    return fits and len(known[0]) == len(known[1])
 
 
 def winner(compared: dict[str, Comparison]) -> tuple[str, str]:

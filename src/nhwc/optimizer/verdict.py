@@ -132,10 +132,23 @@ def recall(memory: Memory, digest: str, kernels: str) -> Verification | None:
     try:
         if known["kernels"] != kernels:
             return None
-        checks = tuple(Check(**check) for check in known["checks"])
-        return Verification(checks, bool(known["in_float64"]), remembered=True)
-    except (TypeError, KeyError):
+        checks = tuple(map(_check_of, known["checks"]))
+        if not checks or type(known["in_float64"]) is not bool:
+            return None
+        return Verification(checks, known["in_float64"], remembered=True)
+    except (TypeError, KeyError, ValueError):
         return None
+
+
+def _check_of(data: dict[str, Any]) -> Check:
+    """The check that the memory has; ValueError or TypeError if it is none."""
+    kinds = {"input": int, "output": str, "reason": str}
+    kinds |= dict.fromkeys(("error", "eager_error", "allowed"), float)
+    found = Check(**data)
+    for name, kind in kinds.items():
+        if type(getattr(found, name)) is not kind:
+            raise ValueError(f"{name} is {getattr(found, name)!r}")
+    return found
 
 
 def remember(memory: Memory, digest: str, kernels: str, verdict: Verification) -> None:

@@ -117,7 +117,7 @@ def _choose(
         return choices[0], bind(graph, found, layers, choices[0])
     key = "best of " + _digest(layers, choices)
     best, program = memory.get(key), None
-    if not isinstance(best, int) or not 0 <= best < len(choices):
+    if type(best) is not int or not 0 <= best < len(choices):
         inputs = [sample(found.values[n], None) for n in graph.graph.find_nodes(op="placeholder")]
         seconds: list[float] = []
         packed = Packed()

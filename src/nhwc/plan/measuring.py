@@ -9,10 +9,10 @@ from torch import fx
 
 from .. import kernels
 from ..formats import Format, to_format
-from ..memory import Memory
+from ..memory import Memory, is_time
 from ..release import trim
 from .calls import is_opaque
-from .candidates import candidates_of
+from .candidates import Candidate, candidates_of
 from .options import Option, Options, remembered
 from .recording import Record, Seen
 from .specs import Layer, Operator
@@ -42,7 +42,7 @@ def conversion_seconds(seen: Seen, memory: Memory) -> float:
     """What a copy of this tensor into the other layout takes."""
     key = f"convert {seen}"
     known = memory.get(key)
-    if not isinstance(known, float):
+    if not is_time(known):
         x = sample(seen, Format.CONTIGUOUS)
         known = fastest({"": lambda: to_format(x, Format.CHANNELS_LAST)}, seen.device)[""]
         memory.put(key, known)
@@ -54,7 +54,7 @@ def switch_seconds(memory: Memory) -> float:
     if not kernels.available():
         return 0.0
     known = memory.get("call of a program")
-    if not isinstance(known, float):
+    if not is_time(known):
         from .native.stretch import call_seconds
 
         known = call_seconds()
@@ -77,12 +77,18 @@ def _options(
     # A newer nhwc has other candidates: what an older one measured does not answer for them.
     key = f"{layer.spec.key} of {', '.join(sorted(names))}"
     known = remembered(memory.get(key))
-    if known is None:
+    if known is None or not _are_of(known, candidates):
         timed = time_candidates(graph, record, layer, candidates, switch_seconds(memory))
         known = timed or (_as_recorded(record, layer),)
         memory.put(key, [option.to_dict() for option in known])
         trim()
     return known
+
+
+def _are_of(options: Iterable[Option], candidates: Iterable[Candidate]) -> bool:
+    """Whether remembered options are those of the candidates, or torch's own."""
+    offered = {(c.name, c.reads, c.writes) for c in candidates}
+    return all(o.kernel == "torch" or (o.kernel, o.reads, o.writes) in offered for o in options)
 
 
 def _as_recorded(record: Record, layer: Layer) -> Option:

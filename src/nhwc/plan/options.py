@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats import Format
+from ..memory import is_time
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class Option:
     @classmethod
     def of(cls, data: dict[str, Any]) -> Option:
         reads, writes = (Format(x) if x else None for x in (data["reads"], data["writes"]))
-        return cls(data["kernel"], reads, writes, float(data["s"]))
+        if not isinstance(data["kernel"], str) or not is_time(data["s"]):
+            raise ValueError(f"no option: {data}")
+        return cls(data["kernel"], reads, writes, data["s"])
 
 
 Options = dict[str, tuple[Option, ...]]

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
+
+from ..shown import printable
 
 _WIDTH = 96
 
 _CODES = {"red": "31;1", "yellow": "33;1", "green": "32;1", "blue": "36", "dim": "2", "bold": "1"}
 
+_PAINTED = re.compile("(" + "|".join(rf"\033\[{code}m" for code in (*_CODES.values(), "0")) + ")")
+
 
 def paint(text: str, color: str, enabled: bool) -> str:
     """Colour `text` for a terminal, or leave it."""
     return f"\033[{_CODES[color]}m{text}\033[0m" if enabled else text
+
+
+def to_show(text: str) -> str:
+    r"""`text` as a terminal may have it: of all that one obeys, the colours of `paint` stay alone.
+
+    >>> to_show(paint("conv\x1b[2J", "red", True))
+    '\x1b[31;1mconv\\x1b[2J\x1b[0m'
+    """
+    parts = _PAINTED.split(text)
+    return "".join(part if i % 2 else printable(part) for i, part in enumerate(parts))
 
 
 def wrap(text: str, indent: str, further: str | None = None) -> str:

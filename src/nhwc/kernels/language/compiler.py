@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from ...cache import read_own, write_own
 from ...environment import cache_dir
 from . import assembler
 from . import isa as isas
@@ -23,7 +23,7 @@ from .values import INT, POINTER, Value
 from .vectors import Emitter
 
 _lock = threading.Lock()
-_MARK = b"nhwc-kernel-1"
+_MARK = b"nhwc-kernel-2"
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,20 @@ def _versions() -> str:
 
 
 def _read(file: Path) -> bytes | None:
-    """The object code in `file`, unless it is missing or damaged."""
-    try:
-        mark, _, rest = file.read_bytes().partition(b"\n")
-    except OSError:
-        return None
+    """The object code in `file`, unless it is missing, damaged, or another kernel's."""
+    mark, _, rest = (read_own(file) or b"").partition(b"\n")
     digest, _, code = rest.partition(b"\n")
-    whole = mark == _MARK and hashlib.sha256(code).hexdigest().encode() == digest
-    return code if whole else None
+    return code if mark == _MARK and digest == _digest(file, code) else None
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Keep `code` for the next process; a folder that cannot be written costs only time."""
-    content = b"\n".join((_MARK, hashlib.sha256(code).hexdigest().encode(), code))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".kernel")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.replace(temporary, file)
-        except OSError:
-            os.unlink(temporary)
-    except OSError:
-        return
+    """Keep `code` for the next process; a folder that cannot be used costs only time."""
+    write_own(file, b"\n".join((_MARK, _digest(file, code), code)))
+
+
+def _digest(file: Path, code: bytes) -> bytes:
+    """Of the code and of the file's name, which has all that the code was made from."""
+    return hashlib.sha256(file.name.encode() + b"\n" + code).hexdigest().encode()
 
 
 def module_of(kernel: Kernel, isa: Isa) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from ...memory import Memory
+from ...memory import Memory, is_time
 from ...timing import interleave
 from ..assigning import Choice
 from ..binding import stretches
@@ -52,7 +52,7 @@ def _seconds(
     kernels = [choice[layer.node].kernel for layer in (pair.first, pair.second)]
     key = f"{pair.first.spec.key} by {kernels[0]}, {pair.second.spec.key} by {kernels[1]}"
     known = memory.get(f"{key}, or {pair.kernel}")
-    if not isinstance(known, list) or [type(one) for one in known] != [float, float]:
+    if not isinstance(known, list) or len(known) != 2 or not all(map(is_time, known)):
         known = _time(graph, record, pair, choice)
         memory.put(f"{key}, or {pair.kernel}", known)
     return known[0], known[1]

@@ -1,0 +1,205 @@
+"""What a graph out of a file would take to run, found out without running it.
+
+Choosing kernels runs the graph on its examples. Before that, every step is taken on tensors that
+have shapes and no memory. Numbers and sequences of Python are computed on the way, each bounded:
+`9 ** 10 ** 9` is refused before it is computed. What takes more than a budget, or hangs on values,
+which are not known here, is left to whoever calls the model: it is loaded, and not planned.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .plain import Foreign
+
+_ABSURD = 1 << 36
+"""A tensor of more numbers is nothing that a model was planned with."""
+
+_NUMBERS = 1 << 30
+"""A tensor that loading makes, or a view of one, has no more numbers."""
+
+_WORK = 10**13
+"""So many numbers are read, written or multiplied while a file is loaded: a minute or so."""
+
+_CALLS = 200_000
+"""So many operators are called while a file is loaded, with those inside of layers."""
+
+_LEAVES = 100_000
+"""So many values a sequence may have, those of sequences in it counted each time."""
+
+_DEPTH = 64
+_BITS = 64
+
+
+class OverBudget(Exception):
+    """Running the graph would take too much, or what it would take cannot be told."""
+
+
+class Budget:
+    """What is left to be done for one file."""
+
+    def __init__(self) -> None:
+        self.work, self.calls, self.leaves = _WORK, _CALLS, 100 * _LEAVES
+
+    def check(self, graph: fx.GraphModule, make: Callable[[], Sequence[Any]]) -> None:
+        """Raise OverBudget, or Foreign, if a run of `graph` on what `make` makes is too much.
+
+        `make` is called where tensors have no memory.
+        """
+        # What fakes tensors takes half a second to import.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
+            try:
+                _Trial(graph, self).run(*make())
+            except (Foreign, OverBudget):
+                raise
+            except Exception as error:
+                raise OverBudget(str(error)) from error
+
+    def spend(self, work: float) -> None:
+        self.work -= work
+        self.calls -= 1
+        if self.work < 0 or self.calls < 0:
+            raise OverBudget("the work of the whole file")
+
+    def check_value(self, value: Any) -> None:
+        """Refuse a number or a sequence that no model makes."""
+        left = min(self.leaves, _LEAVES)
+        waiting = [(value, 0)]
+        while waiting:
+            item, depth = waiting.pop()
+            left -= 1
+            if left < 0 or depth > _DEPTH:
+                raise Foreign(f"a sequence of more than {_LEAVES} values, or too deep a one")
+            if isinstance(item, dict):
+                waiting += [(part, depth + 1) for pair in item.items() for part in pair]
+            elif isinstance(item, (list, tuple)):
+                if len(item) > left:
+                    raise Foreign(f"a sequence of {len(item)} values")
+                waiting += [(part, depth + 1) for part in item]
+            elif isinstance(item, int) and item.bit_length() > _BITS:
+                raise Foreign(f"a number of {item.bit_length()} bits")
+            elif isinstance(item, str) and len(item) > _LEAVES:
+                raise Foreign(f"a text of {len(item)} letters")
+            self.leaves -= 1
+
+
+class _Trial(fx.Interpreter):
+    """Runs the steps one after the other, and looks at each before and after."""
+
+    def __init__(self, graph: fx.GraphModule, budget: Budget) -> None:
+        super().__init__(graph)
+        self.budget = budget
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.budget.check_value(value)
+        return value
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _check_python(target, args)
+        return super().call_function(target, args, kwargs)
+
+
+class _Meter(TorchDispatchMode):
+    """Counts what each operator of torch reads, writes and multiplies."""
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__()
+        self.budget = budget
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        _check_pieces(func, args, kwargs)
+        result = func(*args, **kwargs)
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        largest = max((t.numel() for t in made), default=0)
+        if largest > _ABSURD:
+            raise Foreign(f"a tensor of {largest} numbers, made by {func}")
+        if largest > _NUMBERS:
+            raise OverBudget(f"a tensor of {largest} numbers")
+        self.budget.spend(_work(func, args, kwargs, result, given, made))
+        return result
+
+
+def _check_python(target: Any, args: tuple[Any, ...]) -> None:
+    """Refuse what Python would compute without end before it can be looked at."""
+    first, second = (*args, None, None)[:2]
+    whole = isinstance(first, int) and isinstance(second, int)
+    if target in (operator.pow, pow) and whole and first.bit_length() * abs(second) > 64 * _BITS:
+        raise Foreign(f"{first} to the power of {second}")
+    if target is round and isinstance(second, int) and abs(second) > _BITS * _BITS:
+        raise Foreign(f"a number rounded to {second} digits")
+    if target in (operator.mod, operator.mul, operator.imul):
+        for some, times in ((first, second), (second, first)):
+            # Of a text, % makes another, as long as it says itself.
+            if isinstance(some, str):
+                raise Foreign("arithmetic with a text")
+            sequence = isinstance(some, (list, tuple)) and isinstance(times, int)
+            if sequence and len(some) * times > _LEAVES:
+                raise Foreign(f"a sequence of {len(some) * times} values")
+
+
+def _check_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse to take a tensor apart into more pieces than a sequence may have."""
+    if func not in (torch.ops.aten.unbind.int, torch.ops.aten.split.Tensor):
+        return
+    unbound = func is torch.ops.aten.unbind.int
+    given = dict(zip(("self", "dim") if unbound else ("self", "size", "dim"), args, strict=False))
+    dim = kwargs.get("dim", given.get("dim", 0))
+    pieces = args[0].size(dim) // (1 if unbound else max(1, int(given.get("size", 1))))
+    if pieces > _LEAVES:
+        raise OverBudget(f"{pieces} pieces of a tensor")
+
+
+def _work(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    given: Sequence[Tensor],
+    made: Sequence[Tensor],
+) -> float:
+    """About how many numbers an operator reads, writes and multiplies."""
+    from torch.utils.flop_counter import flop_registry
+
+    touched = float(_numbers(given) + _numbers(made))
+    counter = flop_registry.get(func._overloadpacket)
+    if counter is not None:
+        return touched + float(counter(*args, **kwargs, out_val=result)) / 2
+    name = func._overloadpacket.__name__
+    if "linalg" in name or name in _CUBIC or "attention" in name or "trilinear" in name:
+        # Matrices are decomposed in the third power of their sides, more or less.
+        return touched * max((max(t.shape[-2:], default=1) for t in given), default=1) * 10
+    sizes = [
+        math.prod(_whole(value))
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.name == "kernel_size"
+    ]
+    return touched * max([1, *sizes])
+
+
+_CUBIC = (
+    *("cholesky", "cholesky_inverse", "cholesky_solve", "triangular_solve", "geqrf", "orgqr"),
+    *("ormqr", "qr", "svd", "lu_unpack", "matrix_exp", "_cdist_forward", "_pdist_forward"),
+)
+
+
+def _whole(value: Any) -> Iterable[int]:
+    return [abs(int(one)) for one in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _numbers(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() for t in tensors)

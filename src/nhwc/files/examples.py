@@ -1,0 +1,63 @@
+"""The inputs that a file was planned for, each a text: `1x3x224x224 float32 channels_last`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..formats import Format, to_format
+from .plain import Foreign, bounded
+from .vocabulary import enumerations
+
+_LENGTH = 1000
+"""So many letters the text of an input may have."""
+
+_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class Example:
+    """An input by its shape, or a plain `value` where `dtype` is None.
+
+    >>> Example.of("2x3 float32").drawn().shape
+    torch.Size([2, 3])
+    >>> Example.of("7").drawn()
+    7
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    channels_last: bool
+    value: bool | int | float | str | None = None
+
+    @classmethod
+    def of(cls, text: Any) -> Example:
+        """The input that `runtime.describe` made this text of."""
+        if not isinstance(text, str) or len(text) > _LENGTH:
+            raise Foreign(f"the input {str(text)[:40]!r}")
+        words = text.split(" ")
+        dtype = enumerations()["dtype"].get(f"torch.{words[1]}") if len(words) > 1 else None
+        if dtype is None:
+            value = ast.literal_eval(text)
+            if not isinstance(value, (bool, int, float, str, type(None))):
+                raise Foreign(f"the input {text[:40]!r}")
+            return cls((), None, False, bounded(value))
+        shape = tuple(int(size) for size in words[0].split("x") if size)
+        if len(shape) > _DIMENSIONS or any(size < 0 for size in shape):
+            raise Foreign(f"an input of shape {words[0][:40]}")
+        return cls(shape, dtype, words[2:] == [str(Format.CHANNELS_LAST)])
+
+    def shaped(self) -> Any:
+        """A tensor of the shape, with whatever is in its memory; or the value."""
+        return self.value if self.dtype is None else torch.empty(self.shape, dtype=self.dtype)
+
+    def drawn(self) -> Any:
+        """A tensor of the shape with random numbers, the same each time; or the value."""
+        if self.dtype is None:
+            return self.value
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(self.shape, generator=generator).to(self.dtype)
+        return to_format(drawn, Format.CHANNELS_LAST) if self.channels_last else drawn
