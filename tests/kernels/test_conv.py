@@ -68,7 +68,7 @@ def test_grouped(isa, data):
         padding=(1, 1),
         groups=groups,
         activation=data.draw(st.sampled_from(list(Activation))),
-        alpha=0.1,
+        slope=0.1,
         has_residual=data.draw(st.booleans()),
     )
     case = Case(spec)
@@ -97,7 +97,7 @@ def test_stem(isa, data):
         stride=(data.draw(st.integers(1, 3)), stride),
         padding=(3, data.draw(st.integers(3, 4))),
         activation=data.draw(st.sampled_from(list(Activation))),
-        alpha=0.1,
+        slope=0.1,
         has_residual=data.draw(st.booleans()),
     )
     case = Case(spec)

@@ -30,7 +30,16 @@ LATER = ("later", "later_floats")
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
-    *("m", "k", "groups", "row_parts", "column_parts", "segments", "block", "panels"),
+    *(
+        "pixels",
+        "k",
+        "groups",
+        "row_parts",
+        "column_parts",
+        "segments",
+        "segments_at_once",
+        "panels",
+    ),
     *("y_pixel", "residual_pixel", "scratch_floats"),
     *("low", "high", "code", "slope"),
     *rows.FIELDS,
@@ -52,7 +61,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     with e.range(begin, end) as unit:
         # Pixels are cut first, as in the layers before and after: what a thread reads it wrote.
         group = unit // a.column_parts % a.groups
-        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.m)
+        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
         each = even(e, last - first)
         with e.range(first, last, each) as at:
@@ -94,13 +103,15 @@ def _emit_products(
     each = (of_tile + (panels - 1)) // panels
     asked = tile.ask(later[1], a.segment, panels * tiles)
     with e.when((later[1] == 0) & (a.row_parts == 1)):
-        tile.ask(a.block * a.segment * width, a.segment, tiles)
+        tile.ask(a.segments_at_once * a.segment * width, a.segment, tiles)
     with e.when(following != 0):
         tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * of_tile)
-    tile.set(rows=count, each=of_tile, a=packed, a_row=a.segments * segment_floats, k=a.segment)
+    tile.set(
+        rows=count, each=of_tile, a=packed, a_row=a.segments * segment_floats, segment=a.segment
+    )
     tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
-    with e.range(0, a.segments, a.block) as inner:
-        count_segments = e.min(a.block, a.segments - inner)
+    with e.range(0, a.segments, a.segments_at_once) as inner:
+        count_segments = e.min(a.segments_at_once, a.segments - inner)
         final = inner + count_segments >= a.segments
         mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
         tile.set(a_skip=inner * segment_floats, segments=count_segments, mode=mode)
@@ -116,7 +127,7 @@ def _emit_products(
             weights_ahead = e.select(later[1] != 0, weights_later, b + width * depth)
             tile(
                 b=b,
-                start=bias + column,
+                bias=bias + column,
                 columns=columns,
                 y=y,
                 residual=emit_moved(e, a.residual, first * a.residual_pixel + here),
@@ -149,7 +160,7 @@ def direct_steps(
     padded_k = -(-k // isa.width) * isa.width
     panels = -(-k // panel_columns(isa))
     row_parts, column_parts = split(spec, panels, isa, torch.get_num_threads())
-    segment, segments, block = _segments(spec, x, isa)
+    segment, segments, at_once = _segments(spec, x, isa)
     block_rows = -(-spec.pixels // row_parts)
     scratch_floats = block_rows * segments * (-(-segment // isa.width) * isa.width)
     low, high = clamp(spec.activation)
@@ -163,21 +174,21 @@ def direct_steps(
             residual=residual,
             scratch=Scratch(4 * scratch_floats, per_thread=True),
             tile=TILE.address,
-            m=spec.pixels,
+            pixels=spec.pixels,
             k=k,
             groups=spec.groups,
             panels=panels,
             row_parts=row_parts,
             column_parts=column_parts,
             segments=segments,
-            block=block,
+            segments_at_once=at_once,
             y_pixel=y.pixel,
             residual_pixel=residual.pixel if residual else 0,
             scratch_floats=scratch_floats,
             low=low,
             high=high,
             code=int(spec.activation),
-            slope=float(spec.alpha),
+            slope=float(spec.slope),
             later=None,
             later_floats=0,
             **_row_fields(spec, x, segment, isa),

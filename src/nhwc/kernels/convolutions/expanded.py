@@ -33,9 +33,9 @@ from .depthwise import Row, Window, emit_row
 from .direct import clamp
 
 _FIELDS = (
-    *("x", "xpixel", "expand", "expand_bias", "weight", "bias", "scratch", "tile"),
-    *("n", "h", "w", "depth", "c", "ho", "wo", "top", "left"),
-    *("bands", "groups", "panels", "packed_floats", "scratch_floats"),
+    *("x", "x_pixel", "expand_weights", "expand_bias", "weights", "bias", "scratch", "tile"),
+    *("n", "h", "w", "depth", "c", "out_h", "out_w", "pad_h", "pad_w"),
+    *("bands", "panel_parts", "panels", "packed_floats", "scratch_floats"),
     *("inner_low", "inner_high", "inner_code", "inner_slope"),
     *ENDING,
 )
@@ -80,11 +80,11 @@ def expanded_depthwise_step(
     """activation(depthwise(expansion(x), weight) + bias + residual), where `serves` says so."""
     isa = isas.host()
     n, depth, h, w = x.shape
-    c, ho, wo = y.shape[1:]
-    if not serves(depth, window, wo):
-        raise InputError(f"no step expands {depth} channels into {window}, {wo} outputs wide.")
+    c, out_h, out_w = y.shape[1:]
+    if not serves(depth, window, out_w):
+        raise InputError(f"no step expands {depth} channels into {window}, {out_w} outputs wide.")
     size, stride = window.size[0], window.stride[0]
-    tile = window.tile(wo)
+    tile = window.tile(out_w)
     cut = _cut(x, y, window, isa, torch.get_num_threads())
     packed_floats = cut.rows * w * (-(-depth // isa.width) * isa.width)
     scratch_floats = packed_floats + cut.rows * w * panel_columns(isa)
@@ -93,10 +93,10 @@ def expanded_depthwise_step(
     return step(
         expanded_depthwise(size, stride, tile),
         x=x,
-        xpixel=x.pixel,
-        expand=packed,
+        x_pixel=x.pixel,
+        expand_weights=packed,
         expand_bias=packed[depth * (-(-c // isa.width) * isa.width) :],
-        weight=pack_depthwise(weight, isa),
+        weights=pack_depthwise(weight, isa),
         bias=pad_channels(bias, c),
         scratch=Scratch(4 * scratch_floats, per_thread=True),
         tile=TILE.address,
@@ -105,12 +105,12 @@ def expanded_depthwise_step(
         w=w,
         depth=depth,
         c=c,
-        ho=ho,
-        wo=wo,
-        top=window.padding[0],
-        left=window.padding[1],
+        out_h=out_h,
+        out_w=out_w,
+        pad_h=window.padding[0],
+        pad_w=window.padding[1],
         bands=cut.bands,
-        groups=cut.groups,
+        panel_parts=cut.panel_parts,
         panels=-(-c // panel_columns(isa)),
         packed_floats=packed_floats,
         scratch_floats=scratch_floats,
@@ -129,27 +129,27 @@ class _Cut(NamedTuple):
     """
 
     bands: int
-    groups: int
+    panel_parts: int
     rows: int
 
 
 def _cut(x: View, y: View, window: Window, isa: Isa, threads: int) -> _Cut:
     """The cut that leaves the busiest thread the least to do, among those that fit the cache."""
     n, depth, h, w = x.shape
-    c, ho, _ = y.shape[1:]
+    c, out_h, _ = y.shape[1:]
     panels = -(-c // panel_columns(isa))
     pixel_bytes = 4 * (-(-depth // isa.width) * isa.width + panel_columns(isa))
 
-    def cut(bands: int, groups: int) -> _Cut:
-        rows = (-(-ho // bands) - 1) * window.stride[0] + window.size[0]
-        return _Cut(bands, groups, min(rows, h))
+    def cut(bands: int, panel_parts: int) -> _Cut:
+        rows = (-(-out_h // bands) - 1) * window.stride[0] + window.size[0]
+        return _Cut(bands, panel_parts, min(rows, h))
 
     def cost(one: _Cut) -> tuple[bool, int, int]:
-        turns = -(-n * one.bands * one.groups // threads)
+        turns = -(-n * one.bands * one.panel_parts // threads)
         large = one.rows > window.size[0] and one.rows * w * pixel_bytes > _SCRATCH_BYTES
-        return large, turns * one.rows * (-(-panels // one.groups) + _PACKING), one.bands
+        return large, turns * one.rows * (-(-panels // one.panel_parts) + _PACKING), one.bands
 
-    possible = [cut(b, g) for b in range(1, ho + 1) for g in range(1, min(panels, threads) + 1)]
+    possible = [cut(b, p) for b in range(1, out_h + 1) for p in range(1, min(panels, threads) + 1)]
     return min(possible, key=cost)
 
 
@@ -177,28 +177,30 @@ def _emit(
 ) -> None:
     packed = a.scratch.floats() + thread * a.scratch_floats
     call = TileCall(e, a.tile)
-    call.set(k=a.depth, segments=1, y_row=panel_columns(e.isa), residual=0, mode=FINAL)
+    call.set(segment=a.depth, segments=1, y_row=panel_columns(e.isa), residual=0, mode=FINAL)
     call.set(low=a.inner_low, high=a.inner_high)
-    begin, end = e.share(a.n * a.bands * a.groups, thread, threads)
+    begin, end = e.share(a.n * a.bands * a.panel_parts, thread, threads)
     with e.range(begin, end) as piece:
-        number, group = piece // a.groups, piece % a.groups
-        first = number % a.bands * a.ho // a.bands
-        last = (number % a.bands + 1) * a.ho // a.bands
-        seen = e.max(first * stride - a.top, 0)
-        last_seen = e.min((last - 1) * stride - a.top + size, a.h)
+        number, part = piece // a.panel_parts, piece % a.panel_parts
+        first = number % a.bands * a.out_h // a.bands
+        last = (number % a.bands + 1) * a.out_h // a.bands
+        seen = e.max(first * stride - a.pad_h, 0)
+        last_seen = e.min((last - 1) * stride - a.pad_h + size, a.h)
         wide = packed + a.packed_floats
         band = _Band(number // a.bands, first, seen, last_seen, last, packed, wide)
         _emit_pack(e, a, band)
-        with e.range(group * a.panels // a.groups, (group + 1) * a.panels // a.groups) as panel:
+        with e.range(
+            part * a.panels // a.panel_parts, (part + 1) * a.panels // a.panel_parts
+        ) as panel:
             channel = panel * panel_columns(e.isa)
             columns = e.min(a.c - channel, panel_columns(e.isa))
             here = _of_panel(e, a, panel, size)
-            filters = (here.weight.floats(), depthwise_floats(size**2, e.isa))
+            filters = (here.weights.floats(), depthwise_floats(size**2, e.isa))
             _emit_expansion(e, a, band, call, (channel, columns), filters)
             with e.range(first, last) as out:
-                top = out * stride - a.top
+                top = out * stride - a.pad_h
                 source = wide + (top - seen) * a.w * panel_columns(e.isa)
-                pixel = (band.image * a.ho + out) * a.wo
+                pixel = (band.image * a.out_h + out) * a.out_w
                 row = Row(pixel, top, source, e.i64(0), columns)
                 emit_row(e, here, row, size=size, stride=stride, tile=tile)
 
@@ -208,8 +210,8 @@ def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
     channel = panel * panel_columns(e.isa)
     return a.but(
         c=e.i64(panel_columns(e.isa)),
-        xpixel=e.i64(panel_columns(e.isa)),
-        weight=a.weight + panel * depthwise_floats(size**2, e.isa) * 4,
+        x_pixel=e.i64(panel_columns(e.isa)),
+        weights=a.weights + panel * depthwise_floats(size**2, e.isa) * 4,
         bias=a.bias + channel * 4,
         y=a.y + channel * 4,
         residual=emit_moved(e, a.residual, channel),
@@ -219,10 +221,10 @@ def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
 def _emit_pack(e: Emitter, a: Args, band: _Band) -> None:
     """Lay out what the band sees as the micro-kernel reads it."""
     pixels = (band.last_seen - band.seen) * a.w
-    source = a.x.floats() + (band.image * a.h + band.seen) * a.w * a.xpixel
+    source = a.x.floats() + (band.image * a.h + band.seen) * a.w * a.x_pixel
     depth = emit_whole(e, a.depth)
     with e.range(0, pixels, e.isa.rows) as first:
-        seen = source + first * a.xpixel, a.xpixel
+        seen = source + first * a.x_pixel, a.x_pixel
         rows = e.min(pixels - first, e.isa.rows)
         copy_rows(e, seen, a.depth, rows, band.packed + first * depth)
 
@@ -246,8 +248,8 @@ def _emit_expansion(
         rows=rows,
         a=band.packed,
         a_row=emit_whole(e, a.depth),
-        b=a.expand.floats() + channel * a.depth,
-        start=a.expand_bias.floats() + channel,
+        b=a.expand_weights.floats() + channel * a.depth,
+        bias=a.expand_bias.floats() + channel,
         columns=columns,
         y=band.wide,
         ahead=place,

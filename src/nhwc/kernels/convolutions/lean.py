@@ -54,7 +54,7 @@ def _in_memory(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
         deep = last - channel
         step = _apart(deep, p.columns)
         _transform(e, t)(p.filters + channel * p.columns, tap, filters, step, deep * p.columns)
-        call.set(k=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
+        call.set(segment=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
         call.ask(rows * deep, deep, tiles_of(e, p.count))
         following = p.filters + e.select(last < p.channels, last * p.columns, tap * TAPS)
         with e.range(0, t.size**2) as element:

@@ -29,8 +29,21 @@ from .depthwise import Row, Window, emit_row
 from .direct import clamp
 
 _FIELDS = (
-    *("x", "xpixel", "weight", "bias", "project", "project_bias", "scratch", "tile"),
-    *("n", "h", "w", "c", "ho", "wo", "k", "top", "left", "bands", "panels", "scratch_floats"),
+    *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
+    *(
+        "n",
+        "h",
+        "w",
+        "c",
+        "out_h",
+        "out_w",
+        "k",
+        "pad_h",
+        "pad_w",
+        "bands",
+        "panels",
+        "scratch_floats",
+    ),
     *("inner_code", "inner_slope", "low", "high"),
     *ENDING,
 )
@@ -41,7 +54,7 @@ _TILES = 4
 
 @dataclass(frozen=True)
 class Depthwise:
-    """The depthwise convolution before: its weight (C, 1, kh, kw), bias and activation."""
+    """The depthwise convolution before: its weight (C, 1, r, s), bias and activation."""
 
     weight: Tensor
     bias: Tensor | None
@@ -64,22 +77,22 @@ def projected_depthwise_step(
     """activation(weight @ depthwise(x) + bias + residual), for a window that has a tile."""
     isa, window = isas.host(), depthwise.window
     n, c, h, w = x.shape
-    k, ho, wo = y.shape[1:]
-    size, stride, tile = window.size[0], window.stride[0], window.tile(wo)
+    k, out_h, out_w = y.shape[1:]
+    size, stride, tile = window.size[0], window.stride[0], window.tile(out_w)
     if not tile:
-        raise InputError(f"no step projects what {window} makes, {wo} outputs wide.")
-    bands = _bands(n, ho, wo, isa)
+        raise InputError(f"no step projects what {window} makes, {out_w} outputs wide.")
+    bands = _bands(n, out_h, out_w, isa)
     padded = -(-c // isa.width) * isa.width
-    scratch_floats = -(-ho // bands) * wo * padded
+    scratch_floats = -(-out_h // bands) * out_w * padded
     packed = pack_convolution(weight, bias, 1, isa)
     low, high = clamp(activation)
     return step(
         projected_depthwise(size, stride, tile),
         x=x,
-        xpixel=x.pixel,
-        weight=pad_channels(depthwise.weight.flatten(1).t(), c),
+        x_pixel=x.pixel,
+        weights=pad_channels(depthwise.weight.flatten(1).t(), c),
         bias=pad_channels(depthwise.bias, c),
-        project=packed,
+        project_weights=packed,
         project_bias=packed[c * (-(-k // isa.width) * isa.width) :],
         scratch=Scratch(4 * scratch_floats, per_thread=True),
         tile=TILE.address,
@@ -87,11 +100,11 @@ def projected_depthwise_step(
         h=h,
         w=w,
         c=c,
-        ho=ho,
-        wo=wo,
+        out_h=out_h,
+        out_w=out_w,
         k=k,
-        top=window.padding[0],
-        left=window.padding[1],
+        pad_h=window.padding[0],
+        pad_w=window.padding[1],
         bands=bands,
         panels=-(-k // panel_columns(isa)),
         scratch_floats=scratch_floats,
@@ -124,20 +137,20 @@ def _emit(
 ) -> None:
     packed = a.scratch.floats() + thread * a.scratch_floats
     call = TileCall(e, a.tile)
-    call.set(k=a.c, segments=1, y_row=a.ypixel, residual_row=a.rpixel, mode=FINAL)
+    call.set(segment=a.c, segments=1, y_row=a.y_pixel, residual_row=a.residual_pixel, mode=FINAL)
     call.set(low=a.low, high=a.high)
     begin, end = e.share(a.n * a.bands, thread, threads)
     with e.range(begin, end) as piece:
         image, band = piece // a.bands, piece % a.bands
-        first, last = band * a.ho // a.bands, (band + 1) * a.ho // a.bands
-        pixels = (last - first) * a.wo
+        first, last = band * a.out_h // a.bands, (band + 1) * a.out_h // a.bands
+        pixels = (last - first) * a.out_w
         put = partial(_pack, packed, pixels)
         with e.range(first, last) as out:
-            top = out * stride - a.top
-            source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
-            row = Row((out - first) * a.wo, top, source, e.i64(0), a.c)
+            top = out * stride - a.pad_h
+            source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
+            row = Row((out - first) * a.out_w, top, source, e.i64(0), a.c)
             emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
-        _emit_products(e, a, call, packed, ((image * a.ho + first) * a.wo, pixels))
+        _emit_products(e, a, call, packed, ((image * a.out_h + first) * a.out_w, pixels))
 
 
 def _pack(
@@ -169,13 +182,13 @@ def _emit_products(
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)
-        y = a.y.floats() + (begin * a.ypixel + column)
+        y = a.y.floats() + (begin * a.y_pixel + column)
         call(
-            b=a.project.floats() + column * a.c,
-            start=a.project_bias.floats() + column,
+            b=a.project_weights.floats() + column * a.c,
+            bias=a.project_bias.floats() + column,
             columns=columns,
             y=y,
-            residual=emit_moved(e, a.residual, begin * a.rpixel + column),
+            residual=emit_moved(e, a.residual, begin * a.residual_pixel + column),
         )
         with e.when(a.code > int(Activation.RELU6)):
-            activate_tile(e, y, a.ypixel, (pixels, columns), (a.code, a.slope))
+            activate_tile(e, y, a.y_pixel, (pixels, columns), (a.code, a.slope))

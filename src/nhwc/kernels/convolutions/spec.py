@@ -18,7 +18,7 @@ class ConvSpec:
     >>> spec.out_h, spec.depth, spec.gflop
     (28, 576, 0.115605504)
 
-    `alpha` is the slope of leaky relu.
+    `slope` is the slope of leaky relu.
     """
 
     n: int
@@ -33,7 +33,7 @@ class ConvSpec:
     dilation: Pair = (1, 1)
     groups: int = 1
     activation: Activation = Activation.NONE
-    alpha: float = 0.01
+    slope: float = 0.01
     has_residual: bool = False
     has_bias: bool = True
 

@@ -30,7 +30,7 @@ from .spec import ConvSpec
 
 _FIELDS = (
     *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
-    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "run", "stride_h", "pad_h", "pad_w"),
+    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "filter_line", "stride_h", "pad_h", "pad_w"),
     *("blocks", "panels", "line", "lines_floats", POOL, *ENDING),
 )
 STEPS = (3, 6, 12)
@@ -75,7 +75,7 @@ def stem_steps(
             out_h=spec.out_h,
             out_w=spec.out_w,
             r=spec.r,
-            run=spec.s * spec.c,
+            filter_line=spec.s * spec.c,
             stride_h=spec.stride[0],
             pad_h=spec.padding[0],
             pad_w=spec.padding[1],
@@ -84,7 +84,7 @@ def stem_steps(
             line=line,
             lines_floats=floats,
             pool=0,
-            **ending(y, spec.activation, spec.alpha, residual),
+            **ending(y, spec.activation, spec.slope, residual),
         ),
     )
 
@@ -190,15 +190,15 @@ def _emit_tile(
 ) -> None:
     (source, step), (first, vectors) = window, panel
     columns = vectors * e.width
-    weights = a.weights.floats() + first * a.r * a.run
+    weights = a.weights.floats() + first * a.r * a.filter_line
     sums = [[e.variable(0.0) for _ in range(e.isa.rows)] for _ in range(vectors)]
     for j, line in enumerate(sums):
         bias = e.load(a.bias.floats() + (first + j * e.width))
         for one in line:
             one.value = bias
     with e.range(0, a.r) as i:
-        values, filters = source + i * a.line, weights + i * a.run * columns
-        with e.range(0, a.run) as tap:
+        values, filters = source + i * a.line, weights + i * a.filter_line * columns
+        with e.range(0, a.filter_line) as tap:
             factors = [e.load(filters + (tap * columns + j * e.width)) for j in range(vectors)]
             for number in range(e.isa.rows):
                 value = e.broadcast(e.read(values + (tap + number * step)))
@@ -232,9 +232,9 @@ def _finish(
             pair.value = emit_larger(e, one, other)
         # The line above was pooled and stored before.
         with e.when(row % 2 == 1):
-            above = a.y.floats() + (corner * a.ypixel + place[0])
+            above = a.y.floats() + (corner * a.y_pixel + place[0])
             for number, pair in enumerate(pairs):
-                stored = e.load(above + a.ypixel * number, place[1])
+                stored = e.load(above + a.y_pixel * number, place[1])
                 pair.value = emit_larger(e, stored, pair.value)
         put(e, a, [pair.value for pair in pairs], corner, place)
 

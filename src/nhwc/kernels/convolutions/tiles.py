@@ -179,8 +179,8 @@ def _emit_panel(
     zeros = e.stack(panel_columns(e.isa))
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
-    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), k=a.c, segments=1)
-    call.set(columns=columns, y_row=columns, start=zeros, residual=0, mode=0)
+    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), segment=a.c, segments=1)
+    call.set(columns=columns, y_row=columns, bias=zeros, residual=0, mode=0)
     form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)

@@ -127,7 +127,7 @@ def winograd_steps(
         low=low,
         high=high,
         code=int(spec.activation),
-        slope=float(spec.alpha),
+        slope=float(spec.slope),
         pool=0,
     )
     if alone:

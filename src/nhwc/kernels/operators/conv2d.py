@@ -16,7 +16,7 @@ from ..layers.activations import Activation
 
 _SCHEMA = (
     "conv2d(Tensor x, Tensor packed, Tensor? residual, str kernel, str isa, int k, int r, int s, "
-    "int[2] stride, int[2] padding, int[2] dilation, int groups, str activation, float alpha) "
+    "int[2] stride, int[2] padding, int[2] dilation, int groups, str activation, float slope) "
     "-> Tensor"
 )
 
@@ -44,7 +44,7 @@ def op_arguments(kernel: ConvKernel) -> tuple[Any, ...]:
     return (
         *(kernel.name, isas.host().name, spec.k, spec.r, spec.s),
         *(list(spec.stride), list(spec.padding), list(spec.dilation)),
-        *(spec.groups, spec.activation.name.lower(), spec.alpha),
+        *(spec.groups, spec.activation.name.lower(), spec.slope),
     )
 
 
@@ -69,7 +69,7 @@ def _kernel(
     name: str, shape: tuple[int, ...], settings: tuple[Any, ...], has_residual: bool
 ) -> ConvKernel:
     """The kernel that the arguments of the operator name; cached, as every call asks again."""
-    k, r, s, stride, padding, dilation, groups, activation, alpha = settings
+    k, r, s, stride, padding, dilation, groups, activation, slope = settings
     if len(shape) != 4:
         raise InputError(f"the input has {len(shape)} dimensions; nhwc::conv2d needs N, C, H, W.")
     if activation.upper() not in Activation.__members__:
@@ -83,7 +83,7 @@ def _kernel(
         dilation=dilation,
         groups=groups,
         activation=Activation[activation.upper()],
-        alpha=alpha,
+        slope=slope,
         has_residual=has_residual,
     )
     if spec.out_h < 1 or spec.out_w < 1:

@@ -31,17 +31,17 @@ FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
 FIELDS = (
-    *("rows", "each", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
-    *("y", "y_row", "start", "residual", "residual_row", "low", "high", "mode"),
+    *("rows", "each", "a", "a_row", "a_skip", "b", "segment", "segments", "columns"),
+    *("y", "y_row", "bias", "residual", "residual_row", "low", "high", "mode"),
     *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
+"""y = clamp(bias + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
 
-The inner dimension is `segments` times `k`, of rows that are packed `a_row` floats long; the first
-`a_skip` of each are left out. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are
+The inner dimension is `segments` times `segment`, of rows that are packed `a_row` floats long; the first
+`a_skip` of each are left out. `a`, `b`, `y`, `bias` and `residual` (0 for none) are
 addresses. `columns` may be fewer than the panel holds; then only those of `y` and `residual` are
 read and written, and the last vector is as wide as they need. Meanwhile what is packed next is
-asked for: with each tile `ahead_rows` rows of `segments` times `k` floats, `ahead_row` apart, from
+asked for: with each tile `ahead_rows` rows of `segments` times `segment` floats, `ahead_row` apart, from
 `ahead` on, and `ahead_tile` further with every tile; none if the caller sets nothing.
 """
 
@@ -119,7 +119,7 @@ def panel_columns(isa: Isa) -> int:
     return isa.vectors * isa.width
 
 
-_POINTERS = ("a", "b", "y", "start", "ahead")
+_POINTERS = ("a", "b", "y", "bias", "ahead")
 
 
 def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
@@ -157,7 +157,7 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
     # A long product asks for the result's rows one by one.
-    with e.when(((t.mode & FINAL) != 0) & (t.k < unrolled(e) * rows)):
+    with e.when(((t.mode & FINAL) != 0) & (t.segment < unrolled(e) * rows)):
         places = [(i, j * e.width) for i in range(rows) for j in lines(e, len(vectors))]
         for i, column in places:
             e.prefetch(t.y + (t.y_row * i + column), write=True)
@@ -193,13 +193,13 @@ def _each(
 
 
 def _start_from_bias(t: Tile, sums: Accumulators) -> None:
-    start = t.start
+    place = t.bias
     for column in zip(*sums, strict=True):
         own = column[0].emitter
-        bias = own.load(start)
+        bias = own.load(place)
         for variable in column:
             variable.value = bias
-        start = start + own.width
+        place = place + own.width
 
 
 def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:

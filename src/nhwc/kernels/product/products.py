@@ -27,12 +27,12 @@ class Tile:
     a_row: Value
     a_skip: Value
     b: Value
-    k: Value
+    segment: Value
     segments: Value
     columns: Value
     y: Value
     y_row: Value
-    start: Value
+    bias: Value
     residual: Value
     residual_row: Value
     low: Value
@@ -57,16 +57,16 @@ def lines(e: Emitter, vectors: int) -> range:
 def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
     """Add to `sums` what `t.segments` segments of packed rows make with the panel."""
     rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
-    chunks, rest = t.k // width, t.k % width
+    chunks, rest = t.segment // width, t.segment % width
     chunk_floats, unroll = rows * width, unrolled(e)
-    segment_floats = emit_vectors(e, t.k) * chunk_floats
+    segment_floats = emit_vectors(e, t.segment) * chunk_floats
     parts = _parts(e, sums, columns)
     with e.range(0, t.segments) as segment:
-        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
+        a, b = t.a + segment * segment_floats, t.b + segment * t.segment * columns
         with e.range(0, chunks) as chunk:
             here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
             with e.range(0, t.ahead_rows) as row:
-                place = row * t.ahead_row + segment * t.k + chunk * width
+                place = row * t.ahead_row + segment * t.segment + chunk * width
                 e.prefetch(t.ahead + place, level=2)
             for part in parts:
                 with e.range(0, width, unroll) as i:

@@ -35,7 +35,7 @@ def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _asking(step: Step, linear: Step) -> Step:
-    weight = linear.given["weight"]
+    weight = linear.given["weights"]
     assert isinstance(weight, Tensor)
     asked: dict[str, Argument] = {LATER[0]: weight, LATER[1]: min(weight.numel(), _MOST)}
     return step.but(**asked)
