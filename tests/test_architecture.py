@@ -16,7 +16,7 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("disk", "environment", "errors", "preserve", "timing"),
+        ("activations", "disk", "environment", "errors", "preserve", "timing", "windows"),
         ("formats", "ready", "release", "vision"),
         ("kernels", "widened"),
         ("memory", "verify"),

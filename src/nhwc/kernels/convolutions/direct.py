@@ -17,7 +17,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation
+from ..layers.activations import Activation, clamp
 from ..layers.ending import activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
@@ -267,10 +267,3 @@ def _run(spec: ConvSpec, x: View) -> int:
     """How many taps of a row of the filter lie side by side in memory."""
     c = spec.c // spec.groups
     return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
-
-
-def clamp(activation: Activation) -> tuple[float, float]:
-    """The bounds that the micro-kernel applies; none where the activation is more than that."""
-    infinity = float("inf")
-    low = 0.0 if activation in (Activation.RELU, Activation.RELU6) else -infinity
-    return low, 6.0 if activation is Activation.RELU6 else infinity

@@ -23,14 +23,13 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation
+from ..layers.activations import Activation, clamp
 from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from ..product.rows import copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import Row, Window, emit_row
-from .direct import clamp
 
 _FIELDS = (
     *("x", "x_pixel", "expand_weights", "expand_bias", "weights", "bias", "scratch", "tile"),

@@ -20,13 +20,12 @@ from ..language.isa import Isa
 from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, emit_activations
+from ..layers.activations import Activation, clamp, emit_activations
 from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import Row, Window, emit_row
-from .direct import clamp
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),

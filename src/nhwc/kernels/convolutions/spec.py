@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import InputError
+from ...windows import places
 from ..layers.activations import Activation
 
 Pair = tuple[int, int]
@@ -51,13 +52,21 @@ class ConvSpec:
 
     @property
     def out_h(self) -> int:
-        reach = self.dilation[0] * (self.r - 1) + 1
-        return (self.h + 2 * self.padding[0] - reach) // self.stride[0] + 1
+        return self._places(self.h, self.r, 0)
 
     @property
     def out_w(self) -> int:
-        reach = self.dilation[1] * (self.s - 1) + 1
-        return (self.w + 2 * self.padding[1] - reach) // self.stride[1] + 1
+        return self._places(self.w, self.s, 1)
+
+    def _places(self, length: int, size: int, side: int) -> int:
+        count: int = places(
+            length,
+            size,
+            stride=self.stride[side],
+            padding=self.padding[side],
+            dilation=self.dilation[side],
+        )
+        return count
 
     @property
     def pixels(self) -> int:

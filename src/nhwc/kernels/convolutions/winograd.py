@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from ..language import isa as isas
+from ..layers.activations import clamp
 from ..product.microkernel import TILE, panel_columns
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room
 from ..tape.steps import Scratch, Step, View, step
-from .direct import clamp, outweighs, pack_direct
+from .direct import outweighs, pack_direct
 from .spec import ConvSpec
 from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
 from .transforms import Transform

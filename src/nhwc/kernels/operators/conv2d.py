@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...windows import places
 from ..convolutions.conv import ConvKernel, compute, kernel_for
 from ..convolutions.spec import ConvSpec
 from ..language import isa as isas
-from ..layers.activations import Activation
+from ..layers.activations import named
 
 _SCHEMA = (
     "conv2d(Tensor x, Tensor packed, Tensor? residual, str kernel, str isa, int k, int r, int s, "
@@ -72,9 +73,6 @@ def _kernel(
     k, r, s, stride, padding, dilation, groups, activation, slope = settings
     if len(shape) != 4:
         raise InputError(f"the input has {len(shape)} dimensions; nhwc::conv2d needs N, C, H, W.")
-    if activation.upper() not in Activation.__members__:
-        known = ", ".join(a.name.lower() for a in Activation)
-        raise InputError(f"activation {activation!r} is not known. Known: {known}.")
     n, c, h, w = shape
     spec = ConvSpec(
         *(n, c, h, w, k, r, s),
@@ -82,7 +80,7 @@ def _kernel(
         padding=padding,
         dilation=dilation,
         groups=groups,
-        activation=Activation[activation.upper()],
+        activation=named(activation),
         slope=slope,
         has_residual=has_residual,
     )
@@ -107,7 +105,7 @@ def _conv2d_fake(
 ) -> Tensor:
     k, r, s, stride, padding, dilation, *_ = settings
     n, _, h, w = x.shape
-    out_h = (h + 2 * padding[0] - dilation[0] * (r - 1) - 1) // stride[0] + 1
-    out_w = (w + 2 * padding[1] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+    sides = zip((h, w), (r, s), stride, padding, dilation, strict=True)
+    out_h, out_w = (places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in sides)
     y = x.new_empty((n, out_h, out_w, k), dtype=torch.float32)
     return y.permute(0, 3, 1, 2)
