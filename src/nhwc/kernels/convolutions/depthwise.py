@@ -1,4 +1,28 @@
-"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers."""
+"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers.
+
+Each channel has a filter of its own, so there is no product to share: an output costs as many loads
+as multiplications. Neighbouring outputs see mostly the same pixels, though, and are computed
+together, `tile` of them. Each pixel of a row is loaded once for all of them:
+
+    a 3x3 filter, stride 1, tile of 4:
+
+    pixels      p0 p1 p2 p3 p4 p5        six loads for a row of the filter, not twelve
+    outputs     [ 0    ]
+                   [ 1    ]
+                      [ 2    ]           four sums, three taps and a pixel in registers
+                         [ 3    ]
+
+The row of the filter is unrolled, and so are the outputs. The innermost loop runs over rows of the
+filter; around it are the vectors of channels, the tiles of a row of outputs, and the rows. So there
+is a kernel for each size, stride and tile that networks have; `ANY_DEPTHWISE` computes all others,
+one output at a time.
+
+A row of outputs ends with a tile that moves left and computes some again: cheaper than a tile of
+another length. `tile_for` takes the tile that computes the fewest outputs in all.
+
+`emit_row` is also the depthwise part of two larger steps, with a 1x1 convolution before
+(expanded.py) or behind it (projected.py).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +34,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import each_vector, emit_padded, padded
+from ..language.loops import Place, each_vector, emit_padded, padded
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation
@@ -33,7 +57,7 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Window:
-    """How the filters of a depthwise convolution move, where it is a part of a larger step."""
+    """The size and the movement of the filters, where they are a part of a larger step."""
 
     size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -111,7 +135,7 @@ def tile_for(
 
 
 def _pieces(rows: int, channels: int) -> tuple[int, int]:
-    """Channels per piece of work and pieces per row: few rows are cut, so that all threads work."""
+    """Channels of a piece of work, and pieces of a row, which is cut where rows are few."""
     wanted = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
     piece = padded(-(-channels // wanted))
     return piece, -(-channels // piece)
@@ -125,7 +149,7 @@ def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
 
 
 class Row(NamedTuple):
-    """A row of outputs, and the channels of it that are wanted.
+    """Channels from `first` up to `last` of a row of outputs.
 
     `out` is its first pixel in `y`, `top` the input row under its first tap, which may lie in the
     padding, and `source` where that row would begin.
@@ -199,7 +223,7 @@ def emit_row(
                             add_column(j)
                     else:
                         add_column(j)
-            end(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+            end(e, a, [s.value for s in sums], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 
@@ -222,7 +246,7 @@ def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                     value = e.load(row.source + ((down * a.w + x) * a.x_pixel + c), mask)
                     tap = (i * a.s + j) * padded_channels + c
                     total.value = e.fma(value, e.load(a.weights.floats() + tap), total.value)
-            finish(e, a, [total.value], row.out + ow, (c, mask))
+            finish(e, a, [total.value], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 

@@ -1,10 +1,33 @@
 """Grouped 3x3 convolution: a few neighbouring outputs in registers, a vector of channels each.
 
 A matrix product per group would leave most lanes of a vector idle where groups are narrow. Here the
-lanes are output channels of one or several groups side by side. What they are multiplied by is, for
-narrow groups, a vector of input pixels shuffled within its groups, and for wide ones a broadcast,
-or one for each half of a vector where a group ends in its middle; either serves the three outputs
-that see the pixel.
+lanes are output channels of one or several groups side by side, and a tile is `_TILE` neighbouring
+outputs of a row. Each lane must be multiplied by an input channel of its own group:
+
+    groups of 4, vectors of 8        lanes of output channels   A A A A B B B B
+                                     a pixel of the input       a b c d e f g h
+    narrow: shuffled within groups   first input channel        a a a a e e e e
+                                     second                     b b b b f f f f   ...
+
+    groups of a vector or more       lanes                      A A A A A A A A
+    wide: one number, broadcast      first input channel        a a a a a a a a   ...
+
+    a group that ends in the middle  lanes                      A A A A B B B B
+    of a vector: one for each half   first of each group        a a a a m m m m   ...
+
+Whatever it is, a pixel is loaded once and multiplied for up to three outputs that see it:
+
+    pixels    p0 p1 p2 p3 p4 p5 p6 p7 p8          stride 1: p2 is the last tap of output 0,
+    outputs   [ 0      ]                          the middle one of output 1 and the first
+                 [ 1      ]                       one of output 2
+                    [ 2      ]
+
+Seven sums, three taps and the pixel are eleven registers, which AVX2 has, too.
+
+Threads share out rows of the result where there are several for each (`by_rows`), as they do in the
+layers before and after; else vectors of channels. Within its share a thread computes all vectors of
+channels of a row, and then the next row (`row_by_row`), where all weights stay in the second-level
+cache: so pixels are read once. Else it computes all rows for one vector, so that weights are.
 """
 
 from __future__ import annotations
@@ -18,7 +41,7 @@ from torch import Tensor
 
 from ..language import isa as isas
 from ..language.compiler import Args, Kernel
-from ..language.loops import emit_vectors
+from ..language.loops import Place, emit_vectors
 from ..language.values import Value
 from ..language.vectors import Emitter, Variable
 from ..layers.ending import finish
@@ -28,37 +51,27 @@ from ..tape.steps import Step, View, step
 from .spec import ConvSpec
 
 _FIELDS = (
-    *(
-        "x",
-        "y",
-        "weights",
-        "bias",
-        "residual",
-        "x_pixel",
-        "y_pixel",
-        "residual_pixel",
-        "code",
-        "slope",
-    ),
+    *("x", "y", "weights", "bias", "residual"),
+    *("x_pixel", "y_pixel", "residual_pixel", "code", "slope"),
     *("n", "h", "w", "out_h", "out_w", "k", "group_c", "group_k", "by_rows", "row_by_row"),
 )
+"""`k` is all output channels, `group_c` and `group_k` what a group reads and writes."""
+
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
 _ROWS = 4
-"""As many rows for each thread, and threads share out those, as do the layers before and after, so
-that what a thread reads it wrote itself; if fewer, channels.
+"""With this many rows for each thread, threads share out rows, as do the layers before and after:
+then a thread reads what it wrote itself. With fewer they share out channels.
 """
 _NEAR_BYTES = 384 << 10
-"""Weights that stay in the second-level cache while all of them are used for each row of pixels,
-which then are read as they lie; more than that, and all rows are computed for each vector of them.
-"""
+"""How much of the second-level cache weights may take, to be used again for each row of pixels."""
 NARROW = (4, 8)
 """Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, stride: int) -> None:
     by_rows = a.by_rows != 0
-    # What is not shared out, every thread does all of.
+    # Either rows or vectors are shared out; of the others every thread does all.
     rows = e.share(a.n * a.out_h, *_among(e, by_rows, thread, threads))
     vectors = e.share(emit_vectors(e, a.k), *_among(e, ~by_rows, thread, threads))
     lengths = rows[1] - rows[0], vectors[1] - vectors[0]
@@ -71,9 +84,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
         top = row % a.out_h * stride - 1
         source = a.x.floats() + ((row // a.out_h * a.h + top) * a.w) * a.x_pixel
         first = source + (channel if narrow else channel // a.group_k * a.group_c)
-        apart, mask = _second(e, a, channel)
+        second, mask = _second(e, a, channel)
         weights = a.weights.floats() + vector * 9 * a.group_c * e.width
         _fetch_following(e, weights, 9 * a.group_c * e.width, row - rows[0], rows[1] - rows[0])
+        # The rows of the filter that lie within the image; columns are masked tap by tap.
         valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
         with e.range(0, a.out_w, _TILE) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
@@ -94,11 +108,11 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
                         _add(e, sums, values, filters + j * 3 * e.width, stride)
                 else:
                     each = partial(_add_inputs, e, a, sums, columns, filters, stride)
-                    if apart is None:
+                    if second is None:
                         each(None)
                     else:
-                        e.branch(apart == 0, partial(each, None), partial(each, apart))
-            finish(e, a, [s.value for s in sums], row * a.out_w + left, (channel, mask))
+                        e.branch(second == 0, partial(each, None), partial(each, second))
+            finish(e, a, [s.value for s in sums], row * a.out_w + left, Place(channel, mask))
 
 
 def _second(e: Emitter, a: Args, channel: Value) -> tuple[Value | None, Value | None]:

@@ -1,7 +1,21 @@
 """A depthwise convolution and the 1x1 convolution that alone reads it, as one step.
 
-What the depthwise convolution computes of a few rows is written as the micro-kernel reads it, and
-multiplied while it is in the nearest cache: no image between the two is written, packed and read.
+A thread computes a band of the depthwise convolution, all its channels, and writes it as the
+micro-kernel reads rows: its inner activation applied, packed, in the nearest caches. Then it
+multiplies the band by every panel of the 1x1 convolution. No image lies between the two, and
+nothing is packed that was not computed there:
+
+    image x                 band, packed as [tile][chunk][pixel][width]          result y
+    +-----------+           +-----------+            +-----+-----+-----+         +-----------+
+    |===========|  depth-   |===========|     x      | panels of the   |    =    |===========|
+    |===========|  wise     |===========|            | 1x1 convolution |         |===========|
+    |           |  ------>  +-----------+            +-----+-----+-----+         |           |
+    +-----------+           c channels                k filters                  +-----------+
+
+A band fills `_TILES` tiles of the micro-kernel, so that a panel that is read serves many rows; it
+is no larger, or it would not stay in the nearest caches. There are as many bands as give each
+thread the same work. Unlike with the 1x1 before it, no row is computed twice: the rows where two
+bands meet are read by both, but written by one.
 """
 
 from __future__ import annotations
@@ -9,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,26 +44,15 @@ from .depthwise import Row, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
-    *(
-        "n",
-        "h",
-        "w",
-        "c",
-        "out_h",
-        "out_w",
-        "k",
-        "pad_h",
-        "pad_w",
-        "bands",
-        "panels",
-        "scratch_floats",
-    ),
+    *("n", "h", "w", "c", "out_h", "out_w", "k", "pad_h", "pad_w"),
+    *("bands", "panels", "scratch_floats"),
     *("inner_code", "inner_slope", "low", "high"),
     *ENDING,
 )
+"""`c` channels are convolved and become `k`; `inner` fields are of the depthwise convolution."""
 
 _TILES = 4
-"""How many tiles of the micro-kernel a band should fill: then its weights are read for many."""
+"""How many tiles of the micro-kernel a band should fill."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def projected_depthwise_step(
 
 
 def _bands(images: int, height: int, width: int, isa: Isa) -> int:
-    """Into how many bands to cut an image, so that all threads have as much to do."""
+    """How many bands an image is cut into: as many for each thread, if rows allow."""
     threads = torch.get_num_threads()
     bands = -(-height // max(1, _TILES * isa.rows // width))
     while images * bands % threads and bands < height:
@@ -149,7 +153,8 @@ def _emit(
             source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
             row = Row((out - first) * a.out_w, top, source, e.i64(0), a.c)
             emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
-        _emit_products(e, a, call, packed, ((image * a.out_h + first) * a.out_w, pixels))
+        start = (image * a.out_h + first) * a.out_w
+        _emit_products(e, a, call, _Band(start, pixels, packed))
 
 
 def _pack(
@@ -162,20 +167,25 @@ def _pack(
     place: Place,
 ) -> None:
     """Store neighbouring pixels of a band in the rows of the micro-kernel's tiles."""
-    channel, _ = place
     slope = e.float_of_bits(a.inner_slope)
     depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
         first, rows = tile_of(e, at, pixels, e.isa.rows)
-        e.store(value, packed + (first * depth + (at - first) * e.width + channel * rows))
+        e.store(value, packed + (first * depth + (at - first) * e.width + place.channel * rows))
 
 
-def _emit_products(
-    e: Emitter, a: Args, call: TileCall, packed: Value, where: tuple[Value, Value]
-) -> None:
+class _Band(NamedTuple):
+    """Pixels of the result: the number of the first, and how many; packed at `packed`."""
+
+    begin: Value
+    pixels: Value
+    packed: Value
+
+
+def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
     """Multiply the band by every panel of weights."""
-    begin, pixels = where
+    begin, pixels, packed = band
     width = panel_columns(e.isa)
     call.set(rows=pixels, a=packed, a_row=emit_whole(e, a.c))
     with e.range(0, a.panels) as panel:

@@ -1,4 +1,4 @@
-"""What a convolution computes, and on which shapes: all that a kernel's speed depends on."""
+"""The specification of a convolution: shapes and settings, all that a kernel's speed depends on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ConvSpec:
 
     @property
     def depth(self) -> int:
-        """What one output sums over: the inner dimension of the matrix product."""
+        """The number of products in one output: the inner dimension of the matrix product."""
         return self.r * self.s * self.c // self.groups
 
     @property

@@ -21,7 +21,7 @@ from ..language.vectors import Emitter
 
 
 class Activation(IntEnum):
-    """What a kernel applies to its sum before it stores it.
+    """The number by which a kernel knows the activation that it applies before it stores.
 
     >>> Activation["RELU"]
     <Activation.RELU: 1>
@@ -54,7 +54,7 @@ def named(name: str) -> Activation:
 
 
 def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float] | None:
-    """What kernels are given for an activation of `nhwc.activations`, and its slope.
+    """The number of an activation of `nhwc.activations`, and its slope, as kernels are given them.
 
     None for one that they lack: of all hardtanhs they have the one that is relu6.
 

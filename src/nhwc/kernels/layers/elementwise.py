@@ -102,9 +102,9 @@ def _source(x: View) -> dict[str, Argument]:
 
 
 Change = Callable[[Value, Place], Value]
-"""What becomes of a vector that was read from some place."""
+"""Computes a new vector from one that was read, and the place where it was read."""
 ChangeOf = Callable[[Emitter, Args, Value], Change]
-"""The change of the vectors of a pixel."""
+"""Returns the change for the vectors of one pixel."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -> None:
@@ -113,7 +113,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -
         source, change = a.x.floats() + pixel * a.x_pixel, of(e, a, pixel)
 
         def channels(c: Value, mask: Value | None) -> None:
-            finish(e, a, [change(e.load(source + c, mask), (c, mask))], pixel, (c, mask))
+            finish(e, a, [change(e.load(source + c, mask), Place(c, mask))], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, channels)
 

@@ -1,4 +1,4 @@
-"""How a result is finished: residual added, activation applied, pixels stored."""
+"""The end of a kernel: the residual is added, the activation applied, and pixels are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDING = ("y", "y_pixel", "residual", "residual_pixel", "code", "slope")
 def ending(
     y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
 ) -> dict[str, Argument]:
-    """Where a result goes, and what is done to it on the way."""
+    """The arguments for ENDING: where a result goes, and what is done to it on the way."""
     return {
         "y": y,
         "y_pixel": y.pixel,

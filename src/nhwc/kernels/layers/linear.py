@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..language.compiler import Args, Kernel
-from ..language.loops import PADDED_TO, each_vector
+from ..language.loops import PADDED_TO, Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
@@ -85,9 +85,9 @@ def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], su
         totals = [e.load(sums + (r * _PANEL + offset)) + bias for r in range(rows)]
         left = count - offset
         with e.when(left >= e.width):
-            finish(e, a, totals, row, (first + offset, None))
+            finish(e, a, totals, row, Place(first + offset, None))
         with e.when(left < e.width):
-            finish(e, a, totals, row, (first + offset, e.lanes(left)))
+            finish(e, a, totals, row, Place(first + offset, e.lanes(left)))
 
 
 def _emit_products(

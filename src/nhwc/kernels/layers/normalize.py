@@ -8,7 +8,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import each_vector
+from ..language.loops import Place, each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
@@ -93,7 +93,7 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         sum_of_all = _across(e, total.value, lambda p, q: p + q)
 
         def divide(c: Value, mask: Value | None) -> None:
-            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, (c, mask))
+            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, divide)
 
@@ -125,7 +125,7 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
         def normalize(c: Value, mask: Value | None) -> None:
             value = (e.load(source + c, mask) - mean) * scale
             weight, bias = (e.load(part.floats() + c) for part in (a.weights, a.bias))
-            finish(e, a, [e.fma(value, weight, bias)], pixel, (c, mask))
+            finish(e, a, [e.fma(value, weight, bias)], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, normalize)
 

@@ -200,7 +200,7 @@ def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             with e.range(even, a.area) as p:
                 sums[0].value = sums[0].value + e.load(source + p * a.x_pixel, mask)
             total = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
-            finish(e, a, [total / divisor], image, (c, mask))
+            finish(e, a, [total / divisor], image, Place(c, mask))
 
         each_vector(e, first, e.min(first + e.width, a.c), channels)
 

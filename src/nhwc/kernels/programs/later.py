@@ -14,9 +14,9 @@ from ..convolutions.direct import LATER
 from ..tape.steps import Argument, Step
 
 _NEAR = 3
-"""What is asked for earlier than so many steps before is gone again."""
+"""Weights asked for more steps ahead than this are gone again when they are read."""
 _MOST = 1 << 22
-"""So many floats are asked for at most: caches hold no more."""
+"""The most floats to ask for: caches hold no more."""
 
 
 def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:

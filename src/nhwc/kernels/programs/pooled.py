@@ -51,7 +51,7 @@ def _uses_of(step: Step, x: View) -> int:
 
 
 def _can_pool(step: Step, x: View) -> bool:
-    """Whether `step` can, and writes just what the pooling reads, and reads nothing of it."""
+    """Whether `step` can pool, writes just what the pooling reads, and reads nothing of it."""
     given = step.given
     able = given.get(POOL) == 0 and given["residual"] is None
     return able and given["y"] == x and _uses_of(step, x) == 1

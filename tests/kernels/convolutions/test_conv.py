@@ -16,7 +16,7 @@ from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Call
 from nhwc.kernels.tape.steps import View
 
-from .cases import Case, convolutions
+from ..cases import Case, convolutions
 
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
