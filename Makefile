@@ -28,7 +28,8 @@ test: $(READY) browser
 arm: $(READY)
 	@$(PIP) -c constraints.txt unicorn
 	@$(BIN)/python -m pytest -p tests.emulated -k neon $(ARGS) \
-		$(addprefix tests/kernels/test_,conv.py expanded.py steps.py)
+		$(addprefix tests/kernels/,convolutions/test_conv.py convolutions/test_expanded.py \
+			layers/test_steps.py)
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

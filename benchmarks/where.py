@@ -20,6 +20,7 @@ import torch
 import nhwc
 from nhwc.environment import Environment
 from nhwc.optimizer.report import LayerReport, OptimizeReport
+from nhwc.windows import places
 
 from .kernels import peak_gflops
 
@@ -36,10 +37,8 @@ def kind_and_gflop(layer: LayerReport) -> tuple[str, float]:
         return layer.what.split()[0], 0.0
     n, c, h, w, k, depth, r, s, *rest = map(int, found.groups())
     stride, padding, dilation, groups = rest[:2], rest[2:4], rest[4:6], rest[6]
-    out = [
-        (size + 2 * padding[i] - dilation[i] * ((r, s)[i] - 1) - 1) // stride[i] + 1
-        for i, size in enumerate((h, w))
-    ]
+    sides = zip((h, w), (r, s), stride, padding, dilation, strict=True)
+    out = [places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in sides]
     gflop = 2e-9 * n * k * depth * r * s * math.prod(out)
     if c <= 4:
         return "first convolution", gflop

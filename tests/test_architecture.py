@@ -16,7 +16,7 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("disk", "environment", "errors", "preserve", "shown", "timing"),
+        ("activations", "disk", "environment", "errors", "preserve", "shown", "timing", "windows"),
         ("cache",),
         ("formats", "ready", "release", "vision"),
         ("kernels", "widened"),

@@ -63,7 +63,7 @@ def convolutions(draw, winograd=False):
         dilation=dilation,
         groups=groups,
         activation=draw(st.sampled_from(list(Activation))),
-        alpha=0.1,
+        slope=0.1,
         has_residual=draw(st.booleans()),
         has_bias=draw(st.booleans()),
     )

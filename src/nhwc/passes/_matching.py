@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
+from ..activations import FUNCTIONS, MODULES
 from ..graph import module_of
 from ..graph.tracer import opaque_by_nature
-
-ACTIVATIONS = (
-    *(nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.SiLU, nn.GELU),
-    *(nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.Mish),
-)
-
-_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
-    F.relu: nn.ReLU,
-    torch.relu: nn.ReLU,
-    torch.relu_: nn.ReLU,
-    F.relu6: nn.ReLU6,
-    F.hardtanh: nn.Hardtanh,
-    F.hardswish: nn.Hardswish,
-    F.hardsigmoid: nn.Hardsigmoid,
-    F.silu: nn.SiLU,
-    F.gelu: nn.GELU,
-    torch.sigmoid: nn.Sigmoid,
-    torch.tanh: nn.Tanh,
-    F.leaky_relu: nn.LeakyReLU,
-    F.elu: nn.ELU,
-    F.mish: nn.Mish,
-    "relu": nn.ReLU,
-    "relu_": nn.ReLU,
-    "sigmoid": nn.Sigmoid,
-    "sigmoid_": nn.Sigmoid,
-    "tanh": nn.Tanh,
-}
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -47,15 +19,15 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     """The activation module that does what `node` does, if it is an activation."""
     module = module_of(node)
     if module is not None:
-        fit = type(module) in ACTIVATIONS and not opaque_by_nature(module)
+        fit = type(module) in MODULES and not opaque_by_nature(module)
         return module if fit and "forward" not in vars(module) else None
-    if node.op not in ("call_function", "call_method") or node.target not in _FUNCTIONS:
+    if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
         return None
     rest = node.args[1:]
     options = {k: v for k, v in node.kwargs.items() if k not in ("inplace", "input")}
     if any(isinstance(value, fx.Node) for value in (*rest, *options.values())):
         return None
-    return _FUNCTIONS[node.target](*rest, **options).eval()
+    return FUNCTIONS[node.target](*rest, **options).eval()
 
 
 TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)

@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
+from ..activations import NAMES
 from ..graph import module_of
 from ..graph.traced import definer
 
-_KEEPS = {"relu", "relu_", "silu", "gelu", "sigmoid", "tanh", "dropout", "hardswish", "hardtanh"}
-_KEEPS |= {"contiguous", "float", "to", "clone", "leaky_relu", "elu", "linear", "softmax"}
+_KEEPS = {*NAMES, "contiguous", "float", "to", "clone", "dropout", "elu", "linear", "softmax"}
 _KEEPS |= {
     "transpose",
     "permute",

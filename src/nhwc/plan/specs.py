@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..release import in_memory
+from ..windows import places
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Convolution:
             *(self.input[2:], self.weight[2:], self.stride, self.padding, self.dilation),
             strict=True,
         )
-        places = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
-        return (self.input[0], self.weight[0], *places)
+        sides = (places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in sizes)
+        return (self.input[0], self.weight[0], *sides)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,28 @@
-"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers."""
+"""Depthwise convolution: channels in vectors, and a few neighbouring outputs in registers.
+
+Each channel has a filter of its own, so there is no product to share: an output costs as many loads
+as multiplications. Neighbouring outputs see mostly the same pixels, though, and are computed
+together, `tile` of them. Each pixel of a row is loaded once for all of them:
+
+    a 3x3 filter, stride 1, tile of 4:
+
+    pixels      p0 p1 p2 p3 p4 p5        six loads for a row of the filter, not twelve
+    outputs     [ 0    ]
+                   [ 1    ]
+                      [ 2    ]           four sums, three taps and a pixel in registers
+                         [ 3    ]
+
+The row of the filter is unrolled, and so are the outputs. The innermost loop runs over rows of the
+filter; around it are the vectors of channels, the tiles of a row of outputs, and the rows. So there
+is a kernel for each size, stride and tile that networks have; `ANY_DEPTHWISE` computes all others,
+one output at a time.
+
+A row of outputs ends with a tile that moves left and computes some again: cheaper than a tile of
+another length. `tile_for` takes the tile that computes the fewest outputs in all.
+
+`emit_row` is also the depthwise part of two larger steps, with a 1x1 convolution before
+(expanded.py) or behind it (projected.py).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +34,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import each_vector, emit_padded, padded
+from ..language.loops import Place, each_vector, emit_padded, padded
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation
@@ -25,15 +49,15 @@ _TILES = (8, 7, 4)
 """How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
 
 _FIELDS = (
-    *("x", "xpixel", "weight", "bias", "n", "h", "w", "c", "ho", "wo", "kh", "kw"),
-    *("top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w", "chunk", "chunks"),
+    *("x", "x_pixel", "weights", "bias", "n", "h", "w", "c", "out_h", "out_w", "r", "s"),
+    *("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "piece", "pieces"),
     *ENDING,
 )
 
 
 @dataclass(frozen=True)
 class Window:
-    """How the filters of a depthwise convolution move, where it is a part of a larger step."""
+    """The size and the movement of the filters, where they are a part of a larger step."""
 
     size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -58,26 +82,26 @@ def depthwise_step(
     slope: float = 0.01,
     residual: View | None = None,
 ) -> Step:
-    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, kh, kw as in torch."""
+    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, r, s as in torch."""
     n, c, h, w = x.shape
-    ho, wo = y.shape[2:]
-    kh, kw = weight.shape[2:]
-    tile = tile_for((kh, kw), stride, padding, dilation, wo)
-    kernel = tiled_depthwise(kh, stride[0], tile) if tile else ANY_DEPTHWISE
-    chunk, chunks = _chunks(n * ho, c)
+    out_h, out_w = y.shape[2:]
+    r, s = weight.shape[2:]
+    tile = tile_for((r, s), stride, padding, dilation, out_w)
+    kernel = tiled_depthwise(r, stride[0], tile) if tile else ANY_DEPTHWISE
+    piece, pieces = _pieces(n * out_h, c)
     numbers = {
         "n": n,
         "h": h,
         "w": w,
         "c": c,
-        "ho": ho,
-        "wo": wo,
-        "kh": kh,
-        "kw": kw,
-        "top": padding[0],
-        "left": padding[1],
-        "chunk": chunk,
-        "chunks": chunks,
+        "out_h": out_h,
+        "out_w": out_w,
+        "r": r,
+        "s": s,
+        "pad_h": padding[0],
+        "pad_w": padding[1],
+        "piece": piece,
+        "pieces": pieces,
         "stride_h": stride[0],
         "stride_w": stride[1],
         "dilation_h": dilation[0],
@@ -86,8 +110,8 @@ def depthwise_step(
     return step(
         kernel,
         x=x,
-        xpixel=x.pixel,
-        weight=pad_channels(weight.flatten(1).t(), c),
+        x_pixel=x.pixel,
+        weights=pad_channels(weight.flatten(1).t(), c),
         bias=pad_channels(bias, c),
         **numbers,
         **ending(y, activation, slope, residual),
@@ -110,11 +134,11 @@ def tile_for(
     return min(fitting, key=lambda tile: (-(-width // tile) * tile, -tile))
 
 
-def _chunks(rows: int, channels: int) -> tuple[int, int]:
-    """Channels per piece of work and pieces per row: few rows are cut, so that all threads work."""
-    pieces = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
-    chunk = padded(-(-channels // pieces))
-    return chunk, -(-channels // chunk)
+def _pieces(rows: int, channels: int) -> tuple[int, int]:
+    """Channels of a piece of work, and pieces of a row, which is cut where rows are few."""
+    wanted = min(padded(channels) // 16, max(1, -(-16 // max(rows, 1))))
+    piece = padded(-(-channels // wanted))
+    return piece, -(-channels // piece)
 
 
 @cache
@@ -125,7 +149,7 @@ def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
 
 
 class Row(NamedTuple):
-    """A row of outputs, and the channels of it that are wanted.
+    """Channels from `first` up to `last` of a row of outputs.
 
     `out` is its first pixel in `y`, `top` the input row under its first tap, which may lie in the
     padding, and `source` where that row would begin.
@@ -139,17 +163,17 @@ class Row(NamedTuple):
 
 
 def _row(e: Emitter, a: Args, piece: Value) -> Row:
-    rows = a.n * a.ho
-    image, top = piece % rows // a.ho, piece % rows % a.ho * a.stride_h - a.top
-    first = piece // rows * a.chunk
-    source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
-    return Row(piece % rows * a.wo, top, source, first, e.min(first + a.chunk, a.c))
+    rows = a.n * a.out_h
+    image, top = piece % rows // a.out_h, piece % rows % a.out_h * a.stride_h - a.pad_h
+    first = piece // rows * a.piece
+    source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
+    return Row(piece % rows * a.out_w, top, source, first, e.min(first + a.piece, a.c))
 
 
 def _emit_tiled(
     e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
 ) -> None:
-    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    begin, end = e.share(a.n * a.out_h * a.pieces, thread, threads)
     with e.range(begin, end) as piece:
         emit_row(e, a, _row(e, a, piece), size=size, stride=stride, tile=tile)
 
@@ -167,12 +191,12 @@ def emit_row(
     """Compute a row of outputs, `tile` neighbours at once, and `end` them."""
     padded_channels = emit_padded(a.c)
     first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
-    with e.range(0, a.wo, tile) as wanted:
+    with e.range(0, a.out_w, tile) as wanted:
         # The last tile moves left to end with the row, and computes some outputs again.
-        ow = e.min(wanted, a.wo - tile)
-        left = ow * stride - a.left
+        ow = e.min(wanted, a.out_w - tile)
+        left = ow * stride - a.pad_w
         columns = (tile - 1) * stride + size
-        pixels = [(left + j) * a.xpixel for j in range(columns)]
+        pixels = [(left + j) * a.x_pixel for j in range(columns)]
         # Only the outermost columns can lie in the padding, which is at most half a filter.
         outer = [*range(size // 2), *range(columns - size // 2, columns)]
         inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
@@ -181,9 +205,9 @@ def emit_row(
             sums = [e.variable(0.0) for _ in range(tile)]
             for one in sums:
                 one.value = e.load(a.bias.floats() + c)
-            with e.range(first_tap, last_tap) as kh:
-                line = row.source + (kh * a.w * a.xpixel + c)
-                weights = a.weight.floats() + (kh * size * padded_channels + c)
+            with e.range(first_tap, last_tap) as i:
+                line = row.source + (i * a.w * a.x_pixel + c)
+                weights = a.weights.floats() + (i * size * padded_channels + c)
                 filters = [e.load(weights + padded_channels * k) for k in range(size)]
 
                 def add_column(j: int) -> None:
@@ -199,30 +223,30 @@ def emit_row(
                             add_column(j)
                     else:
                         add_column(j)
-            end(e, a, [s.value for s in sums], row.out + ow, (c, mask))
+            end(e, a, [s.value for s in sums], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 
 
 def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     """Any size, stride, padding and dilation, one output at a time."""
-    begin, end = e.share(a.n * a.ho * a.chunks, thread, threads)
+    begin, end = e.share(a.n * a.out_h * a.pieces, thread, threads)
     padded_channels = emit_padded(a.c)
-    with e.range(begin, end) as piece, e.range(0, a.wo) as ow:
+    with e.range(begin, end) as piece, e.range(0, a.out_w) as ow:
         row = _row(e, a, piece)
-        left = ow * a.stride_w - a.left
+        left = ow * a.stride_w - a.pad_w
 
         def channels(c: Value, mask: Value | None) -> None:
             total = e.variable(0.0)
             total.value = e.load(a.bias.floats() + c)
-            with e.range(0, a.kh) as kh, e.range(0, a.kw) as kw:
-                down, j = kh * a.dilation_h, left + kw * a.dilation_w
-                i = row.top + down
-                with e.when((i >= 0) & (i < a.h) & (j >= 0) & (j < a.w)):
-                    value = e.load(row.source + ((down * a.w + j) * a.xpixel + c), mask)
-                    tap = (kh * a.kw + kw) * padded_channels + c
-                    total.value = e.fma(value, e.load(a.weight.floats() + tap), total.value)
-            finish(e, a, [total.value], row.out + ow, (c, mask))
+            with e.range(0, a.r) as i, e.range(0, a.s) as j:
+                down, x = i * a.dilation_h, left + j * a.dilation_w
+                y = row.top + down
+                with e.when((y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)):
+                    value = e.load(row.source + ((down * a.w + x) * a.x_pixel + c), mask)
+                    tap = (i * a.s + j) * padded_channels + c
+                    total.value = e.fma(value, e.load(a.weights.floats() + tap), total.value)
+            finish(e, a, [total.value], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 

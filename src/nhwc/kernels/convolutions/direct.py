@@ -1,12 +1,39 @@
 """Convolution as one matrix product: rows of packed pixels by panels of weights.
 
+    image                     packed rows              weights, in panels of filters
+    +-----------------+       +-------------+          +-----+-----+-----+
+    | window of pixel | ----> | r * s * c   |     x    |     |     |     |  r * s * c deep
+    +-----------------+       | r * s * c   |          |     |     |     |
+      `block of rows`         | ...         |          +-----+-----+-----+
+                              +-------------+             k, the filters
+
 One kernel serves 1x1, any other size, stride, dilation and groups; only the packing of rows
-differs (see rows.py). Each thread takes blocks of output pixels, or of output channels where pixels
-are few, packs what the pixels see, and multiplies it panel by panel, with the inner dimension cut
-so that a panel stays in the cache.
+differs (see rows.py). A unit of work is a block of output pixels and some panels of a group. A
+thread packs what the pixels of its unit see, once, and multiplies it panel by panel.
+
+How the work is cut (`_split`):
+
+- a block has at most `_MOST_ROWS` rows, which is where reading a panel costs little beside
+  multiplying by it, and packed it fits into a part of the second-level cache, as each panel reads
+  all of it again;
+- where pixels are few and filters many (the last layers of a network), threads share out panels
+  instead. Then every thread packs all pixels, which is little, and no weight is fetched twice;
+- groups are units of their own, and where there are enough of them nothing else is cut.
+
+A product deeper than `_DEEPEST` is cut into segments: first all panels multiply the first segments
+and leave their sums in the result, then they add the next ones (`ADD`), and the last ones finish
+(`FINAL`: residual and clamp). So the part of a panel that is in use stays cached for all tiles.
+
+While a block is multiplied, its tiles ask for what comes next (`_emit_products`):
+
+- the pixels of the next unit, if they are read as they lie (1x1);
+- behind the last unit, what a later linear layer reads (`LATER`, see programs/later.py);
+- else the next panel, where pixels are one part: then it is read by this unit alone, from memory.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +44,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation
+from ..layers.activations import Activation, clamp
 from ..layers.ending import activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
@@ -30,19 +57,48 @@ LATER = ("later", "later_floats")
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
-    *("m", "k", "groups", "row_parts", "column_parts", "segments", "block", "panels"),
+    *("pixels", "k", "groups", "row_parts", "column_parts"),
+    *("segments", "segments_at_once", "panels"),
     *("y_pixel", "residual_pixel", "scratch_floats"),
     *("low", "high", "code", "slope"),
     *rows.FIELDS,
     *LATER,
 )
+"""`c` and `k` are the channels of one group."""
 
 _MOST_ROWS = 56
-"""How many rows a block may have: for so many, reading a panel of weights costs little."""
+"""How many rows a block may have: from there on, reading a panel of weights costs little."""
 _ROWS_BYTES = 256 << 10
 """How much of the second-level cache the packed rows of one block may take."""
 _DEEPEST = 2048
-"""How deep a product may be in one go: so much of a panel stays there as well while it is used."""
+"""How deep a product may be in one go: then the panel stays there as well, beside the rows."""
+
+
+class _Span(NamedTuple):
+    """Pixels or panels from `first` up to `last`."""
+
+    first: Value
+    last: Value
+
+
+class _Unit(NamedTuple):
+    """A piece of work: some pixels by some panels of one group, packed at `packed`.
+
+    `following` is how many pixels further the next unit packs as they lie; 0 if it does not.
+    """
+
+    group: Value
+    pixels: _Span
+    following: Value
+    panels: _Span
+    packed: Value
+
+
+class _Later(NamedTuple):
+    """This thread's part of what a later step reads: where it begins, and how many floats."""
+
+    start: Value
+    floats: Value
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -52,38 +108,28 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     with e.range(begin, end) as unit:
         # Pixels are cut first, as in the layers before and after: what a thread reads it wrote.
         group = unit // a.column_parts % a.groups
-        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.m)
+        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
         each = even(e, last - first)
         with e.range(first, last, each) as at:
             into = packed + (at - first) * row_floats
-            which = (at, e.min(last - at, each))
-            rows.emit_pack(e, a, a.x.floats() + group * a.c, which, into)
+            pixels = rows.Pixels(at, e.min(last - at, each))
+            rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
-        part = (group, (first, last, following), panels, packed)
+        work = _Unit(group, _Span(first, last), following, panels, packed)
         asked, asked_to = e.share(a.later_floats, thread, threads)
         floats = e.select(unit + 1 < end, e.i64(0), asked_to - asked)
-        later = (a.later.floats() + asked, floats)
-        _emit_products(e, a, TileCall(e, a.tile), part, later)
+        later = _Later(a.later.floats() + asked, floats)
+        _emit_products(e, a, TileCall(e, a.tile), work, later)
 
 
-def _part(e: Emitter, index: Value, parts: Value, count: Value) -> tuple[Value, Value]:
-    return index * count // parts, (index + 1) * count // parts
+def _part(e: Emitter, index: Value, parts: Value, count: Value) -> _Span:
+    return _Span(index * count // parts, (index + 1) * count // parts)
 
 
-def _emit_products(
-    e: Emitter,
-    a: Args,
-    tile: TileCall,
-    unit: tuple[Value, tuple[Value, Value, Value], tuple[Value, Value], Value],
-    later: tuple[Value, Value],
-) -> None:
-    """Multiply the packed rows by their panels; `following` rows on is what is packed next, or 0.
-
-    Of those, each panel asks for a part; where there are none, each tile for a part of `later`, or
-    of the next panel, if no other thread reads it.
-    """
-    group, (first, last, following), (first_panel, last_panel), packed = unit
+def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Later) -> None:
+    """Multiply the packed rows by their panels, which meanwhile ask for what is read next."""
+    group, (first, last), following, (first_panel, last_panel), packed = unit
     count, tiles = last - first, tiles_of(e, last - first)
     width, depth = panel_columns(e.isa), a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
@@ -91,16 +137,19 @@ def _emit_products(
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
     of_tile = even(e, count)
+    # What is asked for: later weights, or weights of the next panel, or pixels of the next unit,
+    # of which each panel asks for a part. The last that applies wins.
     each = (of_tile + (panels - 1)) // panels
-    asked = tile.ask(later[1], a.segment, panels * tiles)
-    with e.when((later[1] == 0) & (a.row_parts == 1)):
-        tile.ask(a.block * a.segment * width, a.segment, tiles)
+    asked = tile.ask(later.floats, a.segment, panels * tiles)
+    with e.when((later.floats == 0) & (a.row_parts == 1)):
+        tile.ask(a.segments_at_once * a.segment * width, a.segment, tiles)
     with e.when(following != 0):
         tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * of_tile)
-    tile.set(rows=count, each=of_tile, a=packed, a_row=a.segments * segment_floats, k=a.segment)
+    row_floats = a.segments * segment_floats
+    tile.set(rows=count, each=of_tile, a=packed, a_row=row_floats, segment=a.segment)
     tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
-    with e.range(0, a.segments, a.block) as inner:
-        count_segments = e.min(a.block, a.segments - inner)
+    with e.range(0, a.segments, a.segments_at_once) as inner:
+        count_segments = e.min(a.segments_at_once, a.segments - inner)
         final = inner + count_segments >= a.segments
         mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
         tile.set(a_skip=inner * segment_floats, segments=count_segments, mode=mode)
@@ -112,16 +161,17 @@ def _emit_products(
             y = a.y.floats() + (first * a.y_pixel + here)
             ahead = first + following + (panel - first_panel) * each
             pixels = x + (ahead * a.x_pixel + inner * a.segment)
-            weights_later = later[0] + (panel - first_panel) * tiles * asked
-            weights_ahead = e.select(later[1] != 0, weights_later, b + width * depth)
+            weights_later = later.start + (panel - first_panel) * tiles * asked
+            weights_ahead = e.select(later.floats != 0, weights_later, b + width * depth)
             tile(
                 b=b,
-                start=bias + column,
+                bias=bias + column,
                 columns=columns,
                 y=y,
                 residual=emit_moved(e, a.residual, first * a.residual_pixel + here),
                 ahead=e.select(following != 0, pixels, weights_ahead),
             )
+            # A clamp was applied in registers; what is more than that has a function to call.
             with e.when(final & (a.code > int(Activation.RELU6))):
                 activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
 
@@ -148,10 +198,10 @@ def direct_steps(
     k = spec.k // spec.groups
     padded_k = -(-k // isa.width) * isa.width
     panels = -(-k // panel_columns(isa))
-    row_parts, column_parts = split(spec, panels, isa, torch.get_num_threads())
-    segment, segments, block = _segments(spec, x, isa)
-    block_rows = -(-spec.pixels // row_parts)
-    scratch_floats = block_rows * segments * (-(-segment // isa.width) * isa.width)
+    parts = _split(spec, panels, isa, torch.get_num_threads())
+    cut = _segments(spec, x, isa)
+    block_rows = -(-spec.pixels // parts.rows)
+    scratch_floats = block_rows * cut.segments * (-(-cut.segment // isa.width) * isa.width)
     low, high = clamp(spec.activation)
     return (
         step(
@@ -163,24 +213,24 @@ def direct_steps(
             residual=residual,
             scratch=Scratch(4 * scratch_floats, per_thread=True),
             tile=TILE.address,
-            m=spec.pixels,
+            pixels=spec.pixels,
             k=k,
             groups=spec.groups,
             panels=panels,
-            row_parts=row_parts,
-            column_parts=column_parts,
-            segments=segments,
-            block=block,
+            row_parts=parts.rows,
+            column_parts=parts.columns,
+            segments=cut.segments,
+            segments_at_once=cut.at_once,
             y_pixel=y.pixel,
             residual_pixel=residual.pixel if residual else 0,
             scratch_floats=scratch_floats,
             low=low,
             high=high,
             code=int(spec.activation),
-            slope=float(spec.alpha),
+            slope=float(spec.slope),
             later=None,
             later_floats=0,
-            **_row_fields(spec, x, segment, isa),
+            **_row_fields(spec, x, cut.segment, isa),
         ),
     )
 
@@ -210,8 +260,15 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
     }
 
 
-def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int]:
-    """Into how many parts to cut the output pixels and the panels of each group.
+class _Parts(NamedTuple):
+    """How many parts the output pixels are cut into, and the panels of each group."""
+
+    rows: int
+    columns: int
+
+
+def _split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> _Parts:
+    """The cut of a convolution into units of work.
 
     A part of pixels is small enough to stay in the cache when packed. Pixels so few that the
     weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
@@ -221,45 +278,48 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> tuple[int, int
     fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
-        return parts, 1
+        return _Parts(parts, 1)
     if outweighs(spec.k, spec.pixels):
-        return 1, min(panels, threads)
+        return _Parts(1, min(panels, threads))
     if spec.pixels < isa.rows * threads:
-        return parts, min(panels, threads)
-    return -(-parts // threads) * threads, 1
+        return _Parts(parts, min(panels, threads))
+    return _Parts(-(-parts // threads) * threads, 1)
 
 
 def outweighs(columns: int, rows: int) -> bool:
-    """Whether weights of so many columns are so much more than the rows they multiply that threads
-    should rather share those: then the rows, which each thread reads, cost little.
+    """Whether threads should share out `columns` of weights rather than the rows they multiply.
+
+    They should where the rows, which each thread then reads, are little beside the weights.
     """
     return columns >= 16 * rows
 
 
-def _segments(spec: ConvSpec, x: View, isa: Isa) -> tuple[int, int, int]:
-    """The length of a segment, how many there are, and how many to multiply in one go.
+class _Segments(NamedTuple):
+    """The length of a segment, how many there are, and how many are multiplied in one go."""
 
-    What is multiplied in one go is short enough that a panel of weights stays in the cache.
+    segment: int
+    segments: int
+    at_once: int
+
+
+def _segments(spec: ConvSpec, x: View, isa: Isa) -> _Segments:
+    """The cut of the inner dimension, so short that a panel of weights stays in the cache.
+
+    Where c fills whole vectors any cut between them will do. Else each run of taps is a segment, as
+    its last chunk is not full, and several are multiplied in one go.
     """
     c = spec.c // spec.groups
     if c % isa.width:
         segment = _run(spec, x) * c
-        return segment, spec.depth // segment, max(1, _DEEPEST // segment)
+        return _Segments(segment, spec.depth // segment, max(1, _DEEPEST // segment))
     vectors = spec.depth // isa.width
     cuts = next(n for n in range(-(-spec.depth // _DEEPEST), vectors + 1) if vectors % n == 0)
     # A prime number of vectors can be cut only into single ones: then rather not at all.
     cuts = cuts if spec.depth // cuts > _DEEPEST // 4 else 1
-    return spec.depth // cuts, cuts, 1
+    return _Segments(spec.depth // cuts, cuts, 1)
 
 
 def _run(spec: ConvSpec, x: View) -> int:
     """How many taps of a row of the filter lie side by side in memory."""
     c = spec.c // spec.groups
     return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
-
-
-def clamp(activation: Activation) -> tuple[float, float]:
-    """The bounds that the micro-kernel applies; none where the activation is more than that."""
-    infinity = float("inf")
-    low = 0.0 if activation in (Activation.RELU, Activation.RELU6) else -infinity
-    return low, 6.0 if activation is Activation.RELU6 else infinity

@@ -1,10 +1,33 @@
 """Grouped 3x3 convolution: a few neighbouring outputs in registers, a vector of channels each.
 
 A matrix product per group would leave most lanes of a vector idle where groups are narrow. Here the
-lanes are output channels of one or several groups side by side. What they are multiplied by is, for
-narrow groups, a vector of input pixels shuffled within its groups, and for wide ones a broadcast,
-or one for each half of a vector where a group ends in its middle; either serves the three outputs
-that see the pixel.
+lanes are output channels of one or several groups side by side, and a tile is `_TILE` neighbouring
+outputs of a row. Each lane must be multiplied by an input channel of its own group:
+
+    groups of 4, vectors of 8        lanes of output channels   A A A A B B B B
+                                     a pixel of the input       a b c d e f g h
+    narrow: shuffled within groups   first input channel        a a a a e e e e
+                                     second                     b b b b f f f f   ...
+
+    groups of a vector or more       lanes                      A A A A A A A A
+    wide: one number, broadcast      first input channel        a a a a a a a a   ...
+
+    a group that ends in the middle  lanes                      A A A A B B B B
+    of a vector: one for each half   first of each group        a a a a m m m m   ...
+
+Whatever it is, a pixel is loaded once and multiplied for up to three outputs that see it:
+
+    pixels    p0 p1 p2 p3 p4 p5 p6 p7 p8          stride 1: p2 is the last tap of output 0,
+    outputs   [ 0      ]                          the middle one of output 1 and the first
+                 [ 1      ]                       one of output 2
+                    [ 2      ]
+
+Seven sums, three taps and the pixel are eleven registers, which AVX2 has, too.
+
+Threads share out rows of the result where there are several for each (`by_rows`), as they do in the
+layers before and after; else vectors of channels. Within its share a thread computes all vectors of
+channels of a row, and then the next row (`row_by_row`), where all weights stay in the second-level
+cache: so pixels are read once. Else it computes all rows for one vector, so that weights are.
 """
 
 from __future__ import annotations
@@ -18,7 +41,7 @@ from torch import Tensor
 
 from ..language import isa as isas
 from ..language.compiler import Args, Kernel
-from ..language.loops import emit_vectors
+from ..language.loops import Place, emit_vectors
 from ..language.values import Value
 from ..language.vectors import Emitter, Variable
 from ..layers.ending import finish
@@ -28,27 +51,28 @@ from ..tape.steps import Step, View, step
 from .spec import ConvSpec
 
 _FIELDS = (
-    *("x", "y", "weights", "bias", "residual", "xpixel", "ypixel", "rpixel", "code", "slope"),
-    *("n", "h", "w", "ho", "wo", "k", "inputs", "outputs", "by_rows", "row_by_row"),
+    *("x", "y", "weights", "bias", "residual"),
+    *("x_pixel", "y_pixel", "residual_pixel", "code", "slope"),
+    *("n", "h", "w", "out_h", "out_w", "k", "group_c", "group_k", "by_rows", "row_by_row"),
 )
+"""`k` is all output channels, `group_c` and `group_k` what a group reads and writes."""
+
 _TILE = 7
 """Outputs computed at once: divides the sizes that 224 leads to, and leaves registers for more."""
 _ROWS = 4
-"""As many rows for each thread, and threads share out those, as do the layers before and after, so
-that what a thread reads it wrote itself; if fewer, channels.
+"""With this many rows for each thread, threads share out rows, as do the layers before and after:
+then a thread reads what it wrote itself. With fewer they share out channels.
 """
 _NEAR_BYTES = 384 << 10
-"""Weights that stay in the second-level cache while all of them are used for each row of pixels,
-which then are read as they lie; more than that, and all rows are computed for each vector of them.
-"""
+"""How much of the second-level cache weights may take, to be used again for each row of pixels."""
 NARROW = (4, 8)
 """Channels per group, where fewer than a vector holds, that have a kernel with shuffles."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, stride: int) -> None:
     by_rows = a.by_rows != 0
-    # What is not shared out, every thread does all of.
-    rows = e.share(a.n * a.ho, *_among(e, by_rows, thread, threads))
+    # Either rows or vectors are shared out; of the others every thread does all.
+    rows = e.share(a.n * a.out_h, *_among(e, by_rows, thread, threads))
     vectors = e.share(emit_vectors(e, a.k), *_among(e, ~by_rows, thread, threads))
     lengths = rows[1] - rows[0], vectors[1] - vectors[0]
     inner = e.select(a.row_by_row != 0, lengths[1], lengths[0])
@@ -57,24 +81,25 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
         row = rows[0] + e.select(a.row_by_row != 0, outer, inside)
         vector = vectors[0] + e.select(a.row_by_row != 0, inside, outer)
         channel = vector * e.width
-        top = row % a.ho * stride - 1
-        source = a.x.floats() + ((row // a.ho * a.h + top) * a.w) * a.xpixel
-        first = source + (channel if narrow else channel // a.outputs * a.inputs)
-        apart, mask = _second(e, a, channel)
-        weights = a.weights.floats() + vector * 9 * a.inputs * e.width
-        _fetch_following(e, weights, 9 * a.inputs * e.width, row - rows[0], rows[1] - rows[0])
+        top = row % a.out_h * stride - 1
+        source = a.x.floats() + ((row // a.out_h * a.h + top) * a.w) * a.x_pixel
+        first = source + (channel if narrow else channel // a.group_k * a.group_c)
+        second, mask = _second(e, a, channel)
+        weights = a.weights.floats() + vector * 9 * a.group_c * e.width
+        _fetch_following(e, weights, 9 * a.group_c * e.width, row - rows[0], rows[1] - rows[0])
+        # The rows of the filter that lie within the image; columns are masked tap by tap.
         valid = (e.max(0 - top, 0), e.min(a.h - top, 3))
-        with e.range(0, a.wo, _TILE) as wanted:
+        with e.range(0, a.out_w, _TILE) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
-            left = e.min(wanted, a.wo - _TILE)
-            following = a.y.floats() + (((row + 1) * a.wo + left) * a.ypixel + channel)
-            _fetch_row(e, a, first + left * stride * a.xpixel, following, stride)
+            left = e.min(wanted, a.out_w - _TILE)
+            following = a.y.floats() + (((row + 1) * a.out_w + left) * a.y_pixel + channel)
+            _fetch_row(e, a, first + left * stride * a.x_pixel, following, stride)
             sums = [e.variable(0.0) for _ in range(_TILE)]
             for one in sums:
                 one.value = e.load(a.bias.floats() + channel)
             with e.range(*valid) as i:
-                line = first + i * a.w * a.xpixel
-                filters = weights + i * 3 * a.inputs * e.width
+                line = first + i * a.w * a.x_pixel
+                filters = weights + i * 3 * a.group_c * e.width
                 columns = _Columns(e, a, line, left * stride - 1, stride)
                 if narrow:
                     for j in range(narrow):
@@ -83,11 +108,11 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
                         _add(e, sums, values, filters + j * 3 * e.width, stride)
                 else:
                     each = partial(_add_inputs, e, a, sums, columns, filters, stride)
-                    if apart is None:
+                    if second is None:
                         each(None)
                     else:
-                        e.branch(apart == 0, partial(each, None), partial(each, apart))
-            finish(e, a, [s.value for s in sums], row * a.wo + left, (channel, mask))
+                        e.branch(second == 0, partial(each, None), partial(each, second))
+            finish(e, a, [s.value for s in sums], row * a.out_w + left, Place(channel, mask))
 
 
 def _second(e: Emitter, a: Args, channel: Value) -> tuple[Value | None, Value | None]:
@@ -99,8 +124,8 @@ def _second(e: Emitter, a: Args, channel: Value) -> tuple[Value | None, Value | 
     half = e.isa.least
     if half == e.width:
         return None, None
-    last = e.min(channel + half, a.k - 1) // a.outputs
-    return (last - channel // a.outputs) * a.inputs, e.lanes(a.k - channel)
+    last = e.min(channel + half, a.k - 1) // a.group_k
+    return (last - channel // a.group_k) * a.group_c, e.lanes(a.k - channel)
 
 
 def _among(e: Emitter, shared: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
@@ -120,9 +145,9 @@ def _fetch_row(e: Emitter, a: Args, x: Value, y: Value, stride: int) -> None:
     """
     for i in range(3, 3 + stride):
         for n in range(_TILE * stride):
-            e.prefetch(x + (i * a.w + n) * a.xpixel, level=2)
+            e.prefetch(x + (i * a.w + n) * a.x_pixel, level=2)
     for n in range(_TILE):
-        e.prefetch(y + n * a.ypixel, write=True)
+        e.prefetch(y + n * a.y_pixel, write=True)
 
 
 class _Columns:
@@ -133,7 +158,7 @@ class _Columns:
         self._e = e
         self._inside = {n: (left + n >= 0) & (left + n < a.w) for n in (0, self.numbers[-1])}
         bounded = {n: e.max(e.i64(0), e.min(left + n, a.w - 1)) for n in self._inside}
-        self._at = [line + bounded.get(n, left + n) * a.xpixel for n in self.numbers]
+        self._at = [line + bounded.get(n, left + n) * a.x_pixel for n in self.numbers]
 
     def vector(self, number: int) -> Value:
         return self._padded(number, self._e.load(self._at[number]))
@@ -161,7 +186,7 @@ def _add_inputs(
     stride: int,
     apart: Value | None,
 ) -> None:
-    with e.range(0, a.inputs) as channel:
+    with e.range(0, a.group_c) as channel:
         values = (columns.broadcast(n, channel, apart) for n in columns.numbers)
         _add(e, sums, values, filters + channel * 3 * e.width, stride)
 
@@ -236,19 +261,19 @@ def grouped_steps(
             weights=packed,
             bias=after(packed, _whole(spec.k) * spec.depth),
             residual=residual,
-            xpixel=x.pixel,
-            ypixel=y.pixel,
-            rpixel=residual.pixel if residual else 0,
+            x_pixel=x.pixel,
+            y_pixel=y.pixel,
+            residual_pixel=residual.pixel if residual else 0,
             code=int(spec.activation),
-            slope=float(spec.alpha),
+            slope=float(spec.slope),
             n=spec.n,
             h=spec.h,
             w=spec.w,
-            ho=spec.out_h,
-            wo=spec.out_w,
+            out_h=spec.out_h,
+            out_w=spec.out_w,
             k=spec.k,
-            inputs=spec.c // spec.groups,
-            outputs=spec.k // spec.groups,
+            group_c=spec.c // spec.groups,
+            group_k=spec.k // spec.groups,
             by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
             row_by_row=int(4 * spec.k * spec.depth <= _NEAR_BYTES),
         ),

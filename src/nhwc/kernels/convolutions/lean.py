@@ -2,7 +2,28 @@
 
 Transformed, filters are up to four times as many numbers, and a large model's come from memory in
 each call. Where tiles are few, to read them takes longer than to make them. And a model whose
-filters stay as they are is no larger than it was.
+filters stay as they are is no larger than it was. They lie tap after tap:
+
+    panel of filters     tap (0,0)         tap (0,1)            tap (2,2)
+                         [c][columns]      [c][columns]   ...   [c][columns]
+
+There are two ways, chosen by how many tiles the whole image has:
+
+- more than fit into registers (`_in_memory`): `_DEEP` channels of a panel are transformed into
+  scratch memory, 36 small matrices that stay in the second-level cache, and the micro-kernel
+  multiplies all tiles by them, adding to the sums of the channels before;
+- at most a few tiles (`_few`): what is transformed never goes to memory. For each row of a tile's
+  elements the sums of that row, of all tiles, stay in registers, and for each channel that row of
+  the transformed filter is made where it is used:
+
+      for channels in stretches of `_NEAR`, for a vector of filters, for a row of elements:
+          for channel: load 9 taps, transform them to 6 numbers of this row, multiply-add 6 x tiles
+
+  Taps are read again for each of the six rows, from the nearest cache, where those of `_NEAR`
+  channels of one vector of filters stay meanwhile.
+
+The scale of the transformed filters is applied where it costs least: to the filters when they go to
+memory, to the sums when they stay in registers.
 """
 
 from __future__ import annotations
@@ -23,7 +44,7 @@ TAPS = 9
 _DEEP = 64
 """Channels of a panel that are transformed together: they stay in the second-level cache."""
 _NEAR = 32
-"""Channels of a panel that are transformed row by row: they stay in the nearest cache."""
+"""Channels that are transformed row by row: their taps stay in the nearest cache."""
 
 
 def room(t: Transform, columns: int) -> int:
@@ -47,14 +68,14 @@ def _in_memory(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
     """Transform some channels of the panel at a time, and multiply by those."""
     depth, tap = emit_whole(e, p.channels), p.channels * p.columns
     filters = p.sums + p.count * (t.size**2 * panel_columns(e.isa))
-    # What is transformed next is asked for by the products, each a part: so many rows of `deep`.
+    # Meanwhile the products ask for the taps that are transformed next, each for some rows of them.
     rows = (p.columns * TAPS + (t.size**2 - 1)) // t.size**2
     with e.range(0, p.channels, _DEEP) as channel:
         last = e.min(channel + _DEEP, p.channels)
         deep = last - channel
         step = _apart(deep, p.columns)
         _transform(e, t)(p.filters + channel * p.columns, tap, filters, step, deep * p.columns)
-        call.set(k=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
+        call.set(segment=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
         call.ask(rows * deep, deep, tiles_of(e, p.count))
         following = p.filters + e.select(last < p.channels, last * p.columns, tap * TAPS)
         with e.range(0, t.size**2) as element:
@@ -73,7 +94,7 @@ def _apart(channels: Any, columns: Any) -> Any:
 
 
 def _transform(e: Emitter, t: Transform) -> Callable[..., None]:
-    """The function that transforms so many floats of each tap."""
+    """The function that transforms `floats` filters, of which each tap lies `tap` floats apart."""
 
     def emit(
         own: Emitter, filters: Value, tap: Value, to: Value, step: Value, floats: Value
@@ -96,12 +117,12 @@ def _scaled(e: Emitter, t: Transform, grid: list[list[Value]]) -> list[Value]:
 
 
 def _most(e: Emitter, t: Transform) -> int:
-    """Of how many tiles the sums of a row of elements stay in registers, with a row of a filter."""
+    """How many tiles there may be for a row of sums and a row of a filter to stay in registers."""
     return (e.isa.registers - 2 - t.size) // t.size
 
 
 def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
-    """The function that multiplies so few tiles; what it transforms never goes to memory."""
+    """The function that multiplies `tiles` tiles by filters that it transforms in registers."""
 
     def emit(
         own: Emitter, filters: Value, packed: Value, sums: Value, columns: Value, channels: Value
@@ -109,6 +130,8 @@ def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
         tap = columns * channels
         with own.range(0, channels, _NEAR) as first, own.range(0, columns, own.width) as column:
             last = own.min(first + _NEAR, channels)
+            # What is asked for is the next stretch of channels, or behind the last the next panel:
+            # each row of elements asks for one or two of the nine taps.
             following = own.select(last < channels, columns * _NEAR, tap * TAPS - first * columns)
             for i in range(t.size):
                 row = _Row(own, t, i, tiles)

@@ -15,5 +15,5 @@ POOL = "pool"
 
 
 def emit_pooled(e: Emitter, a: Args, count: Value) -> Value:
-    """How many rows or columns are left of so many by a kernel that may pool."""
+    """How many rows or columns a kernel stores that computes `count`, and may pool."""
     return e.select(a.pool != 0, count // 2, count)

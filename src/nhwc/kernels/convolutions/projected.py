@@ -1,7 +1,21 @@
 """A depthwise convolution and the 1x1 convolution that alone reads it, as one step.
 
-What the depthwise convolution computes of a few rows is written as the micro-kernel reads it, and
-multiplied while it is in the nearest cache: no image between the two is written, packed and read.
+A thread computes a band of the depthwise convolution, all its channels, and writes it as the
+micro-kernel reads rows: its inner activation applied, packed, in the nearest caches. Then it
+multiplies the band by every panel of the 1x1 convolution. No image lies between the two, and
+nothing is packed that was not computed there:
+
+    image x                 band, packed as [tile][chunk][pixel][width]          result y
+    +-----------+           +-----------+            +-----+-----+-----+         +-----------+
+    |===========|  depth-   |===========|     x      | panels of the   |    =    |===========|
+    |===========|  wise     |===========|            | 1x1 convolution |         |===========|
+    |           |  ------>  +-----------+            +-----+-----+-----+         |           |
+    +-----------+           c channels                k filters                  +-----------+
+
+A band fills `_TILES` tiles of the micro-kernel, so that a panel that is read serves many rows; it
+is no larger, or it would not stay in the nearest caches. There are as many bands as give each
+thread the same work. Unlike with the 1x1 before it, no row is computed twice: the rows where two
+bands meet are read by both, but written by one.
 """
 
 from __future__ import annotations
@@ -9,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,28 +35,29 @@ from ..language.isa import Isa
 from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, emit_activations
+from ..layers.activations import Activation, clamp, emit_activations
 from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import Row, Window, emit_row
-from .direct import clamp
 
 _FIELDS = (
-    *("x", "xpixel", "weight", "bias", "project", "project_bias", "scratch", "tile"),
-    *("n", "h", "w", "c", "ho", "wo", "k", "top", "left", "bands", "panels", "scratch_floats"),
+    *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
+    *("n", "h", "w", "c", "out_h", "out_w", "k", "pad_h", "pad_w"),
+    *("bands", "panels", "scratch_floats"),
     *("inner_code", "inner_slope", "low", "high"),
     *ENDING,
 )
+"""`c` channels are convolved and become `k`; `inner` fields are of the depthwise convolution."""
 
 _TILES = 4
-"""How many tiles of the micro-kernel a band should fill: then its weights are read for many."""
+"""How many tiles of the micro-kernel a band should fill."""
 
 
 @dataclass(frozen=True)
 class Depthwise:
-    """The depthwise convolution before: its weight (C, 1, kh, kw), bias and activation."""
+    """The depthwise convolution before: its weight (C, 1, r, s), bias and activation."""
 
     weight: Tensor
     bias: Tensor | None
@@ -64,22 +80,22 @@ def projected_depthwise_step(
     """activation(weight @ depthwise(x) + bias + residual), for a window that has a tile."""
     isa, window = isas.host(), depthwise.window
     n, c, h, w = x.shape
-    k, ho, wo = y.shape[1:]
-    size, stride, tile = window.size[0], window.stride[0], window.tile(wo)
+    k, out_h, out_w = y.shape[1:]
+    size, stride, tile = window.size[0], window.stride[0], window.tile(out_w)
     if not tile:
-        raise InputError(f"no step projects what {window} makes, {wo} outputs wide.")
-    bands = _bands(n, ho, wo, isa)
+        raise InputError(f"no step projects what {window} makes, {out_w} outputs wide.")
+    bands = _bands(n, out_h, out_w, isa)
     padded = -(-c // isa.width) * isa.width
-    scratch_floats = -(-ho // bands) * wo * padded
+    scratch_floats = -(-out_h // bands) * out_w * padded
     packed = pack_convolution(weight, bias, 1, isa)
     low, high = clamp(activation)
     return step(
         projected_depthwise(size, stride, tile),
         x=x,
-        xpixel=x.pixel,
-        weight=pad_channels(depthwise.weight.flatten(1).t(), c),
+        x_pixel=x.pixel,
+        weights=pad_channels(depthwise.weight.flatten(1).t(), c),
         bias=pad_channels(depthwise.bias, c),
-        project=packed,
+        project_weights=packed,
         project_bias=packed[c * (-(-k // isa.width) * isa.width) :],
         scratch=Scratch(4 * scratch_floats, per_thread=True),
         tile=TILE.address,
@@ -87,11 +103,11 @@ def projected_depthwise_step(
         h=h,
         w=w,
         c=c,
-        ho=ho,
-        wo=wo,
+        out_h=out_h,
+        out_w=out_w,
         k=k,
-        top=window.padding[0],
-        left=window.padding[1],
+        pad_h=window.padding[0],
+        pad_w=window.padding[1],
         bands=bands,
         panels=-(-k // panel_columns(isa)),
         scratch_floats=scratch_floats,
@@ -104,7 +120,7 @@ def projected_depthwise_step(
 
 
 def _bands(images: int, height: int, width: int, isa: Isa) -> int:
-    """Into how many bands to cut an image, so that all threads have as much to do."""
+    """How many bands an image is cut into: as many for each thread, if rows allow."""
     threads = torch.get_num_threads()
     bands = -(-height // max(1, _TILES * isa.rows // width))
     while images * bands % threads and bands < height:
@@ -124,20 +140,21 @@ def _emit(
 ) -> None:
     packed = a.scratch.floats() + thread * a.scratch_floats
     call = TileCall(e, a.tile)
-    call.set(k=a.c, segments=1, y_row=a.ypixel, residual_row=a.rpixel, mode=FINAL)
+    call.set(segment=a.c, segments=1, y_row=a.y_pixel, residual_row=a.residual_pixel, mode=FINAL)
     call.set(low=a.low, high=a.high)
     begin, end = e.share(a.n * a.bands, thread, threads)
     with e.range(begin, end) as piece:
         image, band = piece // a.bands, piece % a.bands
-        first, last = band * a.ho // a.bands, (band + 1) * a.ho // a.bands
-        pixels = (last - first) * a.wo
+        first, last = band * a.out_h // a.bands, (band + 1) * a.out_h // a.bands
+        pixels = (last - first) * a.out_w
         put = partial(_pack, packed, pixels)
         with e.range(first, last) as out:
-            top = out * stride - a.top
-            source = a.x.floats() + (image * a.h + top) * a.w * a.xpixel
-            row = Row((out - first) * a.wo, top, source, e.i64(0), a.c)
+            top = out * stride - a.pad_h
+            source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
+            row = Row((out - first) * a.out_w, top, source, e.i64(0), a.c)
             emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
-        _emit_products(e, a, call, packed, ((image * a.ho + first) * a.wo, pixels))
+        start = (image * a.out_h + first) * a.out_w
+        _emit_products(e, a, call, _Band(start, pixels, packed))
 
 
 def _pack(
@@ -150,32 +167,37 @@ def _pack(
     place: Place,
 ) -> None:
     """Store neighbouring pixels of a band in the rows of the micro-kernel's tiles."""
-    channel, _ = place
     slope = e.float_of_bits(a.inner_slope)
     depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
         first, rows = tile_of(e, at, pixels, e.isa.rows)
-        e.store(value, packed + (first * depth + (at - first) * e.width + channel * rows))
+        e.store(value, packed + (first * depth + (at - first) * e.width + place.channel * rows))
 
 
-def _emit_products(
-    e: Emitter, a: Args, call: TileCall, packed: Value, where: tuple[Value, Value]
-) -> None:
+class _Band(NamedTuple):
+    """Pixels of the result: the number of the first, and how many; packed at `packed`."""
+
+    begin: Value
+    pixels: Value
+    packed: Value
+
+
+def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
     """Multiply the band by every panel of weights."""
-    begin, pixels = where
+    begin, pixels, packed = band
     width = panel_columns(e.isa)
     call.set(rows=pixels, a=packed, a_row=emit_whole(e, a.c))
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)
-        y = a.y.floats() + (begin * a.ypixel + column)
+        y = a.y.floats() + (begin * a.y_pixel + column)
         call(
-            b=a.project.floats() + column * a.c,
-            start=a.project_bias.floats() + column,
+            b=a.project_weights.floats() + column * a.c,
+            bias=a.project_bias.floats() + column,
             columns=columns,
             y=y,
-            residual=emit_moved(e, a.residual, begin * a.rpixel + column),
+            residual=emit_moved(e, a.residual, begin * a.residual_pixel + column),
         )
         with e.when(a.code > int(Activation.RELU6)):
-            activate_tile(e, y, a.ypixel, (pixels, columns), (a.code, a.slope))
+            activate_tile(e, y, a.y_pixel, (pixels, columns), (a.code, a.slope))

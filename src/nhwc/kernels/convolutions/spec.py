@@ -1,10 +1,11 @@
-"""What a convolution computes, and on which shapes: all that a kernel's speed depends on."""
+"""The specification of a convolution: shapes and settings, all that a kernel's speed depends on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ...errors import InputError
+from ...windows import places
 from ..layers.activations import Activation
 
 Pair = tuple[int, int]
@@ -18,7 +19,7 @@ class ConvSpec:
     >>> spec.out_h, spec.depth, spec.gflop
     (28, 576, 0.115605504)
 
-    `alpha` is the slope of leaky relu.
+    `slope` is the slope of leaky relu.
     """
 
     n: int
@@ -33,7 +34,7 @@ class ConvSpec:
     dilation: Pair = (1, 1)
     groups: int = 1
     activation: Activation = Activation.NONE
-    alpha: float = 0.01
+    slope: float = 0.01
     has_residual: bool = False
     has_bias: bool = True
 
@@ -51,13 +52,21 @@ class ConvSpec:
 
     @property
     def out_h(self) -> int:
-        reach = self.dilation[0] * (self.r - 1) + 1
-        return (self.h + 2 * self.padding[0] - reach) // self.stride[0] + 1
+        return self._places(self.h, self.r, 0)
 
     @property
     def out_w(self) -> int:
-        reach = self.dilation[1] * (self.s - 1) + 1
-        return (self.w + 2 * self.padding[1] - reach) // self.stride[1] + 1
+        return self._places(self.w, self.s, 1)
+
+    def _places(self, length: int, size: int, side: int) -> int:
+        count: int = places(
+            length,
+            size,
+            stride=self.stride[side],
+            padding=self.padding[side],
+            dilation=self.dilation[side],
+        )
+        return count
 
     @property
     def pixels(self) -> int:
@@ -66,7 +75,7 @@ class ConvSpec:
 
     @property
     def depth(self) -> int:
-        """What one output sums over: the inner dimension of the matrix product."""
+        """The number of products in one output: the inner dimension of the matrix product."""
         return self.r * self.s * self.c // self.groups
 
     @property

@@ -2,14 +2,31 @@
 
 So few channels make short, crooked rows for a matrix product, and to pack them costs as much as to
 multiply them. Here a thread copies the lines of the image that a few output lines see, with the
-padding around them, and what is multiplied is broadcast from there: the pixels under a line of the
-filter follow one another in memory, and neighbouring outputs see the same ones `step` floats on.
-That distance is known while the kernel is generated, so a tile of outputs needs one address.
+padding around them, and what is multiplied is broadcast from there:
+
+    a copied line, c = 3, padding 1:   000 rgb rgb rgb rgb rgb ... 000
+                                       [   window of   ]
+    output 0, a filter of 3 taps:      [000 rgb rgb]
+    output 1, stride 1, step = 3:          [rgb rgb rgb]
+    output 2:                                  [rgb rgb rgb]
+
+The pixels under a line of the filter follow one another in memory, `filter_line` floats, and
+neighbouring outputs see the same ones `step` floats on. That distance is known while the kernel is
+generated, so a tile of outputs needs one address. As in the micro-kernel, a tile is `rows` outputs
+by a panel of filters, whose sums stay in registers.
+
+An image that lies as N, C, H, W is copied as well as one that lies channels last (`planes`): three
+lines, one per colour, are interleaved in registers. So a model's input need not be converted.
+
+Lines are copied once for a block of output lines, and the block is as high as the nearest caches
+hold lines for; then for each panel all of its output lines are computed, since a panel of filters
+and a window of lines are both at hand, while the whole image is not.
 """
 
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +47,11 @@ from .spec import ConvSpec
 
 _FIELDS = (
     *("x", "x_pixel", PLANES, "weights", "bias", "lines"),
-    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "run", "stride_h", "pad_h", "pad_w"),
+    *("n", "h", "w", "c", "k", "out_h", "out_w", "r", "filter_line", "stride_h", "pad_h", "pad_w"),
     *("blocks", "panels", "line", "lines_floats", POOL, *ENDING),
 )
+"""`line` is the floats of a copied line, `filter_line` those under a line of the filter."""
+
 STEPS = (3, 6, 12)
 """Floats from the window of one output to its neighbour's: three channels, stride 1, 2 or 4."""
 _LINES_BYTES = 64 << 10
@@ -75,7 +94,7 @@ def stem_steps(
             out_h=spec.out_h,
             out_w=spec.out_w,
             r=spec.r,
-            run=spec.s * spec.c,
+            filter_line=spec.s * spec.c,
             stride_h=spec.stride[0],
             pad_h=spec.padding[0],
             pad_w=spec.padding[1],
@@ -84,17 +103,46 @@ def stem_steps(
             line=line,
             lines_floats=floats,
             pool=0,
-            **ending(y, spec.activation, spec.alpha, residual),
+            **ending(y, spec.activation, spec.slope, residual),
         ),
     )
 
 
 def _blocks(spec: ConvSpec, line: int) -> int:
-    """Into how many blocks of output lines to cut an image; each thread gets as many."""
+    """How many blocks of output lines an image is cut into: as many for each thread."""
     fitting = max(1, (_LINES_BYTES // (4 * line) - spec.r) // spec.stride[0] + 1)
     threads = torch.get_num_threads()
     blocks = -(-spec.out_h // fitting)
     return min(-(-blocks // threads) * threads, spec.out_h)
+
+
+class _Line(NamedTuple):
+    """A line of an image: of the input or of the result."""
+
+    image: Value
+    row: Value
+
+
+class _Window(NamedTuple):
+    """An output's window begins in the copied lines at `source`, its neighbour's `step` further."""
+
+    source: Value
+    step: int
+
+
+class _Outputs(NamedTuple):
+    """The place of the first of a tile's outputs, which are neighbours in a line."""
+
+    image: Value
+    row: Value
+    column: Value
+
+
+class _Panel(NamedTuple):
+    """Filters: the number of the first, and how many vectors of them."""
+
+    channel: Value
+    vectors: int
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> None:
@@ -103,23 +151,25 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
     with e.range(begin, end) as unit:
         image, block = unit // a.blocks, unit % a.blocks
         side = a.pool + 1
+        # Blocks are cut in lines of what is stored, so that none cuts a pooled window in two.
         height = emit_pooled(e, a, a.out_h)
         first, last = (n * height // a.blocks * side for n in (block, block + 1))
         top = first * a.stride_h - a.pad_h
         with e.range(0, (last - first - 1) * a.stride_h + a.r) as i:
-            _emit_line(e, a, (image, top + i), lines + i * a.line)
+            _emit_line(e, a, _Line(image, top + i), lines + i * a.line)
         with e.range(0, a.panels) as panel, e.range(first, last) as row:
-            window = lines + (row - first) * a.stride_h * a.line
-            _emit_row(e, a, (window, step), (image, row), panel * panel_columns(e.isa))
+            window = _Window(lines + (row - first) * a.stride_h * a.line, step)
+            _emit_row(e, a, window, _Line(image, row), panel * panel_columns(e.isa))
 
 
-def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> None:
+def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
     """Copy a line of an image with the padding beside it; zeros for one above or below."""
-    image, row = which
+    image, row = line
     source = a.x.floats() + ((image * a.h + row) * a.w) * a.x_pixel
     floats, pad = a.w * a.c, a.pad_w * a.c
 
     def copy() -> None:
+        """Pixels without gaps, channels last, are one row of floats."""
         _clear(e, to, pad)
         with e.range(0, floats // e.width * e.width, e.width) as i:
             e.store(e.load(source + i), to + (pad + i))
@@ -144,6 +194,7 @@ def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> No
         each_vector(e, e.i64(0), a.w, put)
 
     def gather() -> None:
+        """Pixels with gaps between them: a slice of a wider image."""
         _clear(e, to, a.line)
         with e.range(0, a.w) as column, e.range(0, a.c) as c:
             value = e.read(source + (column * a.x_pixel + c))
@@ -157,71 +208,62 @@ def _emit_line(e: Emitter, a: Args, which: tuple[Value, Value], to: Value) -> No
 
 
 def _clear(e: Emitter, to: Value, count: Value) -> None:
-    """Zeros in whole vectors: what they cover beyond is written later, or belongs to nobody."""
+    """Store zeros in whole vectors. What they cover beyond is written later, or is nobody's."""
     with e.range(0, count, e.width) as i:
         e.store(e.vector(0.0), to + i)
 
 
-def _emit_row(
-    e: Emitter, a: Args, window: tuple[Value, int], line: tuple[Value, Value], channel: Value
-) -> None:
-    """One line of outputs, of an image, a panel of channels."""
+def _emit_row(e: Emitter, a: Args, window: _Window, line: _Line, channel: Value) -> None:
+    """Compute a line of outputs for one panel of channels."""
     width, tile = panel_columns(e.isa), e.isa.rows
-    # Tiles are even everywhere, so that none cuts a window in two.
+    # Tiles are even everywhere, so that none cuts a pooled window in two.
     outputs = emit_pooled(e, a, a.out_w) * (a.pool + 1)
     with e.range(0, outputs, tile) as wanted:
         # The last tile moves left to end with the line, and computes some outputs again.
         left = e.min(wanted, outputs - tile)
-        here = (window[0] + left * window[1], window[1])
+        here = _Window(window.source + left * window.step, window.step)
+        first = _Outputs(line.image, line.row, left)
         cases = {
-            vectors: partial(_emit_tile, e, a, here, (*line, left), (channel, vectors))
+            vectors: partial(_emit_tile, e, a, here, first, _Panel(channel, vectors))
             for vectors in range(1, e.isa.vectors + 1)
         }
         columns = e.min(a.k - channel, e.i64(width))
         e.switch(emit_vectors(e, columns), cases)
 
 
-def _emit_tile(
-    e: Emitter,
-    a: Args,
-    window: tuple[Value, int],
-    where: tuple[Value, Value, Value],
-    panel: tuple[Value, int],
-) -> None:
-    (source, step), (first, vectors) = window, panel
-    columns = vectors * e.width
-    weights = a.weights.floats() + first * a.r * a.run
-    sums = [[e.variable(0.0) for _ in range(e.isa.rows)] for _ in range(vectors)]
+def _emit_tile(e: Emitter, a: Args, window: _Window, first: _Outputs, panel: _Panel) -> None:
+    """Compute neighbouring outputs for some vectors of filters, all sums in registers."""
+    columns = panel.vectors * e.width
+    weights = a.weights.floats() + panel.channel * a.r * a.filter_line
+    sums = [[e.variable(0.0) for _ in range(e.isa.rows)] for _ in range(panel.vectors)]
     for j, line in enumerate(sums):
-        bias = e.load(a.bias.floats() + (first + j * e.width))
+        bias = e.load(a.bias.floats() + (panel.channel + j * e.width))
         for one in line:
             one.value = bias
     with e.range(0, a.r) as i:
-        values, filters = source + i * a.line, weights + i * a.run * columns
-        with e.range(0, a.run) as tap:
-            factors = [e.load(filters + (tap * columns + j * e.width)) for j in range(vectors)]
+        values, filters = window.source + i * a.line, weights + i * a.filter_line * columns
+        with e.range(0, a.filter_line) as tap:
+            factors = [e.load(filters + (tap * columns + j * e.width)) for j in range(len(sums))]
             for number in range(e.isa.rows):
-                value = e.broadcast(e.read(values + (tap + number * step)))
+                value = e.broadcast(e.read(values + (tap + number * window.step)))
                 for line, factor in zip(sums, factors, strict=True):
                     line[number].value = e.fma(value, factor, line[number].value)
     for j, line in enumerate(sums):
-        channel = first + j * e.width
+        channel = panel.channel + j * e.width
         totals = [one.value for one in line]
-        if j < vectors - 1:
-            _finish(e, a, totals, where, (channel, None))
+        if j < panel.vectors - 1:
+            _finish(e, a, totals, first, Place(channel, None))
             continue
         e.branch(
             channel + e.width <= a.k,
-            partial(_finish, e, a, totals, where, (channel, None)),
-            partial(_finish, e, a, totals, where, (channel, e.lanes(a.k - channel))),
+            partial(_finish, e, a, totals, first, Place(channel, None)),
+            partial(_finish, e, a, totals, first, Place(channel, e.lanes(a.k - channel))),
         )
 
 
-def _finish(
-    e: Emitter, a: Args, sums: list[Value], where: tuple[Value, Value, Value], place: Place
-) -> None:
-    """Store the outputs from a place on: image, row and column; pooled, if they should be."""
-    image, row, column = where
+def _finish(e: Emitter, a: Args, sums: list[Value], first: _Outputs, place: Place) -> None:
+    """Store neighbouring outputs; pooled, if they should be."""
+    image, row, column = first
     pixel = (image * a.out_h + row) * a.out_w + column
     values = activated(e, a, sums, pixel, place)
 
@@ -230,11 +272,11 @@ def _finish(
         pairs = [e.variable(0.0) for _ in values[::2]]
         for pair, one, other in zip(pairs, values[::2], values[1::2], strict=True):
             pair.value = emit_larger(e, one, other)
-        # The line above was pooled and stored before.
+        # The line above was pooled and stored before, by this thread: lines come in order.
         with e.when(row % 2 == 1):
-            above = a.y.floats() + (corner * a.ypixel + place[0])
+            above = a.y.floats() + (corner * a.y_pixel + place.channel)
             for number, pair in enumerate(pairs):
-                stored = e.load(above + a.ypixel * number, place[1])
+                stored = e.load(above + a.y_pixel * number, place.mask)
                 pair.value = emit_larger(e, stored, pair.value)
         put(e, a, [pair.value for pair in pairs], corner, place)
 

@@ -1,9 +1,28 @@
 """The kernels of Winograd's convolution: tiles into packed rows, products, and back.
 
-What a kernel does with its block of tiles: `_emit_input` transforms a tile, channel by channel side
-by side in vectors, into the rows of one matrix product per element of the tile; `_emit_panel`
-multiplies by a panel of filters; `_emit_output` transforms the sums back, adds bias and residual,
-applies the activation and stores. See winograd.py for how the work is cut.
+A tile of F(4x4, 3x3) is 6 x 6 pixels of the input, which make 4 x 4 of the result; neighbouring
+tiles overlap by two. Each of its 36 elements, transformed, is a number per channel, and meets only
+the same element of the filters. So 36 matrix products take the place of the convolution:
+
+    input            element (0, 0)    (0, 1)        (5, 5)
+    +--+--+--+       [tile 0: c]       [tile 0: c]   [tile 0: c]
+    |0 |1 |2 |  -->  [tile 1: c]       [tile 1: c]   [tile 1: c]     `packed`, by `_emit_input`
+    +--+--+--+       [tile 2: c]       [tile 2: c]   [tile 2: c]
+    |3 |4 |5 |          x filters         x             x            `form.multiply`
+    +--+--+--+       [tile 0: k]       [tile 0: k]   [tile 0: k]
+                     [tile 1: k]  ...                                `sums`
+                         |
+                         +--> `_emit_output`: 4 x 4 pixels of each tile, finished and stored
+
+`_emit_input` transforms a vector of channels at a time, and writes the 36 elements in the
+micro-kernel's chunks. A tile at the border is first copied, with
+zeros beside the image, to a patch of its own. `_emit_output` reads the 36 sums of a vector of
+filters, adds bias and residual, applies the activation and stores: what comes after the convolution
+costs no memory traffic of its own.
+
+The loop over panels is around the products and the way back, so that sums are of one panel alone
+and stay in the second-level cache, as do the packed tiles of the block, which every panel reads.
+See winograd.py for how the work is cut.
 """
 
 from __future__ import annotations
@@ -36,7 +55,10 @@ _FIELDS = (
 ALL, INPUT, PRODUCTS = range(3)
 """The field `phase`: everything block by block, or only the half before or after a barrier.
 
-Several `groups`, of `c` and `k` channels each, take the first: as so many convolutions.
+Where each thread has blocks of its own it needs nobody, and does everything (ALL) in memory of its
+own. Where blocks are fewer, all threads transform tiles into shared memory (INPUT), meet, and share
+out the panels (PRODUCTS). Several `groups`, of `c` and `k` channels each, are as many convolutions,
+and done in the first way.
 """
 
 
@@ -46,6 +68,22 @@ class _Place(NamedTuple):
     image: Value
     top: Value
     left: Value
+
+
+class _Work(NamedTuple):
+    """A block of tiles, packed, and a panel of filters; the sums have room behind them."""
+
+    block: Value
+    panel: Value
+    packed: Value
+    sums: Value
+
+
+class _Sums(NamedTuple):
+    """Sums of one tile and a vector of channels: of its first element, and how far on the next."""
+
+    start: Value
+    apart: Value
 
 
 def _place(a: Args, tile: Value, t: Transform) -> _Place:
@@ -60,9 +98,9 @@ def _tiles(a: Args) -> Value:
 
 @dataclass(frozen=True)
 class Form:
-    """A transform, and how filters are held: so many numbers of each, and what multiplies by them.
+    """A transform, and how filters are held: `numbers` of each, and what multiplies by them.
 
-    `room` is how many floats that needs to work in, of a number of columns.
+    `room(t, columns)` is how many floats `multiply` needs to work in, for a panel of columns.
     """
 
     name: str
@@ -78,6 +116,7 @@ class Form:
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> None:
     t = form.t
+    # In memory of its own a thread has packed tiles, if it makes them, and behind them the sums.
     own = a.own.floats() + thread * a.own_floats
     sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
     call = TileCall(e, a.tile)
@@ -91,7 +130,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> 
             with e.range(first, last) as tile:
                 _emit_input(e, one, t, tile, own)
             with e.range(0, a.panels) as panel:
-                _emit_panel(e, one, form, call, (block, panel, own, sums))
+                _emit_panel(e, one, form, call, _Work(block, panel, own, sums))
 
     def inputs() -> None:
         begin, end = e.share(_tiles(a), thread, threads)
@@ -101,9 +140,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> 
     def products() -> None:
         begin, end = e.share(a.blocks * a.panels, thread, threads)
         with e.range(begin, end) as unit:
+            # A thread keeps to its panels: it reads their filters once for all blocks.
             block, panel = unit % a.blocks, unit // a.blocks
             packed = a.shared.floats() + block * a.block_floats
-            _emit_panel(e, a, form, call, (block, panel, packed, sums))
+            _emit_panel(e, a, form, call, _Work(block, panel, packed, sums))
 
     e.switch(a.phase, {ALL: everything, INPUT: inputs, PRODUCTS: products})
 
@@ -126,6 +166,7 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
     first, rows = tile_of(e, tile - begin, count, even(e, count))
+    # Tiles lie at even steps in the result; the input they see begins with the padding.
     top, left = place.top - a.pad_h, place.left - a.pad_w
     source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
     inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
@@ -168,10 +209,11 @@ def _emit_panel(
     a: Args,
     form: Form,
     call: TileCall,
-    work: tuple[Value, Value, Value, Value],
+    work: _Work,
 ) -> None:
     """Multiply a block of tiles by a panel of filters, and transform the sums back."""
     t, (block, panel, packed, sums) = form.t, work
+    # The last panel has as many columns as whole vectors hold; what is beyond `k` is not stored.
     first, begin = block * a.block, panel * panel_columns(e.isa)
     count = e.min(a.block, _tiles(a) - first)
     columns = e.min(e.i64(panel_columns(e.isa)), emit_whole(e, a.k) - begin)
@@ -179,12 +221,12 @@ def _emit_panel(
     zeros = e.stack(panel_columns(e.isa))
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
-    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), k=a.c, segments=1)
-    call.set(columns=columns, y_row=columns, start=zeros, residual=0, mode=0)
+    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), segment=a.c, segments=1)
+    call.set(columns=columns, y_row=columns, bias=zeros, residual=0, mode=0)
     form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
-        _emit_output(e, a, t, (source, count * columns), (first + i, begin + column))
+        _emit_output(e, a, t, _Sums(source, count * columns), first + i, begin + column)
 
 
 def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
@@ -200,19 +242,17 @@ def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
 
 
 def _emit_output(
-    e: Emitter,
-    a: Args,
-    t: Transform,
-    source: tuple[Value, Value],
-    where: tuple[Value, Value],
+    e: Emitter, a: Args, t: Transform, sums: _Sums, tile: Value, channel: Value
 ) -> None:
     """Transform the sums of one tile and one vector of channels back, finish and store them."""
-    (sums, step), (tile, channel) = source, where
     place = _place(a, tile, t)
     pixel = (place.image * a.out_h + place.top) * a.out_w + place.left
     y, y_width = _target(e, a, place, channel)
     residual = a.residual.floats() + (pixel * a.residual_pixel + channel)
-    grid = [[e.load(sums + step * (i * t.size + j)) for j in range(t.size)] for i in range(t.size)]
+    grid = [
+        [e.load(sums.start + sums.apart * (i * t.size + j)) for j in range(t.size)]
+        for i in range(t.size)
+    ]
     bias = e.load(a.bias.floats() + channel)
     low, high = e.float_of_bits(a.low), e.float_of_bits(a.high)
     results = [[e.variable(0.0) for _ in range(t.outputs)] for _ in range(t.outputs)]
@@ -224,6 +264,7 @@ def _emit_output(
     each = [(i, j, results[i][j]) for i in range(t.outputs) for j in range(t.outputs)]
 
     def at_once() -> None:
+        """A whole tile, whole vectors, and nothing more than a clamp: all stays in registers."""
         with e.when(a.residual != 0):
             for i, j, variable in each:
                 other = residual + (a.out_w * i + j) * a.residual_pixel
@@ -245,6 +286,7 @@ def _emit_output(
         e.branch(a.pool != 0, pool, store)
 
     def one_by_one() -> None:
+        """Results go to the stack, and loops run over those that there are."""
         kept = e.stack(t.outputs**2 * e.width)
         for number, (_, _, variable) in enumerate(each):
             e.store(variable.value, kept + number * e.width)
@@ -274,7 +316,7 @@ def _emit_output(
 
 
 def _target(e: Emitter, a: Args, place: _Place, channel: Value) -> tuple[Value, Value]:
-    """Where the corner of a tile goes, pooled or not, and how wide the result is."""
+    """The address of a tile's corner in the result, pooled or not, and the result's width."""
     height, width, top, left = (
         emit_pooled(e, a, count) for count in (a.out_h, a.out_w, place.top, place.left)
     )

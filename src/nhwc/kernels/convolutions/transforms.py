@@ -17,14 +17,14 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 
 Map = Callable[[Any, Any], list[Any]]
-"""From numbers in a row to others; the first argument computes them, an emitter for one."""
+"""Turns a row of numbers into another; the first argument, an emitter say, computes them."""
 
 
 @dataclass(frozen=True)
 class Transform:
     """F(m, 3): `size` = m + 2 inputs see m outputs.
 
-    What `filter` makes of three taps is still to be multiplied by `scale`, number by number.
+    The numbers that `filter` makes of three taps are still to be multiplied by `scale`, one by one.
     """
 
     outputs: int
@@ -47,7 +47,7 @@ class Transform:
 
 
 class _Tensors:
-    """What a map needs of an emitter, done at once, on tensors."""
+    """An emitter's `fma`, computed at once, on tensors."""
 
     @staticmethod
     def fma(a: Tensor, b: float, c: Tensor) -> Tensor:

@@ -2,9 +2,24 @@
 
 The image is cut into tiles. Each is transformed, channel by channel side by side in vectors; then
 what was a convolution is one matrix product per element of the transformed tile; the products are
-transformed back, and bias, residual and activation follow while they are in registers. A block of
-tiles, of one group of channels, goes through all of it within the second-level cache. Filters are
-held transformed, or as they are, to be transformed in each call (lean.py).
+transformed back, and bias, residual and activation follow while they are in registers (tiles.py).
+
+                      products for an output      numbers held of a filter
+    direct                   9                             9
+    F(2x2)               16 / 4  = 4                      16
+    F(4x4)               36 / 16 = 2.25                   36
+    F(4x4), lean         36 / 16 = 2.25                    9
+
+What it saves in products it pays in transforms, in memory for filters, and in digits. Which form
+wins depends on shape and machine, so all are candidates, and measured. Small images are covered by
+tiles of 2x2 with less waste; the lean form is for tiles so few that to read transformed filters
+would take longer than to transform them (lean.py).
+
+The work is cut into blocks of tiles (`_cut`): `_MOST_TILES` of them make reading a panel of filters
+cheap, and `_BLOCK_BYTES` keeps a transformed block within the second-level cache, as every panel
+reads all of it. If the filters outweigh the tiles, all tiles are one block, and the threads share
+out the panels: each filter is seen once. Where blocks are fewer than threads, these transform the
+tiles together, meet at a barrier, and share panels: two steps, INPUT and PRODUCTS.
 
 Sums are rounded differently than in the direct sum: the relative error is about 1e-6 for F(4x4) and
 5e-7 for F(2x2). NaN and infinity spread to the outputs of the whole tile that holds them, always as
@@ -20,11 +35,12 @@ import torch
 from torch import Tensor
 
 from ..language import isa as isas
+from ..layers.activations import clamp
 from ..product.microkernel import TILE, panel_columns
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room
 from ..tape.steps import Scratch, Step, View, step
-from .direct import clamp, outweighs, pack_direct
+from .direct import outweighs, pack_direct
 from .spec import ConvSpec
 from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
 from .transforms import Transform
@@ -37,12 +53,12 @@ def serves(spec: ConvSpec) -> bool:
 
 
 def _channels(spec: ConvSpec) -> tuple[int, int]:
-    """Channels that a group reads, and that it writes."""
+    """The channels that a group reads, and those that it writes."""
     return spec.c // spec.groups, spec.k // spec.groups
 
 
 def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The filters in panels, number after number that is held of each; then the bias."""
+    """The filters in panels, one number of each after the other; then the bias."""
     if form is LEAN4:
         return pack_direct(spec, weight, bias)
     isa, (c, k) = isas.host(), _channels(spec)
@@ -127,7 +143,7 @@ def winograd_steps(
         low=low,
         high=high,
         code=int(spec.activation),
-        slope=float(spec.alpha),
+        slope=float(spec.slope),
         pool=0,
     )
     if alone:
@@ -136,14 +152,14 @@ def winograd_steps(
 
 
 class _Cut(NamedTuple):
-    """Tiles per block, and blocks."""
+    """How many tiles a block has, and how many blocks there are."""
 
     block: int
     blocks: int
 
 
 _MOST_TILES = 28
-"""How many tiles a block may have: for so many, reading a panel of filters costs little."""
+"""How many tiles a block may have: from there on, reading a panel of filters costs little."""
 _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 

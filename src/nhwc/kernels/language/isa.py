@@ -11,7 +11,7 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class Isa:
-    """What a generator must know of a processor: how wide its vectors are and how many it has.
+    """The vectors of a processor: how wide they are, how many registers hold them, and their use.
 
     `rows` and `vectors` are the tile of the matrix product: rows x vectors accumulators, the
     vectors of one weight row and one broadcast must fit into the registers. The last columns of a
@@ -72,7 +72,7 @@ def _choose(wanted: str) -> Isa:
 
 @cache
 def host_features() -> dict[str, bool]:
-    """What LLVM says this processor can do, by LLVM's names of the features."""
+    """The features that LLVM finds in this processor, by LLVM's names."""
     import llvmlite.binding as llvm
 
     return dict(llvm.get_host_cpu_features())

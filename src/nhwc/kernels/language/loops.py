@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .values import Value
 from .vectors import Emitter
@@ -11,8 +11,13 @@ from .vectors import Emitter
 PADDED_TO = 16
 """Packed channels come in multiples of this: no vector is wider, so reading them needs no mask."""
 
-Place = tuple[Value, "Value | None"]
-"""A channel, and the mask of what is left of the pixel where that is less than a vector."""
+
+class Place(NamedTuple):
+    """A channel, and the mask of what is left of the pixel where that is less than a vector."""
+
+    channel: Value
+    mask: Value | None
+
 
 Body = Callable[[Value, Any], object]
 
@@ -38,7 +43,7 @@ def emit_whole(e: Emitter, count: Any) -> Value:
 
 
 def emit_moved(e: Emitter, address: Value, floats: Value) -> Value:
-    """`address`, so many floats further on; but 0, which stands for none, stays 0."""
+    """`address` moved on by `floats`; but 0, which stands for none, stays 0."""
     return e.select(address != 0, address + floats * 4, e.i64(0))
 
 
@@ -52,12 +57,12 @@ def each_vector(e: Emitter, first: Any, last: Value, body: Body) -> None:
 
 
 def each_block(e: Emitter, last: Value, count: int, body: Callable[[list[Place]], object]) -> None:
-    """`body` with `count` places (channel, None) at once while there are so many, then with one.
+    """`body` with `count` whole vectors at once while there are as many, then with one place.
 
     Independent vectors hide the latency of a long chain of operations on each.
     """
     size = count * e.width
     whole = last // size * size
     with e.range(0, whole, size) as channel:
-        body([(channel + number * e.width, None) for number in range(count)])
-    each_vector(e, whole, last, lambda channel, mask: body([(channel, mask)]))
+        body([Place(channel + number * e.width, None) for number in range(count)])
+    each_vector(e, whole, last, lambda channel, mask: body([Place(channel, mask)]))

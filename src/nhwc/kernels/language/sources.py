@@ -1,4 +1,4 @@
-"""Which generator made a kernel: a digest of all files that may have a part in it."""
+"""A digest of the generators: all files that may have a part in a kernel."""
 
 from __future__ import annotations
 

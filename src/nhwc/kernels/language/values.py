@@ -133,7 +133,7 @@ class Value:
 
 
 class Writer:
-    """What writes the instructions of one function, and brings the operands of one to one kind.
+    """Writes the instructions of one function, and brings the operands of each to one kind.
 
     `width` is how many floats a vector has.
     """

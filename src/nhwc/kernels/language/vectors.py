@@ -44,7 +44,7 @@ class Emitter(Writer):
         self.isa, self.module = isa, module
 
     def of_width(self, width: int) -> Emitter:
-        """What writes the same function with narrower vectors."""
+        """An emitter for the same function, with narrower vectors."""
         return Emitter(replace(self.isa, width=width), self.module, self.builder)
 
     def variable(self, start: Any) -> Variable:
@@ -182,7 +182,7 @@ class Emitter(Writer):
             yield
 
     def branch(self, condition: Value, yes: Callable[[], object], no: Callable[[], object]) -> None:
-        """What `yes` emits where `condition` holds, else what `no` emits."""
+        """Run what `yes` emits where `condition` holds, else what `no` emits."""
         with self.builder.if_else(condition.llvm) as (then, otherwise):
             with then:
                 yes()
@@ -190,7 +190,7 @@ class Emitter(Writer):
                 no()
 
     def switch(self, choice: Value, cases: Mapping[int, Callable[[], object]]) -> None:
-        """What the case of that number emits; nothing for a number without a case."""
+        """Run what the case of this number emits, and nothing for a number without a case."""
         after = self.builder.append_basic_block("chosen")
         jump = self.builder.switch(choice.llvm, after)
         for number, emit in cases.items():

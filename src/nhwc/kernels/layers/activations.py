@@ -15,12 +15,13 @@ from typing import Any
 
 from llvmlite import ir
 
+from ...errors import InputError
 from ..language.values import INT, WORD, Value
 from ..language.vectors import Emitter
 
 
 class Activation(IntEnum):
-    """What a kernel applies to its sum before it stores it.
+    """The number by which a kernel knows the activation that it applies before it stores.
 
     >>> Activation["RELU"]
     <Activation.RELU: 1>
@@ -38,6 +39,40 @@ class Activation(IntEnum):
     GELU_TANH = 9
     TANH = 10
     MISH = 11
+
+
+def named(name: str) -> Activation:
+    """The activation of this name, as torch's operators are given it.
+
+    >>> named("gelu_tanh")
+    <Activation.GELU_TANH: 9>
+    """
+    if name.upper() not in Activation.__members__:
+        known = ", ".join(one.name.lower() for one in Activation)
+        raise InputError(f"activation {name!r} is not known. Known: {known}.")
+    return Activation[name.upper()]
+
+
+def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float] | None:
+    """The number of an activation of `nhwc.activations`, and its slope, as kernels are given them.
+
+    None for one that they lack: of all hardtanhs they have the one that is relu6.
+
+    >>> code_of("hardtanh", (0.0, 6.0)), code_of("leaky_relu", (0.2,)), code_of("hardtanh", (0, 1))
+    ((<Activation.RELU6: 2>, 0.0), (<Activation.LEAKY_RELU: 3>, 0.2), None)
+    """
+    if name == "hardtanh":
+        return (Activation.RELU6, 0.0) if tuple(numbers) == (0.0, 6.0) else None
+    if name.upper() not in Activation.__members__:
+        return None
+    return Activation[name.upper()], (*numbers, 0.0)[0]
+
+
+def clamp(activation: Activation) -> tuple[float, float]:
+    """The bounds that a matrix product applies; none where the activation is more than that."""
+    infinity = float("inf")
+    low = 0.0 if activation in (Activation.RELU, Activation.RELU6) else -infinity
+    return low, 6.0 if activation is Activation.RELU6 else infinity
 
 
 def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:

@@ -11,7 +11,7 @@ from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, step
 
-INPUT_ARGUMENTS = ("x", "pixels", "sn", "sc", "sh", "sw")
+INPUT_ARGUMENTS = ("x", "pixels", "x_n", "x_c", "x_h", "x_w")
 """The first fields of the kernel that brings an input in; a program sets them for every call."""
 PLANES = "planes"
 """The field of a kernel that itself reads `x` as N, C, H, W where a program sets this to 1."""
@@ -21,24 +21,26 @@ def input_step(y: View) -> Step:
     """Bring a tensor of any strides to `y`, once the input arguments are set; nothing before."""
     _, c, h, w = y.shape
     given = dict.fromkeys(INPUT_ARGUMENTS, 0)
-    return step(INPUT, **given, y=y, ypixel=y.pixel, c=c, h=h, w=w)
+    return step(INPUT, **given, y=y, y_pixel=y.pixel, c=c, h=h, w=w)
 
 
 def nchw_step(x: View, y: View) -> Step:
     """Bring x, channels last, to y as N, C, H, W without gaps; y has one pixel per image."""
     n, c, h, w = x.shape
-    return step(NCHW, x=x, xpixel=x.pixel, n=n, c=c, area=h * w, y=y, ypixel=y.pixel)
+    return step(NCHW, x=x, x_pixel=x.pixel, n=n, c=c, area=h * w, y=y, y_pixel=y.pixel)
 
 
 def interleave_steps(parts: Sequence[View], y: View) -> list[Step]:
     """The first channel of every part, then the second of every part: cat, then channel shuffle."""
     c = parts[0].shape[1]
-    shape: dict[str, Argument] = {"pixels": y.pixels, "c": c, "y": y, "ypixel": y.pixel}
+    shape: dict[str, Argument] = {"pixels": y.pixels, "c": c, "y": y, "y_pixel": y.pixel}
     if len(parts) == 2:
-        x, z = parts
-        return [step(INTERLEAVE, x=x, xpixel=x.pixel, z=z, zpixel=z.pixel, **shape)]
+        x, other = parts
+        return [
+            step(INTERLEAVE, x=x, x_pixel=x.pixel, other=other, other_pixel=other.pixel, **shape)
+        ]
     return [
-        step(SPREAD, x=x, xpixel=x.pixel, first=first, apart=len(parts), **shape)
+        step(SPREAD, x=x, x_pixel=x.pixel, first=first, apart=len(parts), **shape)
         for first, x in enumerate(parts)
     ]
 
@@ -52,20 +54,20 @@ def shuffle_steps(x: View, y: View, groups: int) -> list[Step]:
 def _emit_input(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels // e.max(a.w, 1), thread, threads)
     with e.range(begin, end) as row:
-        source = a.x.floats() + (row // a.h * a.sn + row % a.h * a.sh)
-        target = a.y.floats() + row * a.w * a.ypixel
+        source = a.x.floats() + (row // a.h * a.x_n + row % a.h * a.x_h)
+        target = a.y.floats() + row * a.w * a.y_pixel
         done = e.variable(0)
-        planes = (a.c == 3) & (a.sw == 1) & (a.ypixel == 3)
+        planes = (a.c == 3) & (a.x_w == 1) & (a.y_pixel == 3)
         with e.when(planes):
             whole = a.w // e.width * e.width
             with e.range(0, whole, e.width) as column:
-                colours = [e.load(source + (a.sc * i + column)) for i in range(3)]
+                colours = [e.load(source + (a.x_c * i + column)) for i in range(3)]
                 for number, vector in enumerate(in_turns(e, colours)):
                     e.store(vector, target + (column * 3 + number * e.width))
             done.value = whole
         with e.range(done.value, a.w) as column, e.range(0, a.c) as c:
-            value = e.read(source + (column * a.sw + c * a.sc))
-            e.write(value, target + (column * a.ypixel + c))
+            value = e.read(source + (column * a.x_w + c * a.x_c))
+            e.write(value, target + (column * a.y_pixel + c))
 
 
 def in_turns(e: Emitter, vectors: Sequence[Value]) -> list[Value]:
@@ -93,17 +95,17 @@ def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.n * a.c, thread, threads)
     with e.range(begin, end) as plane:
         image, c = plane // a.c, plane % a.c
-        source = a.x.floats() + (image * a.area * a.xpixel + c)
-        target = a.y.floats() + (image * a.ypixel + c * a.area)
+        source = a.x.floats() + (image * a.area * a.x_pixel + c)
+        target = a.y.floats() + (image * a.y_pixel + c * a.area)
         with e.range(0, a.area) as pixel:
-            e.write(e.read(source + pixel * a.xpixel), target + pixel)
+            e.write(e.read(source + pixel * a.x_pixel), target + pixel)
 
 
 def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
-        left, right = a.x.floats() + pixel * a.xpixel, a.z.floats() + pixel * a.zpixel
-        target = a.y.floats() + pixel * a.ypixel
+        left, right = a.x.floats() + pixel * a.x_pixel, a.other.floats() + pixel * a.other_pixel
+        target = a.y.floats() + pixel * a.y_pixel
         whole = a.c // e.width * e.width
         with e.range(0, whole, e.width) as c:
             low, high = in_turns(e, [e.load(left + c), e.load(right + c)])
@@ -121,15 +123,17 @@ def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None
 def _emit_spread(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel, e.range(0, a.c) as c:
-        value = e.read(a.x.floats() + (pixel * a.xpixel + c))
-        e.write(value, a.y.floats() + (pixel * a.ypixel + (c * a.apart + a.first)))
+        value = e.read(a.x.floats() + (pixel * a.x_pixel + c))
+        e.write(value, a.y.floats() + (pixel * a.y_pixel + (c * a.apart + a.first)))
 
 
-INPUT = Kernel("input", (*INPUT_ARGUMENTS, "y", "ypixel", "c", "h", "w"), _emit_input)
-NCHW = Kernel("nchw", ("x", "xpixel", "n", "c", "area", "y", "ypixel"), _emit_nchw)
+INPUT = Kernel("input", (*INPUT_ARGUMENTS, "y", "y_pixel", "c", "h", "w"), _emit_input)
+NCHW = Kernel("nchw", ("x", "x_pixel", "n", "c", "area", "y", "y_pixel"), _emit_nchw)
 INTERLEAVE = Kernel(
-    "interleave", ("x", "xpixel", "z", "zpixel", "pixels", "c", "y", "ypixel"), _emit_interleave
+    "interleave",
+    ("x", "x_pixel", "other", "other_pixel", "pixels", "c", "y", "y_pixel"),
+    _emit_interleave,
 )
 SPREAD = Kernel(
-    "spread", ("x", "xpixel", "first", "apart", "pixels", "c", "y", "ypixel"), _emit_spread
+    "spread", ("x", "x_pixel", "first", "apart", "pixels", "c", "y", "y_pixel"), _emit_spread
 )

@@ -53,7 +53,11 @@ def affine_step(
 ) -> Step:
     """activation(x * scale + shift + residual), a scale and a shift per channel: batch norm."""
     c = x.shape[1]
-    factors: dict[str, Argument] = {"factor": pad_channels(scale, c), "fpixel": 0, "shared_by": 1}
+    factors: dict[str, Argument] = {
+        "factor": pad_channels(scale, c),
+        "factor_pixel": 0,
+        "shared_by": 1,
+    }
     shifted: dict[str, Argument] = {"shift": pad_channels(shift, c)}
     return step(
         PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
@@ -84,7 +88,7 @@ def multiply_step(
     shared_by = x.pixels // max(1, factor.pixels)
     factors: dict[str, Argument] = {
         "factor": factor,
-        "fpixel": factor.pixel,
+        "factor_pixel": factor.pixel,
         "shared_by": shared_by,
     }
     shifted: dict[str, Argument] = {"shift": pad_channels(None, x.shape[1])}
@@ -94,22 +98,22 @@ def multiply_step(
 
 
 def _source(x: View) -> dict[str, Argument]:
-    return {"x": x, "xpixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
+    return {"x": x, "x_pixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
 
 
 Change = Callable[[Value, Place], Value]
-"""What becomes of a vector that was read from some place."""
+"""Computes a new vector from one that was read, and the place where it was read."""
 ChangeOf = Callable[[Emitter, Args, Value], Change]
-"""The change of the vectors of a pixel."""
+"""Returns the change for the vectors of one pixel."""
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, of: ChangeOf) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
-        source, change = a.x.floats() + pixel * a.xpixel, of(e, a, pixel)
+        source, change = a.x.floats() + pixel * a.x_pixel, of(e, a, pixel)
 
         def channels(c: Value, mask: Value | None) -> None:
-            finish(e, a, [change(e.load(source + c, mask), (c, mask))], pixel, (c, mask))
+            finish(e, a, [change(e.load(source + c, mask), Place(c, mask))], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, channels)
 
@@ -119,7 +123,7 @@ def _none(e: Emitter, a: Args, pixel: Value) -> Change:
 
 
 def _product(e: Emitter, a: Args, pixel: Value) -> Change:
-    factors, shifts = a.factor.floats() + pixel // a.shared_by * a.fpixel, a.shift.floats()
+    factors, shifts = a.factor.floats() + pixel // a.shared_by * a.factor_pixel, a.shift.floats()
 
     def change(value: Value, place: Place) -> Value:
         channel, mask = place
@@ -134,9 +138,9 @@ def _prelu(e: Emitter, a: Args, pixel: Value) -> Change:
 
 
 def _kernel(name: str, fields: tuple[str, ...], of: ChangeOf) -> Kernel:
-    return Kernel(name, ("x", "xpixel", "pixels", "c", *fields, *ENDING), partial(_emit, of=of))
+    return Kernel(name, ("x", "x_pixel", "pixels", "c", *fields, *ENDING), partial(_emit, of=of))
 
 
 SUM = _kernel("sum", (), _none)
-PRODUCT = _kernel("product", ("factor", "fpixel", "shared_by", "shift"), _product)
+PRODUCT = _kernel("product", ("factor", "factor_pixel", "shared_by", "shift"), _product)
 PRELU = _kernel("prelu", ("factor",), _prelu)

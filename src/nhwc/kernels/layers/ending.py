@@ -1,4 +1,4 @@
-"""How a result is finished: residual added, activation applied, pixels stored."""
+"""The end of a kernel: the residual is added, the activation applied, and pixels are stored."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..language.vectors import Emitter
 from ..tape.steps import Argument, View
 from .activations import Activation, emit_activation, emit_activations
 
-ENDING = ("y", "ypixel", "residual", "rpixel", "code", "slope")
+ENDING = ("y", "y_pixel", "residual", "residual_pixel", "code", "slope")
 """The fields of a kernel that `finish` reads; `ending` gives their arguments."""
 
 
 def ending(
     y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
 ) -> dict[str, Argument]:
-    """Where a result goes, and what is done to it on the way."""
+    """The arguments for ENDING: where a result goes, and what is done to it on the way."""
     return {
         "y": y,
-        "ypixel": y.pixel,
+        "y_pixel": y.pixel,
         "code": int(activation),
         "slope": float(slope),
         "residual": residual,
-        "rpixel": residual.pixel if residual else 0,
+        "residual_pixel": residual.pixel if residual else 0,
     }
 
 
@@ -44,18 +44,18 @@ def activated(
     for variable, value in zip(kept, sums, strict=True):
         variable.value = value
     with e.when(a.residual != 0):
-        other = a.residual.floats() + (pixel * a.rpixel + channel)
+        other = a.residual.floats() + (pixel * a.residual_pixel + channel)
         for number, variable in enumerate(kept):
-            variable.value = variable.value + e.load(other + a.rpixel * number, mask)
+            variable.value = variable.value + e.load(other + a.residual_pixel * number, mask)
     return emit_activations(e, [k.value for k in kept], a.code, e.float_of_bits(a.slope))
 
 
 def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place) -> None:
     """Store the values of neighbouring pixels."""
     channel, mask = place
-    target = a.y.floats() + (pixel * a.ypixel + channel)
+    target = a.y.floats() + (pixel * a.y_pixel + channel)
     for number, value in enumerate(values):
-        e.store(value, target + a.ypixel * number, mask)
+        e.store(value, target + a.y_pixel * number, mask)
 
 
 def activate_tile(

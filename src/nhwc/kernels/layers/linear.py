@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..language.compiler import Args, Kernel
-from ..language.loops import PADDED_TO, each_vector
+from ..language.loops import PADDED_TO, Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
@@ -44,10 +44,10 @@ def linear_step(
     return step(
         LINEAR,
         x=x,
-        xrow=x.pixel * h * w,
+        x_row=x.pixel * h * w,
         n=n,
         inputs=c * h * w,
-        weight=_in_order(weight, (c, h, w)),
+        weights=_in_order(weight, (c, h, w)),
         bias=pad_channels(bias, outputs),
         outputs=outputs,
         **ending(y, activation, slope, residual),
@@ -85,9 +85,9 @@ def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], su
         totals = [e.load(sums + (r * _PANEL + offset)) + bias for r in range(rows)]
         left = count - offset
         with e.when(left >= e.width):
-            finish(e, a, totals, row, (first + offset, None))
+            finish(e, a, totals, row, Place(first + offset, None))
         with e.when(left < e.width):
-            finish(e, a, totals, row, (first + offset, e.lanes(left)))
+            finish(e, a, totals, row, Place(first + offset, e.lanes(left)))
 
 
 def _emit_products(
@@ -95,7 +95,7 @@ def _emit_products(
 ) -> None:
     """The products of some rows of weights, read side by side, with some images."""
     (output, outputs), (row, rows) = which, images
-    weights, x = a.weight.floats() + output * a.inputs, a.x.floats() + row * a.xrow
+    weights, x = a.weights.floats() + output * a.inputs, a.x.floats() + row * a.x_row
     # An addition takes four cycles: what is left of the registers goes to sums further apart.
     apart = max(1, e.isa.registers // 2 // (rows * outputs))
     products = [
@@ -103,7 +103,7 @@ def _emit_products(
     ]
 
     def add(column: Value, k: int, mask: Value | None = None) -> None:
-        values = [e.load(x + (r * a.xrow + column), mask) for r in range(rows)]
+        values = [e.load(x + (r * a.x_row + column), mask) for r in range(rows)]
         for o, of_output in enumerate(products):
             weight = e.load(weights + (o * a.inputs + column), mask)
             for value, of_image in zip(values, of_output, strict=True):
@@ -130,5 +130,5 @@ def _across(e: Emitter, vector: Value) -> Value:
 
 
 LINEAR = Kernel(
-    "linear", ("x", "xrow", "n", "inputs", "weight", "bias", "outputs", *ENDING), _emit_linear
+    "linear", ("x", "x_row", "n", "inputs", "weights", "bias", "outputs", *ENDING), _emit_linear
 )

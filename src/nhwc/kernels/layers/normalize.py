@@ -8,7 +8,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
-from ..language.loops import each_vector
+from ..language.loops import Place, each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
@@ -20,7 +20,7 @@ from .ending import ENDING, ending, finish
 def softmax_step(x: View, y: View) -> Step:
     """Softmax over the channels of each pixel."""
     shape = {"pixels": x.pixels, "c": x.shape[1]}
-    return step(SOFTMAX, x=x, xpixel=x.pixel, **shape, **ending(y, Activation.NONE))
+    return step(SOFTMAX, x=x, x_pixel=x.pixel, **shape, **ending(y, Activation.NONE))
 
 
 def layer_norm_step(
@@ -41,10 +41,10 @@ def layer_norm_step(
     return step(
         LAYER_NORM,
         x=x,
-        xpixel=x.pixel,
+        x_pixel=x.pixel,
         pixels=x.pixels,
         c=c,
-        weight=pad_channels(weight, c),
+        weights=pad_channels(weight, c),
         bias=pad_channels(bias, c),
         eps=float(eps),
         **ending(y, activation, residual=residual),
@@ -71,8 +71,8 @@ def _largest(e: Emitter, a: Value, b: Value) -> Value:
 def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
-        source = a.x.floats() + pixel * a.xpixel
-        target = a.y.floats() + pixel * a.ypixel
+        source = a.x.floats() + pixel * a.x_pixel
+        target = a.y.floats() + pixel * a.y_pixel
         top, total = e.variable(float("-inf")), e.variable(0.0)
 
         def find_top(c: Value, mask: Value | None) -> None:
@@ -93,7 +93,7 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         sum_of_all = _across(e, total.value, lambda p, q: p + q)
 
         def divide(c: Value, mask: Value | None) -> None:
-            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, (c, mask))
+            finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, divide)
 
@@ -102,7 +102,7 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
     begin, end = e.share(a.pixels, thread, threads)
     channels = e.broadcast(e.to_float(a.c))
     with e.range(begin, end) as pixel:
-        source = a.x.floats() + pixel * a.xpixel
+        source = a.x.floats() + pixel * a.x_pixel
         total, squares = e.variable(0.0), e.variable(0.0)
 
         def add(c: Value, mask: Value | None) -> None:
@@ -124,15 +124,15 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
 
         def normalize(c: Value, mask: Value | None) -> None:
             value = (e.load(source + c, mask) - mean) * scale
-            weight, bias = (e.load(part.floats() + c) for part in (a.weight, a.bias))
-            finish(e, a, [e.fma(value, weight, bias)], pixel, (c, mask))
+            weight, bias = (e.load(part.floats() + c) for part in (a.weights, a.bias))
+            finish(e, a, [e.fma(value, weight, bias)], pixel, Place(c, mask))
 
         each_vector(e, 0, a.c, normalize)
 
 
-SOFTMAX = Kernel("softmax", ("x", "xpixel", "pixels", "c", *ENDING), _emit_softmax)
+SOFTMAX = Kernel("softmax", ("x", "x_pixel", "pixels", "c", *ENDING), _emit_softmax)
 LAYER_NORM = Kernel(
     "layer_norm",
-    ("x", "xpixel", "pixels", "c", "weight", "bias", "eps", *ENDING),
+    ("x", "x_pixel", "pixels", "c", "weights", "bias", "eps", *ENDING),
     _emit_layer_norm,
 )

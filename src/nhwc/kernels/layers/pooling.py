@@ -12,9 +12,9 @@ from .ending import ENDING, ending, finish
 
 Pair = tuple[int, int]
 
-_SHAPE = ("x", "xpixel", "n", "h", "w", "c", "ho", "wo")
+_SHAPE = ("x", "x_pixel", "n", "h", "w", "c", "out_h", "out_w")
 _WINDOW = (
-    *("kh", "kw", "top", "left", "stride_h", "stride_w", "dilation_h", "dilation_w"),
+    *("r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w"),
     *("count_padding", "divisor"),
 )
 
@@ -51,14 +51,14 @@ def adaptive_avgpool_step(x: View, y: View, *, activation: Activation = Activati
 def global_mean_step(x: View, y: View, *, activation: Activation = Activation.NONE) -> Step:
     """The mean of each channel over each image."""
     n, c, h, w = x.shape
-    return step(GLOBAL, x=x, xpixel=x.pixel, n=n, c=c, pixels=h * w, **ending(y, activation))
+    return step(GLOBAL, x=x, x_pixel=x.pixel, n=n, c=c, area=h * w, **ending(y, activation))
 
 
 def _shape(x: View, y: View) -> dict[str, Argument]:
     n, c, h, w = x.shape
-    ho, wo = y.shape[2:]
-    sizes = {"n": n, "h": h, "w": w, "c": c, "ho": ho, "wo": wo}
-    return {"x": x, "xpixel": x.pixel, **sizes, **ending(y, Activation.NONE)}
+    out_h, out_w = y.shape[2:]
+    sizes = {"n": n, "h": h, "w": w, "c": c, "out_h": out_h, "out_w": out_w}
+    return {"x": x, "x_pixel": x.pixel, **sizes, **ending(y, Activation.NONE)}
 
 
 def _window(
@@ -70,10 +70,10 @@ def _window(
     divisor: int = 0,
 ) -> dict[str, Argument]:
     return {
-        "kh": size[0],
-        "kw": size[1],
-        "top": padding[0],
-        "left": padding[1],
+        "r": size[0],
+        "s": size[1],
+        "pad_h": padding[0],
+        "pad_w": padding[1],
         "stride_h": stride[0],
         "stride_w": stride[1],
         "dilation_h": dilation[0],
@@ -87,11 +87,11 @@ class _Window:
     """The taps of the window of one output that lie inside the image: [first, last) each way."""
 
     def __init__(self, e: Emitter, a: Args, pixel: Value) -> None:
-        self.image = pixel // (a.ho * a.wo)
-        oh, ow = pixel // a.wo % a.ho, pixel % a.wo
-        self.top, self.left = oh * a.stride_h - a.top, ow * a.stride_w - a.left
-        self.rows = _inside(e, self.top, a.kh, a.dilation_h, a.h)
-        self.columns = _inside(e, self.left, a.kw, a.dilation_w, a.w)
+        self.image = pixel // (a.out_h * a.out_w)
+        oh, ow = pixel // a.out_w % a.out_h, pixel % a.out_w
+        self.top, self.left = oh * a.stride_h - a.pad_h, ow * a.stride_w - a.pad_w
+        self.rows = _inside(e, self.top, a.r, a.dilation_h, a.h)
+        self.columns = _inside(e, self.left, a.s, a.dilation_w, a.w)
 
 
 def _inside(
@@ -103,16 +103,16 @@ def _inside(
 
 
 def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
     with e.range(begin, end) as pixel:
         window = _Window(e, a, pixel)
         corner = (window.image * a.h + window.top) * a.w + window.left
-        down, right = a.dilation_h * a.w * a.xpixel, a.dilation_w * a.xpixel
+        down, right = a.dilation_h * a.w * a.x_pixel, a.dilation_w * a.x_pixel
 
         def channels(places: list[Place]) -> None:
             best = [e.variable(float("-inf")) for _ in places]
             with e.range(*window.rows) as i:
-                line = a.x.floats() + (corner * a.xpixel + i * down)
+                line = a.x.floats() + (corner * a.x_pixel + i * down)
                 with e.range(*window.columns) as j:
                     for number, (c, mask) in enumerate(places):
                         value = e.load(line + (j * right + c), mask)
@@ -129,12 +129,12 @@ def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
 
 
 def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
     with e.range(begin, end) as pixel:
         window = _Window(e, a, pixel)
         # torch counts padding only as far as it was asked for, not what ceil_mode adds to it.
-        high = e.min(window.top + a.kh, a.h + a.top) - window.top
-        wide = e.min(window.left + a.kw, a.w + a.left) - window.left
+        high = e.min(window.top + a.r, a.h + a.pad_h) - window.top
+        wide = e.min(window.left + a.s, a.w + a.pad_w) - window.left
         (top, bottom), (left, right) = window.rows, window.columns
         inner = (bottom - top) * (right - left)
         count = e.select(a.count_padding != 0, high * wide, inner)
@@ -144,12 +144,12 @@ def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
 
 def _emit_adaptive(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.ho * a.wo, thread, threads)
+    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
     with e.range(begin, end) as pixel:
-        oh, ow = pixel // a.wo % a.ho, pixel % a.wo
-        top, bottom = oh * a.h // a.ho, ((oh + 1) * a.h + a.ho - 1) // a.ho
-        left, right = ow * a.w // a.wo, ((ow + 1) * a.w + a.wo - 1) // a.wo
-        area = (pixel // (a.ho * a.wo), top, bottom)
+        oh, ow = pixel // a.out_w % a.out_h, pixel % a.out_w
+        top, bottom = oh * a.h // a.out_h, ((oh + 1) * a.h + a.out_h - 1) // a.out_h
+        left, right = ow * a.w // a.out_w, ((ow + 1) * a.w + a.out_w - 1) // a.out_w
+        area = (pixel // (a.out_h * a.out_w), top, bottom)
         _mean(e, a, area, (left, right), (bottom - top) * (right - left), pixel)
 
 
@@ -169,10 +169,10 @@ def _mean(
     def channels(places: list[Place]) -> None:
         totals = [e.variable(0.0) for _ in places]
         with e.range(top, bottom) as i:
-            line = a.x.floats() + (image * a.h + i) * a.w * a.xpixel
+            line = a.x.floats() + (image * a.h + i) * a.w * a.x_pixel
             with e.range(left, right) as j:
                 for total, (c, mask) in zip(totals, places, strict=True):
-                    total.value = total.value + e.load(line + (j * a.xpixel + c), mask)
+                    total.value = total.value + e.load(line + (j * a.x_pixel + c), mask)
         for total, place in zip(totals, places, strict=True):
             finish(e, a, [total.value / divisor], pixel, place)
 
@@ -186,21 +186,21 @@ _AT_ONCE = 4
 def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     vectors = emit_vectors(e, a.c)
     begin, end = e.share(a.n * vectors, thread, threads)
-    divisor = e.broadcast(e.to_float(a.pixels))
+    divisor = e.broadcast(e.to_float(a.area))
     with e.range(begin, end) as piece:
         image, first = piece // vectors, piece % vectors * e.width
 
         def channels(c: Value, mask: Value | None) -> None:
             sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
-            source = a.x.floats() + (image * a.pixels * a.xpixel + c)
-            even = a.pixels // _AT_ONCE * _AT_ONCE
+            source = a.x.floats() + (image * a.area * a.x_pixel + c)
+            even = a.area // _AT_ONCE * _AT_ONCE
             with e.range(0, even, _AT_ONCE) as p:
                 for number, one in enumerate(sums):
-                    one.value = one.value + e.load(source + (p + number) * a.xpixel, mask)
-            with e.range(even, a.pixels) as p:
-                sums[0].value = sums[0].value + e.load(source + p * a.xpixel, mask)
+                    one.value = one.value + e.load(source + (p + number) * a.x_pixel, mask)
+            with e.range(even, a.area) as p:
+                sums[0].value = sums[0].value + e.load(source + p * a.x_pixel, mask)
             total = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
-            finish(e, a, [total / divisor], image, (c, mask))
+            finish(e, a, [total / divisor], image, Place(c, mask))
 
         each_vector(e, first, e.min(first + e.width, a.c), channels)
 
@@ -208,4 +208,4 @@ def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 MAXPOOL = Kernel("maxpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_maxpool)
 AVGPOOL = Kernel("avgpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_avgpool)
 ADAPTIVE = Kernel("adaptive_avgpool", (*_SHAPE, *ENDING), _emit_adaptive)
-GLOBAL = Kernel("global_mean", ("x", "xpixel", "n", "c", "pixels", *ENDING), _emit_global)
+GLOBAL = Kernel("global_mean", ("x", "x_pixel", "n", "c", "area", *ENDING), _emit_global)

@@ -33,11 +33,11 @@ def bilinear_step(
 
 def _step(x: View, y: View, taps: list[Tensor]) -> Step:
     n, c, h, w = x.shape
-    ho, wo = y.shape[2:]
-    sizes = {"n": n, "c": c, "h": h, "w": w, "ho": ho, "wo": wo}
+    out_h, out_w = y.shape[2:]
+    sizes = {"n": n, "c": c, "h": h, "w": w, "out_h": out_h, "out_w": out_w}
     rows, columns = taps
     return step(
-        RESIZE, x=x, xpixel=x.pixel, y=y, ypixel=y.pixel, **sizes, rows=rows, columns=columns
+        RESIZE, x=x, x_pixel=x.pixel, y=y, y_pixel=y.pixel, **sizes, rows=rows, columns=columns
     )
 
 
@@ -67,16 +67,16 @@ def _taps(low: Tensor, high: Tensor, share: Tensor) -> Tensor:
 
 
 def _emit_resize(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.ho, thread, threads)
+    begin, end = e.share(a.n * a.out_h, thread, threads)
     with e.range(begin, end) as row:
-        top, bottom, upper, lower = _read(e, a.rows, row % a.ho)
-        image = a.x.floats() + row // a.ho * a.h * a.w * a.xpixel
-        lines = [image + line * a.w * a.xpixel for line in (top, bottom)]
-        with e.range(0, a.wo) as column:
+        top, bottom, upper, lower = _read(e, a.rows, row % a.out_h)
+        image = a.x.floats() + row // a.out_h * a.h * a.w * a.x_pixel
+        lines = [image + line * a.w * a.x_pixel for line in (top, bottom)]
+        with e.range(0, a.out_w) as column:
             left, right, nearer, farther = _read(e, a.columns, column)
-            corners = [line + side * a.xpixel for line in lines for side in (left, right)]
+            corners = [line + side * a.x_pixel for line in lines for side in (left, right)]
             shares = [e.float_of_bits(part) for part in (upper, lower, nearer, farther)]
-            target = a.y.floats() + (row * a.wo + column) * a.ypixel
+            target = a.y.floats() + (row * a.out_w + column) * a.y_pixel
             whole = (top == bottom) & (left == right)
 
             def copy(c: Value, mask: Value | None) -> None:
@@ -99,6 +99,6 @@ def _read(e: Emitter, table: Value, index: Value) -> list[Value]:
 
 RESIZE = Kernel(
     "resize",
-    (*("x", "xpixel", "y", "ypixel", "n", "c", "h", "w", "ho", "wo"), "rows", "columns"),
+    (*("x", "x_pixel", "y", "y_pixel", "n", "c", "h", "w", "out_h", "out_w"), "rows", "columns"),
     _emit_resize,
 )

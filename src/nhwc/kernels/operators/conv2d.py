@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...windows import places
 from ..convolutions.conv import ConvKernel, compute, kernel_for
 from ..convolutions.spec import ConvSpec
 from ..language import isa as isas
-from ..layers.activations import Activation
+from ..layers.activations import named
 
 _SCHEMA = (
     "conv2d(Tensor x, Tensor packed, Tensor? residual, str kernel, str isa, int k, int r, int s, "
-    "int[2] stride, int[2] padding, int[2] dilation, int groups, str activation, float alpha) "
+    "int[2] stride, int[2] padding, int[2] dilation, int groups, str activation, float slope) "
     "-> Tensor"
 )
 
@@ -44,7 +45,7 @@ def op_arguments(kernel: ConvKernel) -> tuple[Any, ...]:
     return (
         *(kernel.name, isas.host().name, spec.k, spec.r, spec.s),
         *(list(spec.stride), list(spec.padding), list(spec.dilation)),
-        *(spec.groups, spec.activation.name.lower(), spec.alpha),
+        *(spec.groups, spec.activation.name.lower(), spec.slope),
     )
 
 
@@ -69,12 +70,9 @@ def _kernel(
     name: str, shape: tuple[int, ...], settings: tuple[Any, ...], has_residual: bool
 ) -> ConvKernel:
     """The kernel that the arguments of the operator name; cached, as every call asks again."""
-    k, r, s, stride, padding, dilation, groups, activation, alpha = settings
+    k, r, s, stride, padding, dilation, groups, activation, slope = settings
     if len(shape) != 4:
         raise InputError(f"the input has {len(shape)} dimensions; nhwc::conv2d needs N, C, H, W.")
-    if activation.upper() not in Activation.__members__:
-        known = ", ".join(a.name.lower() for a in Activation)
-        raise InputError(f"activation {activation!r} is not known. Known: {known}.")
     n, c, h, w = shape
     spec = ConvSpec(
         *(n, c, h, w, k, r, s),
@@ -82,8 +80,8 @@ def _kernel(
         padding=padding,
         dilation=dilation,
         groups=groups,
-        activation=Activation[activation.upper()],
-        alpha=alpha,
+        activation=named(activation),
+        slope=slope,
         has_residual=has_residual,
     )
     if spec.out_h < 1 or spec.out_w < 1:
@@ -107,7 +105,7 @@ def _conv2d_fake(
 ) -> Tensor:
     k, r, s, stride, padding, dilation, *_ = settings
     n, _, h, w = x.shape
-    out_h = (h + 2 * padding[0] - dilation[0] * (r - 1) - 1) // stride[0] + 1
-    out_w = (w + 2 * padding[1] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+    sides = zip((h, w), (r, s), stride, padding, dilation, strict=True)
+    out_h, out_w = (places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in sides)
     y = x.new_empty((n, out_h, out_w, k), dtype=torch.float32)
     return y.permute(0, 3, 1, 2)

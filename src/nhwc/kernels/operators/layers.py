@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...formats import Format, to_format
+from ...windows import places
 from ..convolutions.depthwise import depthwise_step
 from ..layers import copies, elementwise, linear, normalize, pooling, resize
-from ..layers.activations import Activation
+from ..layers.activations import named
 from ..tape.invoke import Call
 from ..tape.steps import Step, View, view_of
 from .conv2d import register as register_convolution
@@ -43,14 +44,6 @@ class Operator:
         return tuple(part.split()[-1] for part in self.signature.split(", "))
 
 
-def _named(activation: str) -> Activation:
-    try:
-        return Activation[activation.upper()]
-    except KeyError:
-        known = ", ".join(a.name.lower() for a in Activation)
-        raise InputError(f"activation {activation!r} is not known. Known: {known}.") from None
-
-
 def _same(x: Tensor, *_: Any) -> Shape:
     return tuple(x.shape)
 
@@ -60,11 +53,8 @@ def _resized(x: Tensor, size: Sequence[int], *_: Any) -> Shape:
 
 
 def _windows(x: Tensor, size: Any, stride: Any, padding: Any, ceil_mode: bool, *_: Any) -> Shape:
-    sides = []
-    for length, k, s, p in zip(x.shape[2:], size, stride, padding, strict=True):
-        count = (length + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
-        # The last window must begin inside the image or its first padding.
-        sides.append(count - 1 if ceil_mode and (count - 1) * s >= length + p else count)
+    given = zip(x.shape[2:], size, stride, padding, strict=True)
+    sides = [places(n, k, stride=s, padding=p, ceil_mode=ceil_mode) for n, k, s, p in given]
     return (x.shape[0], x.shape[1], *sides)
 
 
@@ -78,8 +68,8 @@ def _convolved(
     dilation: Any,
     *_: Any,
 ) -> Shape:
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    sides = [(length + 2 * p - d * (k - 1) - 1) // s + 1 for length, k, s, p, d in sizes]
+    given = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sides = [places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in given]
     return (x.shape[0], x.shape[1], *sides)
 
 
@@ -93,7 +83,7 @@ def _depthwise(y: View, x: View, weight: Tensor, bias: Any, residual: Any, *sett
         stride=tuple(stride),
         padding=tuple(padding),
         dilation=tuple(dilation),
-        activation=_named(activation),
+        activation=named(activation),
         residual=residual,
     )
 
@@ -115,12 +105,12 @@ def _avg_pool(
 
 
 def _affine(y: View, x: View, scale: Tensor, shift: Any, residual: Any, activation: str) -> Step:
-    kind = _named(activation)
+    kind = named(activation)
     return elementwise.affine_step(x, y, scale, shift, activation=kind, residual=residual)
 
 
 def _linear(y: View, x: View, weight: Tensor, bias: Any, activation: str) -> Step:
-    return linear.linear_step(x, y, weight, bias, activation=_named(activation))
+    return linear.linear_step(x, y, weight, bias, activation=named(activation))
 
 
 def _interleaved(parts: Sequence[Tensor]) -> Shape:
@@ -156,13 +146,13 @@ OPERATORS = (
         "activation",
         "Tensor x, str activation, float slope",
         _same,
-        lambda y, x, name, slope: elementwise.activation_step(x, y, _named(name), slope=slope),
+        lambda y, x, name, slope: elementwise.activation_step(x, y, named(name), slope=slope),
     ),
     Operator(
         "add",
         "Tensor x, Tensor other, str activation",
         _same,
-        lambda y, x, other, name: elementwise.add_step(x, other, y, activation=_named(name)),
+        lambda y, x, other, name: elementwise.add_step(x, other, y, activation=named(name)),
     ),
     Operator(
         "multiply",

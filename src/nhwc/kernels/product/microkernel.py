@@ -1,14 +1,38 @@
 """The register-tiled matrix product on which every convolution here stands.
 
-`rows` x `vectors` accumulators stay in registers while the inner dimension runs. What is multiplied
-was packed for it:
+A tile of the result is a few rows (pixels) by a panel of columns (filters, a vector or more). Its
+sums stay in registers while the inner dimension runs; each step of it loads one row of the panel,
+and one number of each row of pixels, broadcast:
 
-- rows of activations, in chunks as long as a vector: [k / width][row][width]. Within a chunk every
-  row is at a constant distance, so one pointer register addresses them all, and rows that are a
-  power of two apart in the tensor do not fall onto one set of the cache. The inner dimension may
+                         panel b          one row of it is loaded ...
+                     +------+------+
+          inner  ->  | wwww | wwww |
+                     +------+------+
+    rows a   |           x      x
+            +---+    +------+------+
+            | p | -> | sums | sums |      ... and multiplied by a number of each row:
+            | p | -> | sums | sums |      rows x vectors multiply-adds
+            | p | -> | sums | sums |      for rows + vectors loads
+            +---+    +------+------+
+
+The larger the tile, the more products for each load; but sums, a row of weights and one number must
+fit into the registers, or sums would travel to memory and back. With 16 registers of AVX2 that is
+6 x 2 sums + 2 + 1, with 32 of AVX-512 14 x 2 + 2 + 1, with 32 narrow ones of NEON 8 x 3 + 3 + 1. As
+many sums are needed to keep the multipliers busy: two products may begin in each cycle, but a sum
+can be added to again only about four cycles later.
+
+What is multiplied was packed for it:
+
+- rows of activations, in chunks as long as a vector: [inner / width][row][width]. Within a chunk
+  every row is at a constant distance, so one pointer register addresses them all, and rows that are
+  a power of two apart in the tensor do not fall onto one set of the cache. The inner dimension may
   come in segments that each begin with a chunk of their own, so that packing copies whole vectors;
-- weights, in panels: [k][vectors * width]; the last panel is as many vectors wide as it needs, and
+- weights, in panels: [inner][columns]; the last panel is as many vectors wide as it needs, and
   filled with zeros.
+
+Registers have no numbers that a loop could count: there is a function for each number of rows and
+for each width of a panel, in steps of the `least` vector. `TILE` is the door to all of them: a
+kernel of its own, compiled once, which convolutions call through its address (`TileCall`).
 """
 
 from __future__ import annotations
@@ -31,23 +55,26 @@ FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
 FIELDS = (
-    *("rows", "each", "a", "a_row", "a_skip", "b", "k", "segments", "columns"),
-    *("y", "y_row", "start", "residual", "residual_row", "low", "high", "mode"),
+    *("rows", "each", "a", "a_row", "a_skip", "b", "segment", "segments", "columns"),
+    *("y", "y_row", "bias", "residual", "residual_row", "low", "high", "mode"),
     *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
 )
-"""y = clamp(start + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
+"""y = clamp(bias + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
 
-The inner dimension is `segments` times `k`, of rows that are packed `a_row` floats long; the first
-`a_skip` of each are left out. `a`, `b`, `y`, `start` (the bias) and `residual` (0 for none) are
+The inner dimension is `segments` times `segment` long, in rows that are packed `a_row` floats long;
+the first `a_skip` of each are left out. `a`, `b`, `y`, `bias` and `residual` (0 for none) are
 addresses. `columns` may be fewer than the panel holds; then only those of `y` and `residual` are
-read and written, and the last vector is as wide as they need. Meanwhile what is packed next is
-asked for: with each tile `ahead_rows` rows of `segments` times `k` floats, `ahead_row` apart, from
-`ahead` on, and `ahead_tile` further with every tile; none if the caller sets nothing.
+read and written, and the last vector is as wide as they need.
+
+Meanwhile each tile asks for a part of what its caller reads next: `ahead_rows` rows of `segments`
+times `segment` floats, `ahead_row` apart, from `ahead` on, and `ahead_tile` further with every
+tile; none if the caller sets nothing. A part at a time, since a processor can wait for few lines of
+memory at once, and what is asked for too early is gone again.
 """
 
 
 def tiles_of(e: Emitter, rows: Value) -> Value:
-    """Into how many tiles so many rows are cut."""
+    """How many tiles `rows` rows are cut into."""
     return (rows + (e.isa.rows - 1)) // e.isa.rows
 
 
@@ -58,10 +85,7 @@ def even(e: Emitter, rows: Value) -> Value:
 
 
 def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Value]:
-    """The tile of `rows` rows that holds this one: its first row and how many it has.
-
-    All have `each` but the last.
-    """
+    """The tile that holds `row`, of `rows` cut by `each`: its first row and how many it has."""
     first = row // each * each
     return first, e.min(rows - first, each)
 
@@ -69,6 +93,7 @@ def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Valu
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     del thread, threads
     full = a.rows // a.each
+    # All tiles have `each` rows but the last: two calls, of the functions for either number.
 
     def of_width(parts: int) -> None:
         def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
@@ -103,7 +128,7 @@ class TileCall:
         self._e.call(self._address, None, (self._block.address(), zero, zero))
 
     def ask(self, floats: Any, depth: Value, tiles: Value) -> Value:
-        """Let each of so many tiles of this depth ask for its part of `floats`: how many it is."""
+        """Let each of `tiles` tiles, `depth` deep, ask for a part of `floats`; return how many."""
         rows: Value = (floats + depth * tiles - 1) // (depth * tiles)
         self.set(ahead_row=depth, ahead_rows=rows, ahead_tile=rows * depth)
         return rows * depth
@@ -119,11 +144,11 @@ def panel_columns(isa: Isa) -> int:
     return isa.vectors * isa.width
 
 
-_POINTERS = ("a", "b", "y", "start", "ahead")
+_POINTERS = ("a", "b", "y", "bias", "ahead")
 
 
 def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
-    """The function for tiles of `rows` rows and `parts` times the least columns of a vector.
+    """The function for tiles of `rows` rows and `parts` of the least vectors.
 
     It takes the fields, which it reads itself, since that many do not travel in registers, and the
     numbers of the first tile and the one behind the last.
@@ -156,8 +181,9 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     before, last = (len(vectors) - 1) * e.width, vectors[-1]
     full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
-    # A long product asks for the result's rows one by one.
-    with e.when(((t.mode & FINAL) != 0) & (t.k < unrolled(e) * rows)):
+    # What is stored in the end is asked for before the sums begin. Where a product is long enough,
+    # its loop asks for these rows one by one instead (`emit_product`).
+    with e.when(((t.mode & FINAL) != 0) & (t.segment < unrolled(e) * rows)):
         places = [(i, j * e.width) for i in range(rows) for j in lines(e, len(vectors))]
         for i, column in places:
             e.prefetch(t.y + (t.y_row * i + column), write=True)
@@ -193,13 +219,13 @@ def _each(
 
 
 def _start_from_bias(t: Tile, sums: Accumulators) -> None:
-    start = t.start
+    place = t.bias
     for column in zip(*sums, strict=True):
         own = column[0].emitter
-        bias = own.load(start)
+        bias = own.load(place)
         for variable in column:
             variable.value = bias
-        start = start + own.width
+        place = place + own.width
 
 
 def _start_from_y(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -> None:
@@ -220,6 +246,7 @@ def _finish(e: Emitter, t: Tile, sums: Accumulators, full: Value, mask: Value) -
         for part in (None, mask):
             with e.when(full if part is None else ~full):
                 _each(e, sums, base, t.residual_row, part, add)
+    # Most layers have no bound, or a lower one alone: a branch is cheaper than to clamp in vain.
     low, high = e.float_of_bits(t.low), e.float_of_bits(t.high)
     every = [variable for line in sums for variable in line]
     with e.when(high < float("inf")):

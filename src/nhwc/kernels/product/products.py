@@ -1,4 +1,21 @@
-"""The inner loops of the micro-kernel: rows of activations by a panel of weights, in registers."""
+"""The inner loops of the micro-kernel: rows of activations by a panel of weights, in registers.
+
+The loop runs over chunks, as long as a vector, and unrolls as many steps of a chunk as make about a
+hundred multiply-adds. Besides multiplying it asks for what comes next, a little with each turn:
+
+- weights `_AHEAD` floats further on, while those here are used: a panel is read once per tile from
+  the second-level cache, and once per block of rows from further away;
+- a row of the result and of the residual, which are stored and added when the sums are complete;
+- with each chunk, a part of what the caller needs after this panel (`Tile.ahead`).
+
+A panel may end with a narrow vector, half as wide. In a wide register half of the lanes would do
+nothing, so there a register holds two sums of each column (`_Half`):
+
+    whole        w0 w1 w2 w3 w4 w5 w6 w7        sums of eight columns
+
+    half         w0 v0 w1 v1 w2 v2 w3 v3        of four: w is the weight of one step, v of the next,
+               x a0 a1 a0 a1 a0 a1 a0 a1        and the numbers they are multiplied by take turns
+"""
 
 from __future__ import annotations
 
@@ -11,8 +28,8 @@ from ..language.vectors import Emitter, Variable
 _LINE = 16
 """Floats in a line of the cache."""
 _AHEAD = 2048
-"""How many floats before its use a weight is asked for: what comes from far away takes that long,
-and what the processor itself fetches ahead ends with each page.
+"""How many floats before its use a weight is asked for: two pages of memory. To come from far away
+takes that long, and the processor itself foresees reads only up to the end of a page.
 """
 
 Accumulators = list[list[Variable]]
@@ -27,12 +44,12 @@ class Tile:
     a_row: Value
     a_skip: Value
     b: Value
-    k: Value
+    segment: Value
     segments: Value
     columns: Value
     y: Value
     y_row: Value
-    start: Value
+    bias: Value
     residual: Value
     residual_row: Value
     low: Value
@@ -45,28 +62,28 @@ class Tile:
 
 
 def unrolled(e: Emitter) -> int:
-    """Products of a row between one and the next time that the loop comes around."""
+    """Steps of the inner dimension in one turn of the loop."""
     return min(e.width, 112 // (e.isa.rows * e.isa.vectors))
 
 
 def lines(e: Emitter, vectors: int) -> range:
-    """Those of so many vectors side by side with which a line of the cache begins."""
+    """The numbers of the vectors, of some side by side, with which a line of the cache begins."""
     return range(0, vectors, max(1, _LINE // e.width))
 
 
 def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
-    """Add to `sums` what `t.segments` segments of packed rows make with the panel."""
+    """Add the products of `t.segments` segments of packed rows with the panel to `sums`."""
     rows, columns, width = len(sums), len(sums[0]) * e.width, e.width
-    chunks, rest = t.k // width, t.k % width
+    chunks, rest = t.segment // width, t.segment % width
     chunk_floats, unroll = rows * width, unrolled(e)
-    segment_floats = emit_vectors(e, t.k) * chunk_floats
+    segment_floats = emit_vectors(e, t.segment) * chunk_floats
     parts = _parts(e, sums, columns)
     with e.range(0, t.segments) as segment:
-        a, b = t.a + segment * segment_floats, t.b + segment * t.k * columns
+        a, b = t.a + segment * segment_floats, t.b + segment * t.segment * columns
         with e.range(0, chunks) as chunk:
             here, weights = a + chunk * chunk_floats, b + chunk * (width * columns)
             with e.range(0, t.ahead_rows) as row:
-                place = row * t.ahead_row + segment * t.k + chunk * width
+                place = row * t.ahead_row + segment * t.segment + chunk * width
                 e.prefetch(t.ahead + place, level=2)
             for part in parts:
                 with e.range(0, width, unroll) as i:
@@ -86,7 +103,10 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
 
 
 def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
-    """Ask for a row of the result and of the residual: all at once would hold up other loads."""
+    """Ask for a row of the result and of the residual: all at once would hold up other loads.
+
+    Where nothing is added the result is asked for twice, which costs less than a branch.
+    """
     row = e.min(row, len(sums) - 1)
     added = t.residual != 0
     other = e.select(added, t.residual, t.y.address()).floats()
@@ -120,11 +140,11 @@ class _Whole:
     columns: int
 
     def add(self, a: Value, b: Value, steps: int) -> None:
-        """Add so many products to each sum."""
+        """Add `steps` products to each sum."""
         e = self.e
         for step in range(steps):
             places = [b + (step * self.columns + j * e.width) for j in range(len(self.sums[0]))]
-            # Weights of one vector are few, and each product reads a number besides: no time to.
+            # With one vector a turn has few products, and a load for each of them: no time to ask.
             for j in lines(e, len(places)) if len(places) > 1 else ():
                 e.prefetch(places[j] + _AHEAD, level=2)
             weights = [e.load(place) for place in places]
@@ -132,16 +152,18 @@ class _Whole:
                 factor = e.read(a + (i * e.width + step))
                 for variable, weight in zip(line, weights, strict=True):
                     variable.value = e.fma(factor, weight, variable.value)
+                # Else LLVM reads all numbers first, and has no registers left for the sums.
                 if e.isa.tight:
                     a = e.after(a, [variable.value for variable in line])
 
     def finish(self) -> None:
-        """The sums are what they should be."""
+        """Nothing is left to do."""
 
 
 class _Half:
-    """Sums in half a vector. In a whole one they lie in every second lane, and beside each is
-    another sum, of every second product: so no lane is idle. In the end the two are added.
+    """Sums of half a vector of columns, two for each: of even steps and of odd ones, side by side.
+
+    Both halves of the register work; in the end the two sums of a column are added.
     """
 
     def __init__(self, e: Emitter, sums: list[Variable], columns: int, first: int) -> None:
@@ -152,7 +174,7 @@ class _Half:
             pair.value = self._in_turns(one.value, zero)
 
     def add(self, a: Value, b: Value, steps: int) -> None:
-        """Add so many products: an even number, or one."""
+        """Add `steps` products to each sum: an even number, or one."""
         e, narrow = self._e, self._sums[0].emitter
         first = b + self._first
         weights = [narrow.load(first + step * self._columns) for step in range(steps)]
@@ -163,10 +185,11 @@ class _Half:
             for i, pair in enumerate(self._pairs):
                 factors = e.pair(a + (i * e.width + step))
                 pair.value = e.fma(factors, both, pair.value)
-                # All at once, or into the registers of the factors, LLVM would run out of them.
+                # LLVM must finish a row before the next, and not keep its factors for later.
                 a = e.after(a, [pair.value, factors])
 
     def _add_one(self, a: Value, weights: Value) -> None:
+        """Add the product of one step to the even sums; the odd ones stay as they are."""
         e = self._e
         for i, pair in enumerate(self._pairs):
             added = e.fma(e.read(a + i * e.width), weights, pair.value)
@@ -174,7 +197,7 @@ class _Half:
             pair.value = e.shuffle(added, kept, pair.value)
 
     def finish(self) -> None:
-        """Bring the sums where they belong."""
+        """Add even and odd sums, and leave the result in the narrow variables."""
         for pair, one in zip(self._pairs, self._sums, strict=True):
             even, odd = (self._e.shuffle(pair.value, range(i, self._e.width, 2)) for i in (0, 1))
             one.value = even + odd

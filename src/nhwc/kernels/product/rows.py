@@ -1,6 +1,28 @@
-"""Packing: the input pixels under output pixels, laid out as the micro-kernel reads them."""
+"""Packing: the input pixels under output pixels, laid out as the micro-kernel reads them.
+
+An output pixel sums over its window: r rows of s taps of c channels, which lie in r places of the
+image. The product wants them as one row, in chunks as long as a vector, the rows of a tile side by
+side within a chunk. Two output pixels whose window is a row of three taps, six channels, vectors of
+four floats:
+
+    image, NHWC      aaaaaa bbbbbb cccccc dddddd ...        output 0 sees abc, output 1 bcd
+
+    packed           chunk 0      chunk 1      chunk 2      chunk 3      chunk 4
+                     aaaa bbbb    aabb bbcc    bbbb cccc    cccc dddd    cc00 dd00
+                     row0 row1    row0 row1    ...
+
+Taps that lie side by side in memory are copied as one `run`, so that a window of many small pixels
+is copied in whole vectors; only the last chunk of a run is masked, and filled with zeros. What a
+window sees beside the image is zeros, too, so that the product need not know of padding.
+
+A 1x1 convolution packs as well, though its rows are pixels as they lie: within a chunk all rows are
+at constant distances, whatever lies between pixels in the image.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..language.compiler import Args
 from ..language.loops import each_vector, emit_whole
@@ -8,24 +30,8 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 
 FIELDS = (
-    "x_pixel",
-    "h",
-    "w",
-    "c",
-    "out_h",
-    "out_w",
-    "r",
-    "s",
-    "stride_h",
-    "stride_w",
-    "pad_h",
-    "pad_w",
-    "dilation_h",
-    "dilation_w",
-    "run",
-    "segment",
-    "flat",
-    "whole",
+    *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
+    *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
 )
 """How output pixels see input pixels.
 
@@ -36,46 +42,40 @@ pixel i alone.
 """
 
 
-def emit_pack(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
-    """Pack what some pixels see as [segment][chunk][pixel][width]; `which`: first, and how many."""
-    source = x + which[0] * a.x_pixel
+class Pixels(NamedTuple):
+    """Neighbouring output pixels: the number of the first, and how many."""
+
+    first: Value
+    rows: Value
+
+
+class Lines(NamedTuple):
+    """Where the first of several rows of floats begins, and how far apart they are."""
+
+    start: Value
+    apart: Value
+
+
+def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value) -> None:
+    """Pack what some pixels see as [segment][chunk][pixel][width]."""
+    source = x + pixels.first * a.x_pixel
     e.branch(
         a.flat != 0,
-        lambda: copy_rows(e, (source, a.x_pixel), a.c, which[1], into),
-        lambda: _windowed_rows(e, a, x, which, into),
+        lambda: copy_rows(e, Lines(source, a.x_pixel), a.c, pixels.rows, into),
+        lambda: _pack_windows(e, a, x, pixels, into),
     )
 
 
-def copy_rows(
-    e: Emitter, source: tuple[Value, Value], count: Value, rows: Value, into: Value
-) -> None:
-    """Copy `count` floats of each of some rows; `source`: the first, and how far apart they are."""
-    start, row = source
+def copy_rows(e: Emitter, source: Lines, count: Value, rows: Value, into: Value) -> None:
+    """Copy `count` floats of each of some rows."""
 
     def copy(channel: Value, mask: Value | None) -> None:
         # All rows of a vector at a time: few channels make short rows.
         with e.range(0, rows) as i:
-            value = e.load(start + i * row + channel, mask)
+            value = e.load(source.start + i * source.apart + channel, mask)
             e.store(value, into + channel * rows + i * e.width)
 
     each_vector(e, e.i64(0), count, copy)
-
-
-def _windowed_rows(e: Emitter, a: Args, x: Value, which: tuple[Value, Value], into: Value) -> None:
-    first, rows = which
-    # One division per tile, not several per pixel: those would cost more than a small window.
-    line = first // a.out_w
-    image, row, column = e.variable(0), e.variable(0), e.variable(0)
-    image.value, row.value, column.value = line // a.out_h, line % a.out_h, first % a.out_w
-    with e.range(0, rows) as i:
-        place = (image.value, row.value, column.value)
-        _windows(e, a, x, (rows, place), into + i * e.width)
-        following = place[2] + 1
-        next_row = place[1] + e.select(following == a.out_w, e.i64(1), e.i64(0))
-        next_image = place[0] + e.select(next_row == a.out_h, e.i64(1), e.i64(0))
-        column.value = e.select(following == a.out_w, e.i64(0), following)
-        row.value = e.select(next_row == a.out_h, e.i64(0), next_row)
-        image.value = next_image
 
 
 def emit_segment_floats(e: Emitter, a: Args) -> Value:
@@ -83,91 +83,139 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return emit_whole(e, a.segment)
 
 
-def _copy_row(e: Emitter, source: Value, to: Value, count: Value, rows: Value) -> None:
-    """Copy `count` floats to chunks that begin at `to`; the last vector is filled with zeros."""
-    whole = count // e.width * e.width
-    with e.range(0, whole, e.width) as i:
-        e.store(e.load(source + i), to + i * rows)
-    with e.when(whole < count):
-        e.store(e.load(source + whole, e.lanes(count - whole)), to + whole * rows)
+def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value) -> None:
+    packer = _Packer(e, a, pixels.rows)
+    # One division per tile, not several per pixel: those would cost more than a small window.
+    line = pixels.first // a.out_w
+    image, row, column = e.variable(0), e.variable(0), e.variable(0)
+    start = _Pixel(line // a.out_h, line % a.out_h, pixels.first % a.out_w)
+    image.value, row.value, column.value = start
+    with e.range(0, pixels.rows) as i:
+        here = _Pixel(image.value, row.value, column.value)
+        packer.window(x, here, into + i * e.width)
+        # Count on as an odometer does: column, then row, then image.
+        following = here.column + 1
+        next_row = here.row + e.select(following == a.out_w, e.i64(1), e.i64(0))
+        next_image = here.image + e.select(next_row == a.out_h, e.i64(1), e.i64(0))
+        column.value = e.select(following == a.out_w, e.i64(0), following)
+        row.value = e.select(next_row == a.out_h, e.i64(0), next_row)
+        image.value = next_image
 
 
-def _clear(e: Emitter, to: Value, count: Value, rows: Value) -> None:
-    with e.range(0, count, e.width) as i:
-        e.store(e.vector(0.0), to + i * rows)
+class _Pixel(NamedTuple):
+    """The place of an output pixel."""
+
+    image: Value
+    row: Value
+    column: Value
 
 
-def _windows(
-    e: Emitter,
-    a: Args,
-    x: Value,
-    which: tuple[Value, tuple[Value, Value, Value]],
-    here: Value,
-) -> None:
-    rows, (number, out_row, out_column) = which
-    top = out_row * a.stride_h - a.pad_h
-    left = out_column * a.stride_w - a.pad_w
-    image = x + number * a.h * a.w * a.x_pixel
-    source = image + (top * a.w + left) * a.x_pixel
-    bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
-    inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
-    e.branch(
-        inside,
-        lambda: _whole_window(e, a, source, rows, here),
-        lambda: _edge_window(e, a, source, (rows, top, left), here),
-    )
+class _Window(NamedTuple):
+    """Where the first tap of a window would lie, which may be outside of the image."""
+
+    source: Value
+    top: Value
+    left: Value
 
 
-def _run_floats(e: Emitter, a: Args) -> Value:
-    return emit_whole(e, a.run * a.c)
+class _Part(NamedTuple):
+    """The taps of a run from `begin` up to `end` lie inside the image; `source` is the first tap's
+    place and `to` where the run is copied.
+    """
+
+    source: Value
+    to: Value
+    begin: Value
+    end: Value
 
 
-def _whole_window(e: Emitter, a: Args, source: Value, rows: Value, here: Value) -> None:
-    """Copy a window that lies within the image: most do, and few channels make short runs."""
-    count = a.run * a.c
-    whole = count // e.width * e.width
-    mask, step = e.lanes(count - whole), _run_floats(e, a) * rows
-    place = e.variable(here)
-    with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
-        run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
-        to = place.value
-        with e.range(0, whole, e.width) as n:
-            e.store(e.load(run + n), to + n * rows)
+@dataclass(frozen=True)
+class _Packer:
+    """Copies windows of one tile; neighbouring chunks of a window lie `rows` vectors apart."""
+
+    e: Emitter
+    a: Args
+    rows: Value
+
+    def window(self, x: Value, pixel: _Pixel, to: Value) -> None:
+        e, a = self.e, self.a
+        top = pixel.row * a.stride_h - a.pad_h
+        left = pixel.column * a.stride_w - a.pad_w
+        image = x + pixel.image * a.h * a.w * a.x_pixel
+        window = _Window(image + (top * a.w + left) * a.x_pixel, top, left)
+        bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
+        inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
+        e.branch(
+            inside,
+            lambda: self._inner_window(window.source, to),
+            lambda: self._edge_window(window, to),
+        )
+
+    def _inner_window(self, source: Value, here: Value) -> None:
+        """Copy a window that lies within the image: most do, and few channels make short runs."""
+        e, a = self.e, self.a
+        count = a.run * a.c
+        whole = count // e.width * e.width
+        # All runs are equally long: what masks the last vector is computed once for all.
+        mask, step = e.lanes(count - whole), self._run_floats() * self.rows
+        place = e.variable(here)
+        with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+            run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+            to = place.value
+            with e.range(0, whole, e.width) as n:
+                e.store(e.load(run + n), to + n * self.rows)
+            with e.when(whole < count):
+                e.store(e.load(run + whole, mask), to + whole * self.rows)
+            place.value = to + step
+
+    def _edge_window(self, window: _Window, here: Value) -> None:
+        """Copy of each run the taps that lie within the image, and zeros for the others."""
+        e, a = self.e, self.a
+        step = self._run_floats() * self.rows
+        place = e.variable(here)
+        with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+            row, column = window.top + i * a.dilation_h, window.left + j * a.dilation_w
+            run = window.source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+            to = place.value
+            begin = e.min(a.run, e.max(-column, e.i64(0)))
+            end = e.max(begin, e.min(a.run, a.w - column))
+            # Above or below the image a run has no taps at all.
+            end = e.select((row >= 0) & (row < a.h), end, begin)
+            self._run(_Part(run, to, begin, end))
+            place.value = to + step
+
+    def _run(self, part: _Part) -> None:
+        e, a = self.e, self.a
+        first, last = part.begin * a.c, part.end * a.c
+
+        def by_vectors() -> None:
+            self._clear(part.to, first)
+            self._copy(part.source + first, part.to + first * self.rows, last - first)
+            self._clear(part.to + last * self.rows, a.run * a.c - last)
+
+        def by_floats() -> None:
+            # The padding ends in the middle of a vector: clear all, then copy what there is.
+            self._clear(part.to, a.run * a.c)
+            with e.range(first, last) as i:
+                chunk = i // e.width * e.width
+                e.write(e.read(part.source + i), part.to + (chunk * self.rows + i % e.width))
+
+        e.branch(a.whole != 0, by_vectors, by_floats)
+
+    def _copy(self, source: Value, to: Value, count: Value) -> None:
+        """Copy `count` floats to chunks from `to` on; the last vector is filled with zeros."""
+        e = self.e
+        whole = count // e.width * e.width
+        with e.range(0, whole, e.width) as i:
+            e.store(e.load(source + i), to + i * self.rows)
         with e.when(whole < count):
-            e.store(e.load(run + whole, mask), to + whole * rows)
-        place.value = to + step
+            e.store(e.load(source + whole, e.lanes(count - whole)), to + whole * self.rows)
 
+    def _clear(self, to: Value, count: Value) -> None:
+        e = self.e
+        with e.range(0, count, e.width) as i:
+            e.store(e.vector(0.0), to + i * self.rows)
 
-def _edge_window(
-    e: Emitter, a: Args, source: Value, which: tuple[Value, Value, Value], here: Value
-) -> None:
-    rows, top, left = which
-    step = _run_floats(e, a) * rows
-    place = e.variable(here)
-    with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
-        row, column = top + i * a.dilation_h, left + j * a.dilation_w
-        run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
-        to = place.value
-        begin = e.min(a.run, e.max(-column, e.i64(0)))
-        end = e.max(begin, e.min(a.run, a.w - column))
-        _copy_part(e, a, (run, to, begin, e.select((row >= 0) & (row < a.h), end, begin)), rows)
-        place.value = to + step
-
-
-def _copy_part(e: Emitter, a: Args, part: tuple[Value, Value, Value, Value], rows: Value) -> None:
-    """Copy the pixels of a run from `begin` up to `end`, and clear the others."""
-    source, to, begin, end = part
-    first, last = begin * a.c, end * a.c
-
-    def by_vectors() -> None:
-        _clear(e, to, first, rows)
-        _copy_row(e, source + first, to + first * rows, last - first, rows)
-        _clear(e, to + last * rows, a.run * a.c - last, rows)
-
-    def by_floats() -> None:
-        _clear(e, to, a.run * a.c, rows)
-        with e.range(first, last) as i:
-            chunk = i // e.width * e.width
-            e.write(e.read(source + i), to + (chunk * rows + i % e.width))
-
-    e.branch(a.whole != 0, by_vectors, by_floats)
+    def _run_floats(self) -> Value:
+        """The room that a run of one row takes."""
+        return emit_whole(self.e, self.a.run * self.a.c)

@@ -74,7 +74,7 @@ def depthwise_floats(taps: int, isa: Isa) -> int:
 
 
 def after(packed: Tensor | View, floats: int) -> Tensor | View:
-    """What lies `floats` behind the beginning of packed weights, which may be yet to be bound."""
+    """The packed weights from `floats` on; they may be a view that is not bound yet."""
     if isinstance(packed, View):
         return replace(packed, offset=packed.offset + floats)
     return packed[floats:]

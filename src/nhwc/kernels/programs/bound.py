@@ -72,9 +72,12 @@ class Bound:
 
 
 class _Input:
-    """An input: read where it lies, or brought to its `home` by the step that begins at `entry`.
+    """An input: read where it lies, or brought to its `home` by the step whose arguments begin at
+    `entry`.
 
-    As N, C, H, W it is read where it lies if `planes` are the arguments that say so to its readers.
+    A dense channels-last tensor is read where it lies. So is one that lies as N, C, H, W, if all
+    its readers can: `planes` are the arguments that tell them. Strides rarely change from call to
+    call, and are looked at only when they do.
     """
 
     def __init__(
@@ -107,7 +110,10 @@ def _point(args: ctypes.Array[ctypes.c_int64], places: _Places, address: int) ->
 
 
 def _planes(schedule: Schedule, begins: Sequence[int], view: View) -> list[int]:
-    """The arguments that say whether an input lies as N, C, H, W; none if a step cannot read it."""
+    """The places of the arguments that say whether an input lies as N, C, H, W.
+
+    None of them if some step that reads the input has no such argument.
+    """
     found = []
     for step, begin in zip(schedule.steps, begins, strict=True):
         given = step.given

@@ -14,9 +14,9 @@ from ..convolutions.direct import LATER
 from ..tape.steps import Argument, Step
 
 _NEAR = 3
-"""What is asked for earlier than so many steps before is gone again."""
+"""Weights asked for more steps ahead than this are gone again when they are read."""
 _MOST = 1 << 22
-"""So many floats are asked for at most: caches hold no more."""
+"""The most floats to ask for: caches hold no more."""
 
 
 def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -35,7 +35,7 @@ def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _asking(step: Step, linear: Step) -> Step:
-    weight = linear.given["weight"]
+    weight = linear.given["weights"]
     assert isinstance(weight, Tensor)
     asked: dict[str, Argument] = {LATER[0]: weight, LATER[1]: min(weight.numel(), _MOST)}
     return step.but(**asked)

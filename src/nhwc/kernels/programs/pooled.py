@@ -10,9 +10,9 @@ from ..layers.pooling import MAXPOOL
 from ..tape.steps import Step, View
 
 _PLAIN = {
-    **dict.fromkeys(("kh", "kw", "stride_h", "stride_w"), 2),
+    **dict.fromkeys(("r", "s", "stride_h", "stride_w"), 2),
     **dict.fromkeys(("dilation_h", "dilation_w"), 1),
-    **dict.fromkeys(("top", "left"), 0),
+    **dict.fromkeys(("pad_h", "pad_w"), 0),
     "residual": None,
 }
 
@@ -41,8 +41,8 @@ def _is_plain(given: dict[str, Any]) -> bool:
     """Whether a pooling has the common window, and leaves out what does not fill one."""
     if any(given[name] != wanted for name, wanted in _PLAIN.items()):
         return False
-    (_, _, h, w), (_, _, ho, wo) = given["x"].shape, given["y"].shape
-    return (ho, wo) == (h // 2, w // 2)
+    (_, _, h, w), (_, _, out_h, out_w) = given["x"].shape, given["y"].shape
+    return (out_h, out_w) == (h // 2, w // 2)
 
 
 def _uses_of(step: Step, x: View) -> int:
@@ -51,12 +51,11 @@ def _uses_of(step: Step, x: View) -> int:
 
 
 def _can_pool(step: Step, x: View) -> bool:
-    """Whether `step` can, and writes just what the pooling reads, and reads nothing of it."""
+    """Whether `step` can pool, writes just what the pooling reads, and reads nothing of it."""
     given = step.given
     able = given.get(POOL) == 0 and given["residual"] is None
     return able and given["y"] == x and _uses_of(step, x) == 1
 
 
 def _pooling(step: Step, y: View) -> Step:
-    pixel = "y_pixel" if "y_pixel" in step.given else "ypixel"
-    return step.but(y=y, **{pixel: y.pixel, POOL: 1})
+    return step.but(y=y, y_pixel=y.pixel, **{POOL: 1})

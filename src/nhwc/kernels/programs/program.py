@@ -1,4 +1,24 @@
-"""A whole model as one call: a tape of kernels over memory that is planned once."""
+"""A whole model as one call: a tape of kernels over memory that is planned once.
+
+From recorded steps to a call:
+
+    Builder      the steps of a model on symbolic buffers, in the order in which they run
+       |         pooled: a convolution pools what only a pooling reads
+       |         foreseen: a product asks for the weights of the linear layer behind it
+    Schedule     all steps, the inputs' first; where threads must meet; where buffers lie
+       |         placed for a number of threads, since scratch memory is of each thread
+    Bound        every argument a number: addresses in one block of memory, once per block
+       |         a call writes the addresses of its inputs and results into the arguments
+    Tape         walked by all threads
+
+The order matters. Steps are joined before barriers are found, as there are fewer of them then;
+barriers are found before buffers are placed, since the steps between two barriers may run at the
+same time, and their buffers live together; and the places become addresses when a call gets a block
+of memory for the first time.
+
+Blocks are taken from a pool for the time of a call, so several threads may call one program, and
+programs that run one after the other, as in a model that is partly torch's, use the same memory.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +100,7 @@ class Program:
 
 
 def _as_image(tensor: Tensor) -> Tensor:
-    """Rows of channels, each in a batch, as images one pixel wide; others as they are."""
+    """A batch of rows of channels (N, L, C) as images one pixel wide; other tensors as they are."""
     return tensor.transpose(1, 2).unsqueeze(3) if tensor.dim() == 3 else tensor
 
 
@@ -91,7 +111,7 @@ class Pool:
         self._idle: dict[int, deque[_Block]] = {}
 
     def take(self, threads: int) -> _Block:
-        """A block that nobody else has until it is put back."""
+        """Take a block, which nobody else gets until it is put back."""
         # deque's append and pop are atomic, so no lock is held, and none survives a fork.
         try:
             return self._idle.setdefault(threads, deque()).pop()
@@ -103,7 +123,10 @@ class Pool:
 
 
 class _Block:
-    """Memory, as much as the largest program needs, and the programs that are bound to it."""
+    """Memory for the largest of its programs, and all programs that are bound to it.
+
+    It grows into another place; then all are bound again as they are called.
+    """
 
     def __init__(self) -> None:
         self.bound: dict[object, Bound] = {}

@@ -21,7 +21,7 @@ class Output:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Those of the tensor."""
+        """The strides of the tensor."""
         return strides_of(self.shape, self.format if len(self.shape) == 4 else Format.CONTIGUOUS)
 
 
@@ -35,7 +35,10 @@ class Schedule:
 
     @cached_property
     def barriers(self) -> tuple[bool, ...]:
-        """After which steps all threads must meet: only where a later step would disturb one."""
+        """Whether all threads must meet after each step: only where the next disturbs one before.
+
+        A step disturbs another if it writes what the other uses, or uses what it writes.
+        """
         return _barriers(self.steps)
 
     def places(self, threads: int) -> tuple[dict[object, int], int]:
@@ -60,6 +63,8 @@ class Schedule:
 
 
 def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
+    # A step may be apart from its neighbour and still disturb one before that: so all steps since
+    # the last barrier are asked.
     barriers = [False] * len(steps)
     together: list[Step] = []
     for index, step in enumerate(steps):

@@ -1,4 +1,17 @@
-"""Where each buffer lies in one block of memory, when not all of them live at the same time."""
+"""Where each buffer lies in one block of memory, when not all of them live at the same time.
+
+A buffer lives from the phase that first writes it to the one that last reads it; two that never
+live together may share memory. Each is placed with its middle on the middle of others:
+
+    phase 0     |        [      a      ]       |       a is read by b, b by c, c by d
+    phase 1     |        [      a      ][  b  ]|       in phase 1 a and b live, in phase 2 b and c
+    phase 2     |   [  c  ]             [  b  ]|  no:  c would move from one half to the other
+    phase 2     |           [   c   ]   [  b  ]|  yes: the halves of c lie where the halves of a lay
+
+Threads share out a buffer from its beginning to its end. With all middles in one place the first
+half of the memory stays one thread's from layer to layer; a line that another core wrote last is
+far away, the more so where cores have caches of their own.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +41,7 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     ([0, 64, 0], 128)
 
     The largest go first, each to where it has its middle on the middle of another if it can, else
-    to the lowest gap it fits in. Threads share out a buffer from its beginning to its end, so with
-    the middle in one place each half of the memory stays one thread's from layer to layer: a line
-    that another core wrote last is far away, the more so where cores have caches of their own.
+    to the lowest gap it fits in.
     """
     offsets = [0] * len(lifetimes)
     placed: list[int] = []

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 PAGE = 1 << 21
-"""What most systems call a huge page, in bytes."""
+"""The size of a huge page on most systems, in bytes."""
 
 _BLOCK = 1 << 25
-"""So much at least is asked for at once; what is not used of it takes no memory. For less malloc
-may give what was used before, which is in small pages already.
+"""Memory is asked for in blocks of at least this size; what is not used of one takes none. For less
+malloc may give what was used before, which is in small pages already.
 """
 
 _LINE = 16
@@ -49,7 +49,7 @@ _shelf: ContextVar[_Shelf | None] = ContextVar("shelf", default=None)
 
 @contextmanager
 def side_by_side() -> Iterator[None]:
-    """What `room` gives meanwhile lies side by side.
+    """Let all that `room` gives meanwhile lie side by side.
 
     >>> with side_by_side():
     ...     first, second = room(100), room(100)

@@ -18,7 +18,7 @@ from ...errors import InputError
 
 
 class Kernel(Protocol):
-    """What a step needs of a compiled kernel."""
+    """The part of a compiled kernel that a step needs."""
 
     @property
     def name(self) -> str: ...

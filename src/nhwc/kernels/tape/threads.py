@@ -1,9 +1,20 @@
 """One pool of threads: torch's own.
 
-A second pool would spin for work while torch's works, each taking the other's cores. torch
-computes on an OpenMP library that came with it, and that library runs compiled functions of others
-too. Where it cannot be found (macOS, Windows), and in a forked child, whose copy of the pool has no
-threads behind it, plain Python threads do the same, somewhat slower.
+A second pool would spin for work while torch's works, each taking the other's cores. torch computes
+on an OpenMP library that came with it, and that library runs compiled functions of others, too:
+
+    Python --> GOMP_parallel(entry, block, threads)       with the GIL released
+                 entry, once on each thread: asks the library for its number and the count,
+                                             then calls function(args, number, count)
+
+`find_openmp` looks among the libraries that the process has loaded, torch's first, and never loads
+another: its threads would be a second pool. Where none is found (macOS, Windows), and in a forked
+child, whose copy of the pool has no threads behind it, plain Python threads do the same, somewhat
+slower.
+
+All threads of a region must run at the same time, since they wait for one another at barriers. So
+steps go by the count that OpenMP gave, not by the one it was asked for, and Python's threads serve
+one call at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +38,7 @@ _NAMES = ("gomp", "iomp", "libomp")
 
 @dataclass(frozen=True)
 class OpenMP:
-    """What is needed of the library, as addresses; `parallel` is its GOMP_parallel."""
+    """Functions of the library, as addresses; `parallel` is its GOMP_parallel, to be called."""
 
     path: str
     parallel: Any
@@ -36,7 +47,7 @@ class OpenMP:
 
 
 def region(function: int, args: int, threads: int) -> Callable[[], None]:
-    """A function that calls the compiled `function(args, thread, threads)` once on each thread.
+    """Make a function that calls the compiled `function(args, thread, threads)` on each thread.
 
     It returns when all are done. The GIL is free meanwhile; several callers may be in it at once.
     """

@@ -3,6 +3,21 @@
 Entering a region costs microseconds, and so does every call from Python; a model of two hundred
 operators cannot pay that for each. On a tape it is paid once: each thread calls the steps in order
 and waits at a barrier of a few hundred nanoseconds where the next step needs what others wrote.
+
+    tape       conv | barrier | add   pool | barrier | linear
+    thread 0   ====>| waits   | =>    ===> | waits   | ====>
+    thread 1   =====|===>     | ==>   =>   |         | ===>
+
+A step is called by all threads, with its number and how many there are, and takes its share of the
+work by itself (`Emitter.share`). Between `add` and `pool` there is no barrier, since neither reads
+what the other writes: a thread that is done with one goes on to the other.
+
+The barrier is a counter that only grows: with n threads all are through the first when it reaches
+n, through the second at 2 n. Nobody has to set it back while another may still be looking at it; it
+is reset before a walk begins. Each arrival releases what the thread wrote, and each look acquires
+what others did (`acq_rel`, `acquire`), so that behind a barrier a thread sees all that came before.
+Waiting threads spin, for steps are short. After `_SPINS` turns they give up the core between looks:
+the thread they wait for may need it.
 """
 
 from __future__ import annotations
@@ -22,7 +37,9 @@ ENTRY_WORDS = 3
 
 _SPINS = 4000
 _ARRIVED = 16
-"""The word of the block that counts arrivals: on a cache line that nothing else is on."""
+"""The word of the block that counts arrivals, alone on its cache line: all threads write there, and
+would else take from one another the words that they read.
+"""
 
 
 def _emit_walk(e: Emitter, a: Args, thread: Value, count_of_threads: Value) -> None:

@@ -47,7 +47,7 @@ def _rows(spec: Linear, code: Code, slope: float) -> Native:
     n, c, h, w = four(spec.input)
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
-    ours = ConvSpec(n, c, h, w, k, 1, 1, activation=code, alpha=slope, **more)
+    ours = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
     return _packed(ConvKernel("pointwise", True, ours), spec.output)
 
 
@@ -62,7 +62,7 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, 
         dilation=(spec.dilation[0], spec.dilation[1]),
         groups=spec.groups,
         activation=code,
-        alpha=slope,
+        slope=slope,
         has_residual=spec.residual,
         has_bias=spec.bias,
     )

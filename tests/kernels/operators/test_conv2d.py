@@ -12,7 +12,7 @@ from nhwc.kernels.convolutions.spec import ConvSpec
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.operators.conv2d import conv2d, op_arguments
 
-from .cases import Case
+from ..cases import Case
 
 SPEC = ConvSpec(2, 16, 9, 9, 24, 3, 3, padding=(1, 1), activation=Activation.RELU)
 

@@ -22,7 +22,7 @@ def _add_one(e, a, thread, threads):
         e.write(e.read(place) + 1.0, place)
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def python(code):
@@ -104,7 +104,7 @@ def test_another_processor_or_generator_gets_its_own_file(fresh, monkeypatch, tm
 
 
 def test_key_is_the_same_in_another_process(tmp_path):
-    code = "from tests.kernels.test_compiler import ADD_ONE, compiler, isas\n"
+    code = "from tests.kernels.language.test_compiler import ADD_ONE, compiler, isas\n"
     code += "print(compiler._key(ADD_ONE, isas.host()))"
     keys = {python(code).stdout for _ in range(2)}
     assert len(keys) == 1
@@ -113,7 +113,8 @@ def test_key_is_the_same_in_another_process(tmp_path):
 
 def test_several_processes_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
-    code = "from tests.kernels.test_compiler import ADD_ONE, works; assert works(ADD_ONE.address)"
+    code = "from tests.kernels.language.test_compiler import ADD_ONE, works\n"
+    code += "assert works(ADD_ONE.address)"
     running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
     assert len(list((tmp_path / "kernels").iterdir())) == 1

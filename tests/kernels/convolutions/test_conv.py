@@ -16,7 +16,7 @@ from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Call
 from nhwc.kernels.tape.steps import View
 
-from .cases import Case, convolutions
+from ..cases import Case, convolutions
 
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -68,7 +68,7 @@ def test_grouped(isa, data):
         padding=(1, 1),
         groups=groups,
         activation=data.draw(st.sampled_from(list(Activation))),
-        alpha=0.1,
+        slope=0.1,
         has_residual=data.draw(st.booleans()),
     )
     case = Case(spec)
@@ -97,7 +97,7 @@ def test_stem(isa, data):
         stride=(data.draw(st.integers(1, 3)), stride),
         padding=(3, data.draw(st.integers(3, 4))),
         activation=data.draw(st.sampled_from(list(Activation))),
-        alpha=0.1,
+        slope=0.1,
         has_residual=data.draw(st.booleans()),
     )
     case = Case(spec)

@@ -82,7 +82,7 @@ def test_no_second_library_is_loaded():
 
 FORK = """
 import os, torch
-from tests.kernels.test_threads import walk, right
+from tests.kernels.tape.test_threads import walk, right
 torch.set_num_threads(2)
 assert torch.equal(walk(), right())
 children = []
@@ -99,7 +99,7 @@ assert torch.equal(walk(), right())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_children_may_call():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, cwd=root, timeout=60
     )

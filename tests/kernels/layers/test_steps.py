@@ -10,7 +10,7 @@ from nhwc.kernels.layers import elementwise, linear, pooling
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.steps import Step, View, bits, view_of
 
-from . import block_cases, step_cases
+from .. import block_cases, step_cases
 
 MAKERS = (*step_cases.MAKERS, *block_cases.MAKERS)
 many = settings(

@@ -1,0 +1,157 @@
+"""The activations this library knows: a row for each says how torch and oneDNN spell it.
+
+To add one, add a row here, and its code in `kernels/layers/activations.py` under the same name: our
+kernels have no activation that is not in this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An element-wise function at the end of a layer, by torch's name, with its numbers."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{number:g}" for number in self.numbers)])
+
+
+@dataclass(frozen=True)
+class _Row:
+    """`apply` works on a tensor nobody else reads, and writes into it if torch has such a form.
+
+    `spellings` are the functions, and the names of methods, that `module` stands for; given the
+    same arguments as one of them it computes the same. `numbers` are those of such a module, None
+    if it computes another row's activation. `onednn` is the name and the algorithm that oneDNN's
+    fused kernels take; they take the numbers as they are.
+    """
+
+    name: str
+    module: type[nn.Module]
+    spellings: tuple[Any, ...]
+    apply: Callable[..., Tensor]
+    onednn: tuple[str, str] | None = None
+    numbers: Callable[[Any], tuple[float, ...] | None] = lambda module: ()
+
+
+def _bounds(module: Any) -> tuple[float, ...]:
+    return float(module.min_val), float(module.max_val)
+
+
+def _hardtanh(x: Tensor, low: float, high: float) -> Tensor:
+    return F.hardtanh(x, low, high, inplace=True)
+
+
+def _approximated(how: str) -> Callable[[Any], tuple[float, ...] | None]:
+    return lambda module: () if module.approximate == how else None
+
+
+_TABLE = (
+    _Row(
+        "relu",
+        nn.ReLU,
+        (F.relu, torch.relu, torch.relu_, "relu", "relu_"),
+        torch.relu_,
+        ("relu", ""),
+    ),
+    _Row("hardtanh", nn.Hardtanh, (F.hardtanh,), _hardtanh, ("hardtanh", ""), _bounds),
+    _Row("hardtanh", nn.ReLU6, (F.relu6,), _hardtanh, ("hardtanh", ""), _bounds),
+    _Row(
+        "leaky_relu",
+        nn.LeakyReLU,
+        (F.leaky_relu,),
+        lambda x, slope: F.leaky_relu(x, slope, inplace=True),
+        ("leaky_relu", ""),
+        lambda module: (float(module.negative_slope),),
+    ),
+    _Row(
+        "hardswish",
+        nn.Hardswish,
+        (F.hardswish,),
+        lambda x: F.hardswish(x, inplace=True),
+        ("hardswish", ""),
+    ),
+    _Row("hardsigmoid", nn.Hardsigmoid, (F.hardsigmoid,), lambda x: F.hardsigmoid(x, inplace=True)),
+    _Row(
+        "sigmoid",
+        nn.Sigmoid,
+        (torch.sigmoid, "sigmoid", "sigmoid_"),
+        torch.sigmoid_,
+        ("sigmoid", ""),
+    ),
+    _Row("silu", nn.SiLU, (F.silu,), lambda x: F.silu(x, inplace=True), ("swish", "")),
+    _Row("gelu", nn.GELU, (F.gelu,), F.gelu, ("gelu", "none"), _approximated("none")),
+    _Row(
+        "gelu_tanh",
+        nn.GELU,
+        (F.gelu,),
+        lambda x: F.gelu(x, approximate="tanh"),
+        ("gelu", "tanh"),
+        _approximated("tanh"),
+    ),
+    _Row("tanh", nn.Tanh, (torch.tanh, "tanh"), torch.tanh_, ("tanh", "")),
+    _Row("mish", nn.Mish, (F.mish,), lambda x: F.mish(x, inplace=True)),
+)
+
+MODULES = tuple(dict.fromkeys(row.module for row in _TABLE))
+"""The modules of torch that compute an activation of the table."""
+
+FUNCTIONS: dict[Any, type[nn.Module]] = {
+    spelling: row.module for row in _TABLE for spelling in row.spellings
+}
+"""The module that stands for a function of torch, or for a method by its name."""
+
+NAMES = frozenset(getattr(function, "__name__", function) for function in FUNCTIONS)
+"""The names of these functions and methods."""
+
+
+def of_module(module: nn.Module | None) -> Activation | None:
+    """The activation that a module of torch computes.
+
+    >>> str(of_module(nn.LeakyReLU(0.1))), str(of_module(nn.ReLU6())), of_module(nn.Linear(1, 1))
+    ('leaky_relu 0.1', 'hardtanh 0 6', None)
+    """
+    for row in _TABLE:
+        if type(module) is row.module:
+            numbers = row.numbers(module)
+            if numbers is not None:
+                return Activation(row.name, numbers)
+    return None
+
+
+def in_torch(activation: Activation | None) -> Callable[[Tensor], Tensor]:
+    """The function that applies `activation` to a tensor nobody else reads, in place if it can.
+
+    >>> in_torch(Activation("leaky_relu", (0.5,)))(torch.tensor([-2.0, 2.0]))
+    tensor([-1.,  2.])
+    """
+    if activation is None:
+        return lambda x: x
+    apply, numbers = _row(activation.name).apply, activation.numbers
+    return (lambda x: apply(x, *numbers)) if numbers else apply
+
+
+def in_onednn(activation: Activation | None) -> tuple[str, list[Any], str] | None:
+    """Name, numbers and algorithm as oneDNN's fused kernels want them; None if they cannot.
+
+    >>> in_onednn(Activation("gelu_tanh")), in_onednn(None), in_onednn(Activation("mish"))
+    (('gelu', [], 'tanh'), ('none', [], ''), None)
+    """
+    if activation is None:
+        return "none", [], ""
+    spelt = _row(activation.name).onednn
+    return None if spelt is None else (spelt[0], list(activation.numbers), spelt[1])
+
+
+def _row(name: str) -> _Row:
+    return next(row for row in _TABLE if row.name == name)
