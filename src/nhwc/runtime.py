@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from .formats import format_of
-from .plan import Option, Unplannable, remake_plan
+from .plan import Identifier, Unplannable, remake_plan
 from .plan.cuda import on_device
 from .preserve import place_of
 
@@ -32,7 +32,7 @@ class Recipe:
 
     signature: Hashable
     inputs: tuple[Any, ...]
-    kernels: tuple[tuple[str, Option], ...]
+    kernels: tuple[tuple[str, Identifier], ...]
     graph: fx.GraphModule | None = None
 
 

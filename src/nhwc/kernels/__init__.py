@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .builder import Builder as Builder
     from .conv import ConvKernel as ConvKernel
     from .conv import conv2d_candidates as conv2d_candidates
+    from .elementwise import activation_step as activation_step
+    from .program import Pool as Pool
     from .program import Program as Program
     from .spec import ConvSpec as ConvSpec
     from .step_operators import register as register
@@ -27,8 +29,10 @@ _HOMES = {
     "Activation": "activations",
     "Builder": "builder",
     "ConvKernel": "conv",
+    "activation_step": "elementwise",
     "conv2d_candidates": "conv",
     "ConvSpec": "spec",
+    "Pool": "program",
     "Program": "program",
     "register": "step_operators",
 }

@@ -14,17 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..release import in_memory
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An element-wise function at the end of a layer, by torch's name, with its numbers."""
-
-    name: str
-    numbers: tuple[float, ...] = ()
-
-    def __str__(self) -> str:
-        return " ".join([self.name, *(f"{number:g}" for number in self.numbers)])
+from .activations import Activation
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -16,15 +16,23 @@ from ...kernels.elementwise import activation_step, add_step, affine_step, multi
 from ...kernels.normalize import layer_norm_step, softmax_step
 from ...kernels.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.steps import Step, View
-from ..recognize import activation_of
+from ..activations import Activation, in_ours, of_function, of_module
+from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
-from ..specs import Activation, Layer
-from .kernel import Emit, code_of
+from ..specs import Layer
+from .weighted import ours
 from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
 
-class Operators:
-    """The operators without weights that our kernels know, by what a node calls."""
+def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
+    """Our kernel for a layer without weights, if there is one."""
+    found = _Call(graph, record, layer)
+    emit = found.emit()
+    return (ours("nhwc", emit, free=found.free),) if emit else ()
+
+
+class _Call:
+    """What a node calls, and our kernel for it; `free` until that needs a step."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
         self.record, self.layer, self.node = record, layer, layer.node
@@ -38,7 +46,7 @@ class Operators:
     def emit(self) -> Emit | None:
         if self.module is not None:
             return self._module()
-        if self.node.op == "call_function" and self.node.target is operator.getitem:
+        if self.node.op == "call_function" and self.node.target is getitem:
             return self._item()
         named = {
             **dict.fromkeys(("add", "iadd", "add_"), self._add),
@@ -58,7 +66,7 @@ class Operators:
         find = named.get(self.name)
         if find is not None:
             return find()
-        return self._activation(_function_activation(self.node))
+        return self._activation(of_function(self.node))
 
     def _module(self) -> Emit | None:
         module = self.module
@@ -87,7 +95,7 @@ class Operators:
             return self._layer_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
             return lambda builder, constants, x: x
-        return self._activation(activation_of(module))
+        return self._activation(of_module(module))
 
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
         """What `make` makes of the arguments of a function."""
@@ -121,7 +129,7 @@ class Operators:
         return self._made(softmax_step) if over_channels else None
 
     def _activation(self, activation: Activation | None) -> Emit | None:
-        code = code_of(activation) if activation else None
+        code = in_ours(activation) if activation else None
         if code is None:
             return None
         return self._steps(lambda x, y: activation_step(x, y, code[0], slope=code[1]))
@@ -260,28 +268,10 @@ class Operators:
         return found
 
 
-_FUNCTIONS = {
-    "relu": Activation("relu"),
-    "relu_": Activation("relu"),
-    "relu6": Activation("hardtanh", (0.0, 6.0)),
-    "hardswish": Activation("hardswish"),
-    "hardsigmoid": Activation("hardsigmoid"),
-    "sigmoid": Activation("sigmoid"),
-    "silu": Activation("silu"),
-    "mish": Activation("mish"),
-    "tanh": Activation("tanh"),
-}
-
-
 def _pixel(view: View) -> View:
     """What lies without gaps as one pixel of as many channels."""
     count = view.pixels * view.shape[1]
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
-
-
-def _function_activation(node: fx.Node) -> Activation | None:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return _FUNCTIONS.get(name) if len(node.all_input_nodes) == 1 else None
 
 
 def _nodes_in(value: Any) -> list[fx.Node]:
