@@ -16,10 +16,9 @@ from nhwc.plan import Unplannable, make_plan, remake_plan, scene
 from nhwc.plan.assigning import assign
 from nhwc.plan.implementation import Implementation, Timed
 from nhwc.plan.others import kernels_of_others
-from nhwc.plan.purity import why_impure
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
-from nhwc.plan.scene import scene_of
+from nhwc.plan.scene import scene_of, why_impure
 from nhwc.plan.specs import Convolution
 from nhwc.plan.stretch import alone
 

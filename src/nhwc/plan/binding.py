@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,9 @@ from .stretch import alone, together
 if TYPE_CHECKING:
     from ..kernels.program import Pool
 
+_Key = tuple[fx.Node, "Format | None"]
+"""A value, and the layout that it was converted to; None as it came about."""
+
 _TRIMMED = 1 << 24
 """After so many bytes of weights, what packing left is given back to the system."""
 
@@ -31,7 +34,7 @@ _TRIMMED = 1 << 24
 class Packed:
     """The weights that others packed for one program: the next one takes over what it can.
 
-    What ours pack lies side by side, and is free only when all of it is.
+    It has none of ours: these lie side by side, and their memory is free only when all of it is.
     """
 
     def __init__(self) -> None:
@@ -107,12 +110,14 @@ def handed_over(scene: Scene, choice: Choice) -> Choice:
 
 
 class _Binder:
+    """A program under way: the slots of values, and the steps that fill them."""
+
     def __init__(self, scene: Scene, choice: Choice, packed: Packed) -> None:
         self.scene, self.packed = scene, packed
         self.graph, self.record = scene.graph, scene.record
         self.choice = handed_over(scene, choice)
         self.pool: Pool | None = None
-        self.slots: dict[tuple[fx.Node, Format | None], int] = {}
+        self.slots: dict[_Key, int] = {}
         self.steps: list[Step] = []
         self.unpacked = 0
 
@@ -207,19 +212,13 @@ class _Binder:
         return self.slots[node, layout]
 
     def _returned(self, node: fx.Node) -> Any:
-        """What the caller gets: fixed values as they are, images in the graph's own layout."""
+        """Fixed values as they are, and for any other its slot, in the graph's own layout."""
         if node in self.record.fixed:
             return self.record.values[node]
         seen = self.record.image(node)
         return Slot(self._read(node, seen.layout if seen else None))
 
-    def _step(
-        self,
-        name: str,
-        run: Callable[..., Any],
-        inputs: tuple[int, ...],
-        key: tuple[fx.Node, Format | None],
-    ) -> None:
+    def _step(self, name: str, run: Run, inputs: tuple[int, ...], key: _Key) -> None:
         output = self.slots.setdefault(key, len(self.slots))
         self.steps.append(Step(name, run, inputs, output, ()))
 
@@ -234,6 +233,5 @@ def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
 
 
 def _attribute(graph: fx.GraphModule, name: str) -> Any:
-    owner, _, leaf = name.rpartition(".")
-    found = getattr(graph.get_submodule(owner), leaf)
+    found = attrgetter(name)(graph)
     return found.detach() if isinstance(found, Tensor) else found

@@ -1,4 +1,4 @@
-"""What a GPU offers a plan: cuDNN's fused convolutions, and the whole call as one CUDA graph."""
+"""Plans on a GPU: cuDNN's fused convolutions, and the whole call as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _cloned(value: Any) -> Any:
 def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
     """`program` as one CUDA graph where all its inputs are on a GPU; otherwise as it is.
 
-    What a graph cannot hold (a kernel that waits for the host) leaves the program as it was.
+    A kernel that no graph can hold (it waits for the host) leaves the program as it was.
     """
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if not tensors or not all(x.is_cuda for x in tensors):

@@ -13,7 +13,7 @@ from .trials import evictor, sample
 
 _ROUNDS = 30
 _LEAST_GAIN = 0.02
-"""As a share of what the two take: less is what the next measurement may deny."""
+"""As a share of the time of the two: the next measurement may deny less."""
 
 
 def join(scene: Scene, choice: Choice, memory: Memory) -> Choice:
@@ -42,7 +42,7 @@ def join(scene: Scene, choice: Choice, memory: Memory) -> Choice:
 def _seconds(
     scene: Scene, layer: Layer, joint: Implementation, choice: Choice, memory: Memory
 ) -> tuple[float, float]:
-    """What the two layers take as two steps and as one, timed in turns or remembered."""
+    """The time of the two layers as two steps and as one, taken in turns or remembered."""
     words = [
         f"{one.spec.key} by {choice[one.node].implementation.name}" for one in joint.layers(layer)
     ]

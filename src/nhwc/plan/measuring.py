@@ -1,4 +1,4 @@
-"""How long every layer takes by each of its implementations: timed here once, then remembered."""
+"""The time of every layer by each of its implementations: measured here once, then remembered."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..formats import Format, to_format
 from ..memory import Memory
 from ..release import trim
 from ..timing import interleave
-from .calls import is_opaque
 from .implementation import Identifier, Implementation, Timed, Timings
+from .recognize import is_opaque
 from .recording import Seen
 from .scene import Scene, Unplannable
 from .specs import Layer, Operator
@@ -41,7 +41,7 @@ def measure(
 
 
 def conversion_seconds(seen: Seen, memory: Memory) -> float:
-    """What a copy of this tensor into the other layout takes."""
+    """The time of a copy of this tensor into the other layout."""
     key = f"convert {seen}"
     known = memory.get(key)
     if not isinstance(known, float):
@@ -52,7 +52,7 @@ def conversion_seconds(seen: Seen, memory: Memory) -> float:
 
 
 def switch_seconds(memory: Memory) -> float:
-    """What it costs to enter a program of our kernels once."""
+    """The time it takes to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
     known = memory.get("call of a program")
@@ -63,7 +63,7 @@ def switch_seconds(memory: Memory) -> float:
 
 
 def _call_seconds() -> float:
-    """What calling a program costs, whatever is in it: the least of many calls.
+    """The time of calling a program, whatever is in it: the least of many calls.
 
     On a busy machine most calls wait for a second core, for as long as other work may have it.
     """
@@ -111,7 +111,10 @@ def _entry(timed: Timed) -> dict[str, Any]:
 
 
 def _read(scene: Scene, layers: Sequence[Layer], entries: Any) -> Timings | None:
-    """What is remembered of these layers; None if it is none of what `_entry` makes here."""
+    """The times that were written down for these layers.
+
+    None if there are none, or for a kernel that is not here: another version of nhwc had it.
+    """
     found: Timings = {}
     try:
         names = [Identifier(one["kernel"], one["reads"], one["writes"]) for one in entries]

@@ -1,7 +1,7 @@
-"""The kernels of others that can serve a layer: torch's, cuDNN's, oneDNN's with weights packed.
+"""The kernels of others: torch's, cuDNN's, oneDNN's with weights packed; and any call as it is.
 
-What `prepare` makes of the layer's weights is the function that computes it. Torch's kernel comes
-first: it is what eager torch does.
+`prepare` makes of a layer's weights the function that computes it. Torch's kernel comes first: it
+is what eager torch does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
+from ..graph import filled
 from .activations import in_onednn, in_torch
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
@@ -191,3 +192,48 @@ def _onednn_linear(
         activate = in_torch(spec.activation)
         return lambda x, residual: activate(alone(x, packed, bias, "none", [], "").add_(residual))
     return lambda x: alone(x, packed, bias, *attribute)
+
+
+def caller(graph: fx.GraphModule, record: Record, layer: Layer) -> Run:
+    """The function that calls what `layer`'s node calls, on the values of `layer.inputs`.
+
+    Arguments that the record showed to be fixed are filled in here, once.
+    """
+    node = layer.node
+    function = _function(graph, node)
+    args, kwargs = fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: record.values[n] if n in record.fixed else n
+    )
+    if not kwargs and args[: len(layer.inputs)] == layer.inputs:
+        constants = args[len(layer.inputs) :]
+        if not any(_holds_node(value) or isinstance(value, list) for value in constants):
+            if not constants:
+                return function
+            return lambda *inputs: function(*inputs, *constants)
+
+    def call(*inputs: Any) -> Any:
+        given = dict(zip(layer.inputs, inputs, strict=True))
+        a, k = filled((args, kwargs), given.__getitem__)
+        return function(*a, **k)
+
+    return call
+
+
+def _function(graph: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        # Without hooks, forward is all that a call does, and a call costs a microsecond more.
+        plain = isinstance(module, nn.Module) and not any(hooks)
+        return module.forward if plain else module
+    assert callable(node.target)
+    return node.target
+
+
+def _holds_node(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
+    return bool(found)

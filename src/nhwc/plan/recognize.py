@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
-from ..graph.layers import BatchNorm, Fused
+from ..graph.layers import LAYERS, BatchNorm, Fused
 from . import activations
 from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, Operator
@@ -20,6 +20,14 @@ def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
         for node in graph.graph.nodes
         if node.op.startswith("call_") and node not in record.fixed and node in record.values
     ]
+
+
+def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the node calls a user's module that could not be looked into."""
+    if node.op != "call_module":
+        return False
+    module = graph.get_submodule(str(node.target))
+    return not (isinstance(module, LAYERS) or type(module).__module__.startswith("torch.nn."))
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:

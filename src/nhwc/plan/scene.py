@@ -15,12 +15,12 @@ from torch import Tensor, fx
 
 from .. import kernels
 from ..formats import Format
+from ..graph import may_be_view, written_into
+from ..graph.shapes import is_size
 from ..ready import tensors_of
-from .calls import caller, is_opaque
 from .implementation import Identifier, Implementation
-from .others import kernels_of_others
-from .purity import why_impure, why_seen
-from .recognize import layers_of
+from .others import caller, kernels_of_others
+from .recognize import is_opaque, layers_of
 from .recording import Record, record
 from .specs import Layer, Operator, Weighted, constants_of
 
@@ -44,9 +44,9 @@ class Scene:
     joints: dict[fx.Node, Implementation]
 
     def kind(self, layer: Layer) -> str:
-        """What names its measurements: layers of one kind take the same time.
+        """The name of its measurements: layers of one kind take the same time.
 
-        A newer nhwc has other kernels: what an older one measured does not answer for them.
+        A newer nhwc has other kernels, for which the measurements of an older one do not answer.
         """
         names = [f"{one.name} {one.reads}" for one in self.implementations[layer.node]]
         names += ["torch"] * isinstance(layer.spec, Operator)
@@ -118,3 +118,33 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
         joints = joints_of(record, [x for x in layers if any(one.ours for one in found[x.node])])
     allowed = {node: tuple(i for i in some if i.exact or not exact) for node, some in found.items()}
     return Scene(graph, record, tuple(layers), allowed, joints)
+
+
+def why_impure(graph: fx.GraphModule) -> str | None:
+    """Why `graph` cannot be planned, or None if it can: its nodes must only return values.
+
+    A plan gives every value a layout of its own, by copying where needed: a node that writes into
+    another node's value would write into the copy. Writing into a value that nobody else can see is
+    no harm, and `ReLU(inplace=True)` right behind its convolution is the commonest case of all.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and str(node.target).startswith("*"):
+            return f"it takes a varying number of arguments ({node.target})"
+        target = written_into(node)
+        reason = None if target is None else why_seen(graph, node, target)
+        if reason is not None:
+            return reason
+    return None
+
+
+def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None:
+    """Why something else may see that `node` writes into `target`, or None if nothing can."""
+    if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
+        return f"{node.name} writes into {target}, which outlives the call"
+    # No write changes a shape: timm's norms assert the dimensions they get.
+    readers = [user for user in target.users if user is not node and not is_size(user)]
+    module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
+    called = type(module) if module else target.target
+    if readers or may_be_view(str(getattr(called, "__name__", called))):
+        return f"{node.name} writes into {target.name}, which others may read"
+    return None

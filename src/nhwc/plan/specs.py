@@ -1,4 +1,4 @@
-"""What the planner sees of a graph: layers with a specification, which kernels can serve.
+"""The planner's view of a graph: layers with a specification, which kernels can serve.
 
 A layer is one call of one kernel: a convolution or linear with the bias, the residual addition
 and the activation that follow it, or any other operator alone. Its specification says all that a
@@ -103,7 +103,7 @@ class Operator:
 
 
 Weighted = Convolution | Linear | Affine
-"""What has constants, which a kernel may want packed, and more than one kernel."""
+"""A layer with constants, which a kernel may want packed."""
 
 Spec = Weighted | Operator
 

@@ -19,7 +19,7 @@ from .scene import Scene
 from .specs import Layer, Operator
 from .stretch import alone
 
-LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
+_LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
 
 _HUGE = 1 << 26
 """Of weights of so many bytes there is one packed copy at a time; no cache holds them anyway."""
@@ -40,7 +40,7 @@ def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
     samples = {node: sample(record.values[node], None) for node in layer.inputs}
     inputs = {
         layout: [_laid_out(samples[node], layout) for node in layer.inputs]
-        for layout in (None, *LAYOUTS)
+        for layout in (None, *_LAYOUTS)
     }
     constants = scene.constants(layer)
     weight = constants[0] if constants else None
@@ -82,7 +82,7 @@ def fastest(
 ) -> dict[str, float]:
     """The shortest of a few calls each: what disturbs a call only ever makes it longer.
 
-    What is far behind after two calls is not called again.
+    Whoever is far behind after two calls is not called again.
     """
     if not runs:
         return {}
@@ -125,7 +125,7 @@ def _as_called(scene: Scene, layer: Layer, inputs: dict[Format | None, list[Any]
     """The operator as torch has it, on contiguous and on channels-last input."""
     run = scene.called(layer, None, None).prepare()
     found = {}
-    for layout in LAYOUTS:
+    for layout in _LAYOUTS:
         try:
             result = run(*inputs[layout])
         except (RuntimeError, ValueError, TypeError, IndexError):

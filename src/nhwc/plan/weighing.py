@@ -23,16 +23,16 @@ _CLEARLY = 1.05
 """Times closer than this are the same, on a machine that does anything else."""
 
 _CACHE = 1 << 25
-"""Weights of so many bytes all come from memory, in each call anew."""
+"""Weights of more bytes all come from memory, in each call anew."""
 
 _STREAM = 1e10
-"""So many bytes a second are read from there."""
+"""Bytes a second that memory gives."""
 
 _LIMIT = 0.2
-"""What kernels may hold beyond one copy of each weight, as a share of all weights."""
+"""Kernels may hold this share of all weights beyond one copy of each."""
 
 _ALWAYS = 1 << 24
-"""So many bytes beyond it they may hold in any case: little, beside what a process takes."""
+"""Bytes that they may hold beyond it in any case: few, beside what a process takes."""
 
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 

@@ -32,7 +32,7 @@ def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Imple
 
 
 class _Call:
-    """What a node calls, and our kernel for it; `free` until that needs a step."""
+    """The call that a node makes, and our kernel for it; `free` until that needs a step."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
         self.record, self.layer, self.node = record, layer, layer.node
@@ -89,8 +89,7 @@ class _Call:
             weight = module.weight
             return self._made(lambda x, y: prelu_step(x, y, weight))
         if type(module) is ChannelNorm:
-            norm = (module.weight, module.bias)
-            return self._made(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
+            return self._made(_norm(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
@@ -98,7 +97,6 @@ class _Call:
         return self._activation(of_module(module))
 
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
-        """What `make` makes of the arguments of a function."""
         return self._made(make(_bound(self.node, ARGUMENTS[make])))
 
     def _made(self, make: Make | None) -> Emit | None:
@@ -113,8 +111,7 @@ class _Call:
         module, shape = self.module, self._out.shape
         if len(shape) == 4 or tuple(module.normalized_shape) != shape[-1:]:
             return None
-        norm = (module.weight, module.bias)
-        return self._steps(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
+        return self._steps(_norm(module))
 
     def _mean(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim", "keepdim"))
@@ -268,8 +265,13 @@ class _Call:
         return found
 
 
+def _norm(module: Any) -> Make:
+    norm, eps = (module.weight, module.bias), module.eps
+    return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
+
+
 def _pixel(view: View) -> View:
-    """What lies without gaps as one pixel of as many channels."""
+    """Numbers that lie without gaps, as one pixel of as many channels."""
     count = view.pixels * view.shape[1]
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
 

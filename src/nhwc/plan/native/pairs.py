@@ -20,9 +20,9 @@ EXPANDED, PROJECTED = "nhwc expanded depthwise", "nhwc projected depthwise"
 
 
 def joints_of(record: Record, layers: Sequence[Layer]) -> dict[fx.Node, Implementation]:
-    """What computes a layer and the one in front, where both are among `layers`, by its node.
+    """Kernels for two of `layers` at once, by the node of the second one.
 
-    The second alone reads what the first one writes. A layer may be in two pairs.
+    It alone reads what the first one writes. A layer may be in two pairs.
     """
     by_node = {layer.node: layer for layer in layers if isinstance(layer.spec, Convolution)}
     found = {}
