@@ -376,6 +376,27 @@ def test_a_memory_of_rubbish_is_measured_over(rubbish, memory):
     assert plan.program(x).shape == (1, 4, 8, 8)
 
 
+def test_kernels_that_are_no_more_are_measured_over(memory):
+    graph, x = chain(1).graph, torch.randn(1, 4, 8, 8)
+    make_plan(graph, (x,), memory)
+    gone = {"kernel": "nhwc fastest", "reads": None, "writes": None, "s": 0.0}
+    for key in [key for key in memory._new if key.startswith("conv2d")]:
+        memory.put(key, [gone])
+    assert "nhwc fastest" not in names(make_plan(graph, (x,), memory).timings)
+
+
+@torch.no_grad()
+def test_layers_that_only_look_alike_are_timed_apart(memory, image):
+    net = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1))
+    net[0].register_forward_hook(lambda module, given, result: 2 * result)
+    graph = fx.symbolic_trace(net)
+    plan = make_plan(graph, (image,), memory)
+    hooked, plain = plan.timings.values()
+    assert {one.implementation.ours for one in hooked} == {False}
+    assert any(one.implementation.ours for one in plain) == kernels.available()
+    torch.testing.assert_close(plan.program(image), net(image))
+
+
 @torch.no_grad()
 def test_a_plan_made_again_has_the_graphs_new_weights(memory):
     graph = chain().graph

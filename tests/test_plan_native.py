@@ -14,7 +14,7 @@ from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from nhwc.memory import Memory
-from nhwc.plan import Unplannable, joining, make_plan, others, remake_plan
+from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
 from nhwc.plan.implementation import Identifier, Implementation, Timed
@@ -456,8 +456,30 @@ def test_a_kernel_that_is_not_here_is_never_replaced_silently(tmp_path):
         Identifier("nhwc faster", None, None),
         Identifier("onednn", "contiguous", None),
     ):
-        with pytest.raises(Unplannable, match=f"stem has no kernel '{unknown.name}' from .* here"):
+        with pytest.raises(UnknownKernel, match=f"has no kernel '{unknown.name}' from .* here"):
             remake_plan(graph, (x,), [(key, unknown), *rest])
+
+
+@torch.no_grad()
+def test_layers_that_torch_must_stand_between_are_no_pair(tmp_path, monkeypatch):
+    class Adds(Wide):
+        """The pair adds a part of a tuple, which the caller wants as well: torch has to make it."""
+
+        def forward(self, x):
+            stem = self.stem(x)
+            wide, parts = self.widen(stem), stem.chunk(2, 1)
+            return self.narrow(self.depthwise(wide), parts[1]), parts
+
+    net, (x,) = Adds(), images((2, 16, 13, 15))
+    net.stem, net.widen = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 40, 1)
+    net.narrow = Fused(net.narrow, nn.ReLU())
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net.eval())), (x,))
+    assert {one.name for one in scene.joints.values()} == {EXPANDED, PROJECTED}
+    gain = {EXPANDED: 1e-6, PROJECTED: 2e-6}
+    monkeypatch.setattr(joining, "_time", lambda *given: [1e-5, 1e-5 - gain[given[2].name]])
+    choice = joining.join(scene, chosen(scene), Memory(tmp_path / "plans.json"))
+    assert EXPANDED in names(choice)
+    torch.testing.assert_close(bind(scene, choice)(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_program_hands_over_to_torch_and_back():

@@ -43,12 +43,20 @@ from .joining import join
 from .measuring import conversion_seconds, measure, switch_seconds
 from .program import Program
 from .recording import layout_of
-from .scene import Scene, Unplannable, scene_of
+from .scene import Scene, UnknownKernel, Unplannable, scene_of
 from .specs import Layer
 from .trials import sample, shortest
 from .weighing import without_waste
 
-__all__ = ["Identifier", "Plan", "Unplannable", "gains", "make_plan", "remake_plan"]
+__all__ = [
+    "Identifier",
+    "Plan",
+    "UnknownKernel",
+    "Unplannable",
+    "gains",
+    "make_plan",
+    "remake_plan",
+]
 
 
 _HOPELESS = 1.3
@@ -167,7 +175,10 @@ def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], memory: Memo
 def remake_plan(
     graph: fx.GraphModule, inputs: Sequence[Any], kernels: Sequence[tuple[str, Identifier]]
 ) -> Program:
-    """The program that `kernels` describe, with the weights that `graph` has now."""
+    """The program that `kernels` describe, with the weights that `graph` has now.
+
+    Raises UnknownKernel for one that is not here.
+    """
     scene = scene_of(graph, inputs)
     if [layer.spec.key for layer in scene.layers] != [key for key, _ in kernels]:
         raise Unplannable("the graph is not the one that was planned")

@@ -17,7 +17,7 @@ from ..timing import interleave
 from .implementation import Identifier, Implementation, Timed, Timings
 from .recognize import is_opaque
 from .recording import Seen
-from .scene import Scene, Unplannable
+from .scene import Scene, UnknownKernel
 from .specs import Layer, Operator
 from .trials import fastest, sample, time_layer
 
@@ -122,7 +122,7 @@ def _read(scene: Scene, layers: Sequence[Layer], entries: Any) -> Timings | None
         for layer in layers:
             some = [scene.find(layer, name) for name in names]
             found[layer.node] = tuple(map(Timed, some, seconds))
-    except (TypeError, KeyError, ValueError, Unplannable):
+    except (TypeError, KeyError, ValueError, UnknownKernel):
         return None
     return found if seconds else None
 

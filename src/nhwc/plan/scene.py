@@ -29,6 +29,10 @@ class Unplannable(Exception):
     """This graph cannot be planned, and why; it still runs as it is."""
 
 
+class UnknownKernel(Unplannable):
+    """A plan that was written down names a kernel that is not here."""
+
+
 @dataclass(frozen=True)
 class Scene:
     """Layers in an order in which they can run, and the implementations of each, by its node.
@@ -73,7 +77,7 @@ class Scene:
         if isinstance(layer.spec, Operator) and wanted.name == "torch":
             reads, writes = (Format(x) if x else None for x in (wanted.reads, wanted.writes))
             return self.called(layer, reads, writes)
-        raise Unplannable(
+        raise UnknownKernel(
             f"{layer.name} has no kernel {wanted.name!r} from {wanted.reads} to {wanted.writes} "
             "here: another version of nhwc chose it, or another machine. Optimize the model again."
         )
