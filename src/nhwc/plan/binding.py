@@ -138,10 +138,8 @@ class _Binder:
         (result,) = self.graph.graph.find_nodes(op="output")
         output = fx.node.map_arg(result.args[0], self._returned)
         steps = with_drops(self.steps, output, constants)
-        program = Program(steps, len(self.slots), feeds, output)
-        for slot, value in constants.items():
-            program.constant(slot, value)
-        return program
+        start = [constants.get(slot) for slot in range(len(self.slots))]
+        return Program(steps, start, feeds, output)
 
     def _feed(self, node: fx.Node) -> int | None:
         """The slot an input goes to, through a step that gives it the layout planned for."""
