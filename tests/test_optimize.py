@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from nhwc.benchmark.peak import resident_bytes
 from nhwc.graph.report import PassReport
 from nhwc.optimizer.contest import winner
 from nhwc.passes import FOLDING
+from nhwc.plan import Identifier
 from nhwc.render.optimize_text import optimize_text
 from nhwc.runtime import Optimized
 from nhwc.timing import Comparison, Samples
@@ -269,6 +271,21 @@ def test_copies_and_pickles_plan_anew_without_measuring(image, monkeypatch):
     twin = copy.deepcopy(fast)
     next(twin.parameters()).zero_()
     close(fast(image), model(image))
+
+
+@torch.no_grad()
+def test_a_copy_from_where_there_were_other_kernels_says_so_and_runs_its_graph(image):
+    model = residual()
+    fast = force(model, image)
+    (recipe,) = fast.recipes
+    gone = ("nhwc fastest", "channels_last", "channels_last")
+    kernels = tuple((key, Identifier(*gone)) for key, _ in recipe.kernels)
+    twin = copy.deepcopy(fast)
+    twin._recipes = {recipe.signature: replace(recipe, kernels=kernels)}
+    with pytest.warns(UserWarning, match="has no kernel 'nhwc fastest' .* the graph runs"):
+        close(twin(image), model(image))
+    close(twin(image), model(image))
+    assert not twin.recipes
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """The planner: layers and their keys, purity, layouts by cost, what is computed and dropped."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import fx, nn
@@ -10,14 +12,15 @@ from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.memory import Memory
 from nhwc.passes import PASSES, run_passes
-from nhwc.plan import Unplannable, make_plan, remake_plan
+from nhwc.plan import Unplannable, make_plan, remake_plan, scene
 from nhwc.plan.assigning import assign
-from nhwc.plan.candidates import candidates_for, candidates_of
-from nhwc.plan.options import Option
-from nhwc.plan.purity import why_impure
+from nhwc.plan.implementation import Implementation, Timed
+from nhwc.plan.others import kernels_of_others
 from nhwc.plan.recognize import layers_of
 from nhwc.plan.recording import record
-from nhwc.plan.specs import Convolution, constants_of
+from nhwc.plan.scene import scene_of, why_impure
+from nhwc.plan.specs import Convolution
+from nhwc.plan.stretch import alone
 
 NCHW, NHWC = Format.CONTIGUOUS, Format.CHANNELS_LAST
 
@@ -160,7 +163,7 @@ def traced_call(module):
     ],
 )
 @torch.no_grad()
-def test_every_candidate_computes_the_layer(conv, activation, residual):
+def test_every_implementation_computes_the_layer(conv, activation, residual):
     x = torch.randn(2, 4, 7, 6)
     fused = Fused(conv, activation).eval()
     other = torch.randn_like(conv(x))
@@ -171,17 +174,18 @@ def test_every_candidate_computes_the_layer(conv, activation, residual):
     places = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
     graph.output(graph.call_module("part", tuple(places)))
     module = fx.GraphModule(root, graph)
-    (layer,) = layers_of(module, record(module, inputs))
+    seen = scene_of(module, inputs)
+    (layer,) = seen.layers
     expected = fused(*inputs)
     kept = other.clone()
-    for candidate in candidates_of(module, record(module, inputs), layer):
-        run = candidate.prepare(*constants_of(module, layer))
-        layout = torch.channels_last if candidate.reads is NHWC else torch.contiguous_format
+    for one in seen.implementations[layer.node]:
+        run = alone(seen.record, layer, one, seen.constants(layer))
+        layout = torch.channels_last if one.reads is NHWC else torch.contiguous_format
         given = [value.contiguous(memory_format=layout) for value in inputs]
         result = run(*given)
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
         assert result.is_contiguous(
-            memory_format=torch.channels_last if candidate.writes is NHWC else layout
+            memory_format=torch.channels_last if one.writes is NHWC else layout
         )
         if residual:
             assert torch.equal(given[1], kept)
@@ -197,9 +201,9 @@ def test_a_convolution_may_add_what_it_reads(memory, image):
     module = fx.GraphModule(root, graph).eval()
     plan = make_plan(module, (image,), memory)
     torch.testing.assert_close(plan.program(image), module(image), rtol=1e-4, atol=1e-5)
-    ((key, options),) = plan.options.items()
-    assert {option.kernel for option in options} > {"torch"}, key
-    assert any(option.native for option in options) == kernels.available()
+    (timed,) = plan.timings.values()
+    assert {one.implementation.name for one in timed} > {"torch"}
+    assert any(one.implementation.ours for one in timed) == kernels.available()
 
 
 @torch.no_grad()
@@ -254,15 +258,14 @@ def test_volumes_are_convolved_by_any_kernel_unless_their_memory_is_looked_at(lo
         flat.target, flat.args = "view", (flat.args[0], 2, -1)
         graph.recompile()
     x = torch.randn(2, 3, 6, 12, 10)
-    found = record(graph, (x,))
-    layers = [layer for layer in layers_of(graph, found) if isinstance(layer.spec, Convolution)]
+    seen = scene_of(graph, (x,))
+    layers = [layer for layer in seen.layers if isinstance(layer.spec, Convolution)]
     assert [layer.spec.key.split()[0] for layer in layers] == ["conv3d", "conv3d"]
     assert [layer.spec.residual for layer in layers] == [False, True]
     for layer in layers:
-        inputs = [torch.randn(found.values[node].shape) for node in layer.inputs]
+        inputs = [torch.randn(seen.record.values[node].shape) for node in layer.inputs]
         results = [
-            candidate.prepare(*constants_of(graph, layer))(*inputs)
-            for candidate in candidates_of(graph, found, layer)
+            one.prepare(*seen.constants(layer))(*inputs) for one in seen.implementations[layer.node]
         ]
         assert len(results) == (1 if looks else 2)
         for result in results:
@@ -315,10 +318,15 @@ def test_a_varying_number_of_arguments_is_not_planned():
 
 
 def chain(count=3):
-    """A graph of so many convolutions in a row, its record and its layers."""
+    """The scene of so many convolutions in a row."""
     graph = traced(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(count))))
-    found = record(graph, (torch.randn(1, 4, 8, 8),))
-    return graph, found, layers_of(graph, found)
+    return scene_of(graph, (torch.randn(1, 4, 8, 8),))
+
+
+def alike(seen, *kernels):
+    """The same timings for every layer: of each kernel its name, layouts and seconds."""
+    timed = tuple(Timed(Implementation(*kernel), seconds) for *kernel, seconds in kernels)
+    return {layer.node: timed for layer in seen.layers}
 
 
 @pytest.mark.parametrize(
@@ -331,27 +339,22 @@ def chain(count=3):
     ],
 )
 def test_layouts_follow_cost_conversions_counted(nchw, nhwc, copy, expected):
-    _, found, layers = chain()
-    options = {layers[0].spec.key: (Option("a", NCHW, NCHW, nchw), Option("b", NHWC, NHWC, nhwc))}
-    choice = assign(layers, options, found, lambda seen: copy)
-    assert {choice[layer.node].reads for layer in layers} == {expected}
+    seen = chain()
+    timings = alike(seen, ("a", NCHW, NCHW, nchw), ("b", NHWC, NHWC, nhwc))
+    choice = assign(seen, timings, lambda value: copy)
+    assert {timed.implementation.reads for timed in choice.values()} == {expected}
 
 
 def test_a_kernel_may_convert_on_the_way():
-    _, found, layers = chain()
-    options = {
-        layers[0].spec.key: (
-            Option("plain", NCHW, NCHW, 1.0),
-            Option("last", NHWC, NHWC, 0.5),
-            Option("bridge", NCHW, NHWC, 0.6),
-        )
-    }
-    choice = assign(layers, options, found, lambda seen: 0.3)
-    assert [choice[layer.node].kernel for layer in layers] == ["bridge", "last", "last"]
+    seen = chain()
+    kernels = [("plain", NCHW, NCHW, 1.0), ("last", NHWC, NHWC, 0.5), ("bridge", NCHW, NHWC, 0.6)]
+    choice = assign(seen, alike(seen, *kernels), lambda value: 0.3)
+    chosen = [choice[layer.node].implementation.name for layer in seen.layers]
+    assert chosen == ["bridge", "last", "last"]
 
 
 def test_a_second_plan_asks_the_memory(memory, monkeypatch):
-    graph, _, _ = chain()
+    graph = chain().graph
     x = torch.randn(1, 4, 8, 8)
     first = make_plan(graph, (x,), memory)
     assert first.measured > 0
@@ -364,7 +367,7 @@ def test_a_second_plan_asks_the_memory(memory, monkeypatch):
 
 @pytest.mark.parametrize("rubbish", [[], [{}], "x", [{"kernel": "torch"}], 3])
 def test_a_memory_of_rubbish_is_measured_over(rubbish, memory):
-    graph, _, _ = chain(1)
+    graph = chain(1).graph
     x = torch.randn(1, 4, 8, 8)
     make_plan(graph, (x,), memory)
     for key in list(memory._new):
@@ -373,9 +376,30 @@ def test_a_memory_of_rubbish_is_measured_over(rubbish, memory):
     assert plan.program(x).shape == (1, 4, 8, 8)
 
 
+def test_kernels_that_are_no_more_are_measured_over(memory):
+    graph, x = chain(1).graph, torch.randn(1, 4, 8, 8)
+    make_plan(graph, (x,), memory)
+    gone = {"kernel": "nhwc fastest", "reads": None, "writes": None, "s": 0.0}
+    for key in [key for key in memory._new if key.startswith("conv2d")]:
+        memory.put(key, [gone])
+    assert "nhwc fastest" not in names(make_plan(graph, (x,), memory).timings)
+
+
+@torch.no_grad()
+def test_layers_that_only_look_alike_are_timed_apart(memory, image):
+    net = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1))
+    net[0].register_forward_hook(lambda module, given, result: 2 * result)
+    graph = fx.symbolic_trace(net)
+    plan = make_plan(graph, (image,), memory)
+    hooked, plain = plan.timings.values()
+    assert {one.implementation.ours for one in hooked} == {False}
+    assert any(one.implementation.ours for one in plain) == kernels.available()
+    torch.testing.assert_close(plan.program(image), net(image))
+
+
 @torch.no_grad()
 def test_a_plan_made_again_has_the_graphs_new_weights(memory):
-    graph, _, _ = chain()
+    graph = chain().graph
     x = torch.randn(1, 4, 8, 8)
     plan = make_plan(graph, (x,), memory)
     old = plan.program(x)
@@ -395,37 +419,30 @@ def test_results_nobody_reads_are_not_computed(memory, image):
     assert [step.name for step in plan.program.steps if "planned" not in step.name] == ["sin"]
 
 
+def names(timings):
+    return {one.implementation.name for timed in timings.values() for one in timed}
+
+
 def test_exact_leaves_out_what_is_not(memory, monkeypatch):
-    from nhwc.plan import binding, measuring
-    from nhwc.plan.candidates import Candidate
+    def more(graph, record, layer):
+        good = kernels_of_others(graph, record, layer)
+        return (*good, replace(good[-1], name="loose", exact=False))
 
-    def candidates(graph, record, layer):
-        good = candidates_for(layer.spec)
-        return (*good, Candidate("loose", NHWC, NHWC, False, good[-1].prepare))
-
-    monkeypatch.setattr(measuring, "candidates_of", candidates)
-    monkeypatch.setattr(binding, "candidates_of", candidates)
-    graph, _, layers = chain(1)
-    x = torch.randn(1, 4, 8, 8)
-    key = layers[0].spec.key
-    free = make_plan(graph, (x,), memory).options[key]
-    exact = make_plan(graph, (x,), memory, exact=True).options[key]
-    assert "loose" in {option.kernel for option in free}
-    assert "loose" not in {option.kernel for option in exact}
+    monkeypatch.setattr(scene, "kernels_of_others", more)
+    graph, x = chain(1).graph, torch.randn(1, 4, 8, 8)
+    assert "loose" in names(make_plan(graph, (x,), memory).timings)
+    assert "loose" not in names(make_plan(graph, (x,), memory, exact=True).timings)
 
 
 def test_a_kernel_that_computes_something_else_is_never_chosen(memory, monkeypatch):
-    from nhwc.plan import measuring
-    from nhwc.plan.candidates import Candidate
-
-    def candidates(graph, record, layer):
+    def more(graph, record, layer):
         wrong = lambda weight, bias: lambda x: torch.zeros(1, 4, 8, 8)
-        return (*candidates_for(layer.spec), Candidate("wrong", NHWC, NHWC, True, wrong))
+        good = kernels_of_others(graph, record, layer)
+        return (*good, Implementation("wrong", NHWC, NHWC, wrong))
 
-    monkeypatch.setattr(measuring, "candidates_of", candidates)
-    graph, _, layers = chain(1)
-    options = make_plan(graph, (torch.randn(1, 4, 8, 8),), memory).options
-    assert "wrong" not in {option.kernel for option in options[layers[0].spec.key]}
+    monkeypatch.setattr(scene, "kernels_of_others", more)
+    plan = make_plan(chain(1).graph, (torch.randn(1, 4, 8, 8),), memory)
+    assert "wrong" not in names(plan.timings)
 
 
 def test_a_key_says_all_that_speed_depends_on():

@@ -29,8 +29,10 @@ def test_a_plan_is_one_cuda_graph_with_fresh_results():
 @pytest.mark.parametrize("residual_add", [False, True])
 @torch.no_grad()
 def test_cudnns_fused_convolution(residual_add):
+    from nhwc.plan.activations import Activation
+
     from nhwc.plan.cuda import fused_convolutions
-    from nhwc.plan.specs import Activation, Convolution
+    from nhwc.plan.specs import Convolution
 
     conv = nn.Conv2d(8, 8, 3, padding=1).cuda()
     x, other = torch.randn(2, 2, 8, 9, 9, device="cuda")
@@ -41,6 +43,6 @@ def test_cudnns_fused_convolution(residual_add):
     expected = torch.relu(conv(x) + other if residual_add else conv(x))
     found = fused_convolutions(spec)
     assert len(found) == 2
-    for _, prepare in found:
-        run = prepare(conv.weight, conv.bias)
+    for one in found:
+        run = one.prepare(conv.weight, conv.bias)
         close(run(x, other) if residual_add else run(x), expected, 1e-3)

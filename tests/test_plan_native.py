@@ -14,15 +14,12 @@ from nhwc.formats import Format
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from nhwc.memory import Memory
-from nhwc.plan import candidates, make_plan, remake_plan
+from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
-from nhwc.plan.candidates import natives_of
-from nhwc.plan.native import joining
-from nhwc.plan.native.pairs import EXPANDED, PROJECTED, pairs_in
-from nhwc.plan.options import Option
-from nhwc.plan.recognize import layers_of
-from nhwc.plan.recording import record
+from nhwc.plan.implementation import Identifier, Implementation, Timed
+from nhwc.plan.native.pairs import EXPANDED, PROJECTED
+from nhwc.plan.scene import scene_of
 
 pytestmark = pytest.mark.skipif(
     not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
@@ -35,22 +32,31 @@ def lowered(function, *inputs):
     """A program in which our kernels compute all they can, and the kernels each layer got."""
     root = function if isinstance(function, nn.Module) else nn.Module()
     graph = fx.GraphModule(root, _Tracer().trace(function))
-    found = record(graph, inputs)
-    layers = layers_of(graph, found)
-    choice = chosen(graph, found, layers)
+    scene = scene_of(graph, inputs)
+    choice = chosen(scene)
     with torch.no_grad():
-        return graph, bind(graph, found, layers, choice), [o.kernel for o in choice.values()]
+        return graph, bind(scene, choice), names(choice)
 
 
-def chosen(graph, found, layers):
+def chosen(scene):
     """The first of our kernels for every layer that they can compute, torch's for the others."""
     choice = {}
-    for layer in layers:
-        ours = natives_of(graph, found, layer)
-        kernel = ours[0].name if ours else "torch"
-        reads = NHWC if ours else Format.CONTIGUOUS
-        choice[layer.node] = Option(kernel, reads, reads, 0.0)
+    for layer in scene.layers:
+        ours = [one for one in scene.implementations[layer.node] if one.ours]
+        torchs = scene.called(layer, Format.CONTIGUOUS, Format.CONTIGUOUS)
+        choice[layer.node] = Timed(ours[0] if ours else torchs, 0.0)
     return choice
+
+
+def names(choice):
+    return [timed.implementation.name for timed in choice.values()]
+
+
+def named(scene, *kernels):
+    """For each layer its kernel of this name, channels last."""
+    wanted = [Identifier(name, str(NHWC), str(NHWC)) for name in kernels]
+    pairs = zip(scene.layers, wanted, strict=True)
+    return {layer.node: Timed(scene.find(layer, name), 0.0) for layer, name in pairs}
 
 
 class _Tracer(fx.Tracer):
@@ -357,41 +363,40 @@ def test_a_depthwise_convolution_and_its_neighbours_are_one_step(name):
     net, expected = WIDE[name]
     (x,) = images((2, 8, 13, 15))
     graph = fx.GraphModule(net, _Tracer().trace(net.eval()))
-    found = record(graph, (x,))
-    layers = layers_of(graph, found)
-    pairs = list(pairs_in(layers, found))
-    names = [(str(p.first.node.target), str(p.second.node.target)) for p in pairs]
-    assert names == expected
-    apart = chosen(graph, found, layers)
-    for pair in pairs:
-        together = dict(apart)
-        together[pair.second.node] = replace(apart[pair.second.node], kernel=pair.kernel)
-        programs = [bind(graph, found, layers, choice) for choice in (apart, together)]
+    scene = scene_of(graph, (x,))
+    joints = {
+        layer: scene.joints[layer.node] for layer in scene.layers if layer.node in scene.joints
+    }
+    pairs = [tuple(part.name for part in one.layers(layer)) for layer, one in joints.items()]
+    assert pairs == expected
+    apart = chosen(scene)
+    for layer, joint in joints.items():
+        joined = {**apart, layer.node: Timed(joint, 0.0)}
+        programs = [bind(scene, choice) for choice in (apart, joined)]
         torch.testing.assert_close(*(program(x) for program in programs), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(programs[1](x), net(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(monkeypatch):
-    pack, made = candidates._onednn_convolution, []
+    pack, made = others._onednn_convolution, []
 
     def counted(*given):
         run = pack(*given)
         made.append(weakref.ref(run))
         return run
 
-    monkeypatch.setattr(candidates, "_onednn_convolution", counted)
+    monkeypatch.setattr(others, "_onednn_convolution", counted)
     net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval()
     (x,) = images((1, 8, 13, 15))
-    graph = fx.GraphModule(net, _Tracer().trace(net))
-    found = record(graph, (x,))
-    layers = layers_of(graph, found)
-    theirs = {layer.node: Option("onednn", NHWC, NHWC, 0.0) for layer in layers}
-    fewer = {**theirs, layers[2].node: chosen(graph, found, layers)[layers[2].node]}
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), (x,))
+    theirs = named(scene, *["onednn"] * 3)
+    last = scene.layers[2].node
+    fewer = {**theirs, last: chosen(scene)[last]}
     packed, counts = Packed(), []
     for choice in (theirs, fewer, theirs):
         program = None
-        program = bind(graph, found, layers, choice, packed)
+        program = bind(scene, choice, packed)
         counts.append((len(made), sum(ref() is not None for ref in made)))
         torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-5)
     assert counts == [(3, 3), (3, 2), (4, 3)]
@@ -408,20 +413,17 @@ def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(
 @torch.no_grad()
 def test_the_pair_that_gains_most_is_joined(gain, expected, tmp_path, monkeypatch):
     net, (x,) = Wide().eval(), images((2, 8, 13, 15))
-    graph = fx.GraphModule(net, _Tracer().trace(net))
-    found = record(graph, (x,))
-    layers = layers_of(graph, found)
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), (x,))
     memory = Memory(tmp_path / "plans.json")
     timed = []
 
-    def time(graph, record, pair, choice):
-        timed.append(pair.kernel)
-        return [1e-5, 1e-5 - gain[pair.kernel]]
+    def time(scene, layer, joint, choice):
+        timed.append(joint.name)
+        return [1e-5, 1e-5 - gain[joint.name]]
 
     monkeypatch.setattr(joining, "_time", time)
     for _ in range(2):
-        choice = joining.join(graph, found, layers, chosen(graph, found, layers), memory)
-        assert [choice[layer.node].kernel for layer in layers[-3:]] == expected
+        assert names(joining.join(scene, chosen(scene), memory))[-3:] == expected
     assert timed == [EXPANDED, PROJECTED]
 
 
@@ -429,26 +431,55 @@ def test_the_pair_that_gains_most_is_joined(gain, expected, tmp_path, monkeypatc
 def test_a_plan_times_pairs_and_can_be_made_again(tmp_path, monkeypatch):
     net, (x,) = Wide().eval(), images((2, 8, 13, 15))
     graph = fx.GraphModule(net, _Tracer().trace(net))
-    monkeypatch.setattr(joining, "join", first_pair(joining.join))
+    monkeypatch.setattr("nhwc.plan.join", first_pair)
     plan = make_plan(graph, (x,), Memory(tmp_path / "plans.json"))
     torch.testing.assert_close(plan.program(x), net(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(remake_plan(graph, (x,), plan.kernels)(x), plan.program(x))
 
 
-def first_pair(join):
-    """`join`, which also times each pair, and then takes the first, whatever was found."""
+def first_pair(scene, choice, memory):
+    """`join`, which times each pair, and then takes the first, whatever was found."""
+    joining.join(scene, choice, memory)
+    for node, joint in scene.joints.items():
+        if choice[node].implementation.ours and choice[joint.before.node].implementation.ours:
+            return {**choice, node: replace(choice[node], implementation=joint)}
+    return choice
 
-    def joined(graph, found, layers, choice, memory):
-        join(graph, found, layers, choice, memory)
-        for pair in pairs_in(layers, found):
-            if choice[pair.first.node].native and choice[pair.second.node].native:
-                return {
-                    **choice,
-                    pair.second.node: replace(choice[pair.second.node], kernel=pair.kernel),
-                }
-        return choice
 
-    return joined
+@torch.no_grad()
+def test_a_kernel_that_is_not_here_is_never_replaced_silently(tmp_path):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    plan = make_plan(graph, (x,), Memory(tmp_path / "plans.json"))
+    (key, _), *rest = plan.kernels
+    for unknown in (
+        Identifier("nhwc faster", None, None),
+        Identifier("onednn", "contiguous", None),
+    ):
+        with pytest.raises(UnknownKernel, match=f"has no kernel '{unknown.name}' from .* here"):
+            remake_plan(graph, (x,), [(key, unknown), *rest])
+
+
+@torch.no_grad()
+def test_layers_that_torch_must_stand_between_are_no_pair(tmp_path, monkeypatch):
+    class Adds(Wide):
+        """The pair adds a part of a tuple, which the caller wants as well: torch has to make it."""
+
+        def forward(self, x):
+            stem = self.stem(x)
+            wide, parts = self.widen(stem), stem.chunk(2, 1)
+            return self.narrow(self.depthwise(wide), parts[1]), parts
+
+    net, (x,) = Adds(), images((2, 16, 13, 15))
+    net.stem, net.widen = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 40, 1)
+    net.narrow = Fused(net.narrow, nn.ReLU())
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net.eval())), (x,))
+    assert {one.name for one in scene.joints.values()} == {EXPANDED, PROJECTED}
+    gain = {EXPANDED: 1e-6, PROJECTED: 2e-6}
+    monkeypatch.setattr(joining, "_time", lambda *given: [1e-5, 1e-5 - gain[given[2].name]])
+    choice = joining.join(scene, chosen(scene), Memory(tmp_path / "plans.json"))
+    assert EXPANDED in names(choice)
+    torch.testing.assert_close(bind(scene, choice)(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_program_hands_over_to_torch_and_back():
@@ -464,29 +495,21 @@ def test_a_program_hands_over_to_torch_and_back():
 
 def test_kernels_of_ours_run_together_and_in_order():
     graph = fx.symbolic_trace(lambda x: operator.add(x.exp().relu(), x.relu().exp()).relu())
-    found = record(graph, images((1, 8, 4, 4)))
-    layers = layers_of(graph, found)
-    choice = {
-        layer.node: Option("torch" if "exp" in layer.node.name else "nhwc", NHWC, NHWC, 0.0)
-        for layer in layers
-    }
-    units = [[layer.node.name for layer in unit] for unit in stretches(layers, choice)]
+    scene = scene_of(graph, images((1, 8, 4, 4)))
+    units = [[layer.name for layer in unit] for unit in stretches(scene.layers, chosen(scene))]
     assert units == [["exp"], ["relu", "relu_1"], ["exp_1"], ["add", "relu_2"]]
 
 
-@pytest.mark.parametrize(("switch", "expected"), [(0.05, "torch"), (0.5, "nhwc b")])
+@pytest.mark.parametrize(("switch", "expected"), [(0.05, "t"), (0.5, "nhwc b")])
 def test_going_between_kernels_of_ours_and_others_has_a_price(switch, expected):
     graph = fx.symbolic_trace(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=i) for i in (1, 2, 1))))
-    found = record(graph, images((1, 4, 8, 8)))
-    layers = layers_of(graph, found)
-    options = {
-        layer.spec.key: (Option("nhwc b", NHWC, NHWC, 1.0), Option("torch", NHWC, NHWC, 2.0))
-        for layer in layers
-    }
-    middle = layers[1].spec.key
-    options[middle] = (Option("nhwc b", NHWC, NHWC, 1.2), Option("torch", NHWC, NHWC, 1.0))
-    choice = assign(layers, options, found, lambda seen: 0.0, switch)
-    assert choice[layers[1].node].kernel == expected
+    scene = scene_of(graph, images((1, 4, 8, 8)))
+    ours, torchs = Implementation("nhwc b", NHWC, NHWC, emit=print), Implementation("t", NHWC, NHWC)
+    timings = {layer.node: (Timed(ours, 1.0), Timed(torchs, 2.0)) for layer in scene.layers}
+    middle = scene.layers[1].node
+    timings[middle] = (Timed(ours, 1.2), Timed(torchs, 1.0))
+    choice = assign(scene, timings, lambda seen: 0.0, switch)
+    assert choice[middle].implementation.name == expected
 
 
 @torch.no_grad()
@@ -496,9 +519,9 @@ def test_exact_plans_have_no_winograd(tmp_path):
     memory = Memory(tmp_path / "memory.json")
     kinds = {
         exact: {
-            option.kernel
-            for options in make_plan(graph, x, memory, exact=exact).options.values()
-            for option in options
+            one.implementation.name
+            for timed in make_plan(graph, x, memory, exact=exact).timings.values()
+            for one in timed
         }
         for exact in (False, True)
     }

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nhwc.formats import Format
-from nhwc.plan.options import Option
+from nhwc.plan.implementation import Implementation, Timed
+from nhwc.plan.scene import Scene
 from nhwc.plan.specs import Convolution, Layer, Linear
 from nhwc.plan.weighing import without_waste
 
@@ -20,25 +21,38 @@ def convolution(channels):
 LINEAR = Linear((1, 1024), (1024, 1024), *TAIL)
 
 
-def kept(spec, **seconds):
-    layouts = {"torch": (PLAIN, PLAIN), "elsewhere": (PLAIN, LAST)}
-    names = {
-        "f4": "nhwc winograd4x4",
-        "f2": "nhwc winograd2x2",
-        "direct": "nhwc direct",
-        "ours": "nhwc",
-        "elsewhere": "nhwc direct",
-    }
-    made = {
-        name: Option(
-            names.get(name, name),
-            *(layouts.get(name, (LAST, LAST)) if spec is not LINEAR else (None, None)),
-            s,
-        )
-        for name, s in seconds.items()
-    }
-    (found,) = without_waste({spec.key: (*made.values(),)}, [Layer(spec, None, ())]).values()
-    return {name for name, option in made.items() if option in found}
+OURS = {
+    "f4": ("nhwc winograd4x4", 4.0),
+    "f2": ("nhwc winograd2x2", 16 / 9),
+    "direct": ("nhwc direct", 1.0),
+    "elsewhere": ("nhwc direct", 1.0),
+    "ours": ("nhwc", 0.0),
+}
+THEIRS = {"torch": 0.0, "onednn": 1.0}
+
+
+def implementation(name, spec):
+    """A kernel by a short name, with as many copies of its weights as it holds."""
+    layouts = {"torch": (PLAIN, PLAIN), "elsewhere": (PLAIN, LAST)}.get(name, (LAST, LAST))
+    layouts = layouts if spec is not LINEAR else (None, None)
+    if name in THEIRS:
+        return Implementation(name, *layouts, copies=THEIRS[name])
+    full, copies = OURS[name]
+    return Implementation(full, *layouts, emit=print, copies=copies)
+
+
+def weighed(specs, **seconds):
+    """For every layer of these specifications the short names of the kernels that are left."""
+    layers = [Layer(spec, f"node {number}", ()) for number, spec in enumerate(specs)]
+    known = {spec.key: {name: implementation(name, spec) for name in seconds} for spec in specs}
+    made = {layer.node: tuple(known[layer.spec.key].values()) for layer in layers}
+    timings = {node: tuple(map(Timed, some, seconds.values())) for node, some in made.items()}
+    found = without_waste(Scene(None, None, tuple(layers), made, {}), timings)
+    left = [[timed.implementation for timed in found[layer.node]] for layer in layers]
+    return [
+        {name for name, one in known[layer.spec.key].items() if one in some}
+        for layer, some in zip(layers, left, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,31 +69,21 @@ def kept(spec, **seconds):
     ],
 )
 def test_which_kernels_are_worth_their_memory(spec, seconds, expected):
-    assert kept(spec, **seconds) == expected
+    assert weighed([spec], **seconds) == [expected]
 
 
 def test_small_filters_of_a_large_model_come_from_memory_as_well(monkeypatch):
     monkeypatch.setattr("nhwc.plan.weighing._ALWAYS", 1 << 28)
-    spec = convolution(64)
-    seconds = {"nhwc winograd4x4": 165e-6, "nhwc winograd2x2": 184e-6, "nhwc direct": 424e-6}
-    options = {spec.key: tuple(Option(name, LAST, LAST, s) for name, s in seconds.items())}
-    layer = Layer(spec, None, ())
-    assert without_waste(options, [layer] * 30) == options
-    (found,) = without_waste(options, [layer] * 300).values()
-    assert [option.kernel for option in found] == ["nhwc winograd2x2", "nhwc direct"]
+    seconds = {"f4": 165e-6, "f2": 184e-6, "direct": 424e-6}
+    assert weighed([convolution(64)] * 30, **seconds) == [{*seconds}] * 30
+    assert weighed([convolution(64)] * 300, **seconds) == [{"f2", "direct"}] * 300
 
 
 def test_a_model_of_large_filters_holds_few_of_them_transformed(monkeypatch):
     monkeypatch.setattr("nhwc.plan.weighing._ALWAYS", 1 << 26)
     specs = [convolution(512), convolution(384), convolution(256)]
-    seconds = {"nhwc winograd4x4": 1.0, "nhwc winograd2x2": 1.2, "nhwc direct": 3.0}
-    options = {
-        spec.key: tuple(Option(name, LAST, LAST, s) for name, s in seconds.items())
-        for spec in specs
-    }
-    few = [Layer(spec, None, ()) for spec in specs]
-    assert without_waste(options, few) == options
-    found = without_waste(options, few * 10)
+    seconds = {"f4": 1.0, "f2": 1.2, "direct": 3.0}
+    assert weighed(specs, **seconds) == [{*seconds}] * 3
     # The smaller a filter, the more is saved for each number that is held.
-    assert [len(found[spec.key]) for spec in specs] == [1, 2, 2]
-    assert "nhwc winograd4x4" not in {option.kernel for some in found.values() for option in some}
+    few = [{"direct"}, {"f2", "direct"}, {"f2", "direct"}]
+    assert weighed(specs * 10, **seconds) == few * 10

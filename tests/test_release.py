@@ -236,11 +236,11 @@ def packed():
     """An optimized model with one large weight, which its kernel has in another form."""
     from nhwc.plan import measuring
 
-    timed = measuring.time_candidates
+    timed = measuring.time_layer
     with pytest.MonkeyPatch.context() as patch:
         # Torch's own kernel would read the weight where it lies.
-        slow = lambda option: replace(option, seconds=1.0) if option.kernel == "torch" else option
-        patch.setattr(measuring, "time_candidates", lambda *given: tuple(map(slow, timed(*given))))
+        slow = lambda one: replace(one, seconds=1.0) if one.implementation.name == "torch" else one
+        patch.setattr(measuring, "time_layer", lambda *given: tuple(map(slow, timed(*given))))
         net = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1)).eval()
         x = torch.randn(1, 512, 6, 6)
         yield net, x, force(net, x, remeasure=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .cache import read_own, write_own
 from .environment import Environment, cache_dir
@@ -67,7 +67,7 @@ class Memory:
         write_own(self.path, text.encode())
 
 
-def is_time(value: Any) -> bool:
+def is_time(value: Any) -> TypeGuard[float]:
     """Whether an entry is a number of seconds: what a file says may be anything.
 
     >>> is_time(0.5), is_time(True), is_time(float("nan")), is_time([0.5])

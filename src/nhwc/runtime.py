@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from .formats import format_of
-from .plan import Option, Unplannable, remake_plan
+from .plan import Identifier, UnknownKernel, Unplannable, remake_plan
 from .plan.cuda import on_device
 from .preserve import place_of
 
@@ -32,7 +32,7 @@ class Recipe:
 
     signature: Hashable
     inputs: tuple[Any, ...]
-    kernels: tuple[tuple[str, Option], ...]
+    kernels: tuple[tuple[str, Identifier], ...]
     graph: fx.GraphModule | None = None
 
 
@@ -126,6 +126,9 @@ class Optimized(nn.Module):
                         graph = recipe.graph or self.portable
                         program = remake_plan(graph, inputs, recipe.kernels)
                         self._programs[key] = on_device(program, inputs)
+                except UnknownKernel as error:
+                    del self._recipes[key]
+                    warnings.warn(f"{error} Until then the graph runs.", stacklevel=5)
                 except (Unplannable, RuntimeError, TypeError, ValueError):
                     # Weights of another type or device, say: what the graph answers then is right.
                     del self._recipes[key]

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from .convolutions.conv import conv2d_candidates as conv2d_candidates
     from .convolutions.spec import ConvSpec as ConvSpec
     from .layers.activations import Activation as Activation
-    from .operators.conv2d import conv2d as conv2d
+    from .layers.elementwise import activation_step as activation_step
     from .operators.layers import register as register
     from .programs.builder import Builder as Builder
+    from .programs.program import Pool as Pool
     from .programs.program import Program as Program
 
 _HOMES = {
     "Activation": "layers.activations",
     "Builder": "programs.builder",
     "ConvKernel": "convolutions.conv",
+    "activation_step": "layers.elementwise",
     "conv2d": "operators.conv2d",
     "conv2d_candidates": "convolutions.conv",
     "ConvSpec": "convolutions.spec",
+    "Pool": "programs.program",
     "Program": "programs.program",
     "register": "operators.layers",
 }

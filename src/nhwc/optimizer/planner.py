@@ -10,8 +10,9 @@ from torch import Tensor, fx
 
 from ..graph import is_one_call, is_one_layer
 from ..memory import Memory
-from ..plan import Option, Plan, Unplannable, gains, make_plan
+from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.cuda import on_device
+from ..plan.implementation import Timed
 from ..preserve import preserved
 from ..runtime import Optimized, Recipe, describe, signature
 from .inner import inner_graphs, put, twin, uses
@@ -112,7 +113,7 @@ class Planner:
             self.reports.append(PlanReport(shapes, (), 0, 0, str(error), part))
             return
         self.reports.append(_report(plan, shapes, part))
-        self.kernels += [f"{key} {option.label}" for key, option in plan.kernels]
+        self.kernels += plan.words
         self.weights += plan.weights(graph)
         key = signature(inputs)
         plans.recipes.append(Recipe(key, shapes, plan.kernels))
@@ -122,12 +123,13 @@ class Planner:
 def _report(plan: Plan, shapes: tuple[str, ...], part: str) -> PlanReport:
     layers = []
     for layer in plan.layers:
-        options = tuple(_kernel_time(option) for option in plan.options[layer.spec.key])
+        known = tuple(map(_kernel_time, plan.timings[layer.node]))
         chosen = _kernel_time(plan.choice[layer.node])
-        layers.append(LayerReport(layer.name, layer.spec.key, chosen, options))
+        layers.append(LayerReport(layer.name, layer.spec.key, chosen, known))
     conversions = max(0, len(plan.program.steps) - len(layers))
     return PlanReport(shapes, tuple(layers), conversions, plan.measured, part=part)
 
 
-def _kernel_time(option: Option) -> KernelTime:
-    return KernelTime(option.kernel, str(option.reads or "any layout"), option.seconds)
+def _kernel_time(timed: Timed) -> KernelTime:
+    one = timed.implementation
+    return KernelTime(one.name, str(one.reads or "any layout"), timed.seconds)

@@ -1,6 +1,6 @@
-"""Choose one option per layer so that kernels and the conversions between them cost least.
+"""Choose one implementation per layer so that these and the conversions in between cost least.
 
-Options differ in the layout they read and write, so neighbours bind one another: a contiguous
+They differ in the layout they read and write, so neighbours bind one another: a contiguous
 kernel that wins alone may lose by the two copies around it. The sum is lowered by changing single
 layers, and whole stretches of layers that only pass a layout on, from three starting points.
 """
@@ -8,60 +8,45 @@ layers, and whole stretches of layers that only pass a layout on, from three sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import fx
 
 from ..formats import Format
-from .options import Option, Options
+from .implementation import Choice, Timed, Timings
 from .recording import Record, Seen
+from .scene import Scene
 from .specs import Layer, Operator
-
-Choice = dict[fx.Node, Option]
 
 
 def assign(
-    layers: Sequence[Layer],
-    options: Options,
-    record: Record,
-    conversion: Callable[[Seen], float],
-    switch: float = 0.0,
+    scene: Scene, timings: Timings, conversion: Callable[[Seen], float], switch: float = 0.0
 ) -> Choice:
-    """The cheapest choice found, by the node that each layer stands for.
+    """The cheapest choice found among `timings`.
 
-    `switch` is what it costs to go from kernels of ours to others, or back.
+    `conversion` tells what a copy into the other layout costs, `switch` what it costs to go from
+    kernels of ours to others, or back.
     """
-    problem = _Problem(layers, options, record, conversion, switch)
+    problem = _Problem(scene, timings, conversion, switch)
     starts = [
-        {layer.node: _preferred(problem.options(layer), layout) for layer in layers}
+        {layer.node: _preferred(timings[layer.node], layout) for layer in scene.layers}
         for layout in (None, Format.CHANNELS_LAST, Format.CONTIGUOUS)
     ]
     for choice in starts:
         _descend(problem, choice)
-    return min(starts, key=lambda choice: problem.cost(choice, layers))
+    return min(starts, key=lambda choice: problem.cost(choice, scene.layers))
 
 
 class _Problem:
-    """Layers, what each may be, and who reads whose result."""
+    """A scene and its timings: what a choice costs, and who is next to whom."""
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        options: Options,
-        record: Record,
-        conversion: Callable[[Seen], float],
-        switch: float,
+        self, scene: Scene, timings: Timings, conversion: Callable[[Seen], float], switch: float
     ) -> None:
+        self.layers, self.record, self.timings = scene.layers, scene.record, timings
         self.switch = switch
-        self.layers = layers
-        self.record = record
-        self._options = options
         self._conversion = conversion
-        self._by_node = {layer.node: layer for layer in layers}
+        self._by_node = {layer.node: layer for layer in scene.layers}
         self._seconds: dict[Seen, float] = {}
-
-    def options(self, layer: Layer) -> tuple[Option, ...]:
-        return self._options[layer.spec.key]
 
     def cost(self, choice: Choice, layers: Sequence[Layer]) -> float:
         """The part of the sum that these layers decide: their kernels, and copies next to them."""
@@ -77,8 +62,9 @@ class _Problem:
         """A value is converted once, however many read it in the other layout."""
         seen = self.record.values.get(value)
         has = written(choice, self.record, value)
-        users = [choice[user] for user in value.users if user in choice]
-        switches = value in choice and any(u.native != choice[value].native for u in users)
+        users = [choice[user].implementation for user in value.users if user in choice]
+        ours = value in choice and choice[value].implementation.ours
+        switches = value in choice and any(user.ours != ours for user in users)
         converts = has is not None and bool({user.reads for user in users} - {has, None})
         if not isinstance(seen, Seen):
             # Several tensors at once: nothing converts those, or hands them over.
@@ -97,17 +83,17 @@ class _Problem:
 def written(choice: Choice, record: Record, value: fx.Node) -> Format | None:
     """The layout in which a value is found when its readers come for it."""
     if value in choice:
-        return choice[value].writes
+        return choice[value].implementation.writes
     seen = record.values.get(value)
     return seen.layout if isinstance(seen, Seen) else None
 
 
-def _preferred(options: tuple[Option, ...], layout: Format | None) -> Option:
-    def cost(option: Option) -> tuple[Any, ...]:
-        other = layout is not None and option.reads not in (layout, None)
-        return other, option.seconds
+def _preferred(timed: tuple[Timed, ...], layout: Format | None) -> Timed:
+    def cost(one: Timed) -> tuple[bool, float]:
+        other = layout is not None and one.implementation.reads not in (layout, None)
+        return other, one.seconds
 
-    return min(options, key=cost)
+    return min(timed, key=cost)
 
 
 def _descend(problem: _Problem, choice: Choice) -> None:
@@ -123,18 +109,18 @@ def _descend(problem: _Problem, choice: Choice) -> None:
 
 
 def _improve_one(problem: _Problem, choice: Choice, layer: Layer) -> bool:
-    options = problem.options(layer)
-    if len(options) == 1:
+    timed = problem.timings[layer.node]
+    if len(timed) == 1:
         return False
     before = choice[layer.node]
     costs = []
-    for option in options:
-        choice[layer.node] = option
+    for one in timed:
+        choice[layer.node] = one
         costs.append(problem.cost(choice, [layer]))
-    best = min(range(len(options)), key=costs.__getitem__)
+    best = min(range(len(timed)), key=costs.__getitem__)
     # Equal costs keep what is there, or the search would never end.
-    keep = costs[options.index(before)] <= costs[best]
-    choice[layer.node] = before if keep else options[best]
+    keep = costs[timed.index(before)] <= costs[best]
+    choice[layer.node] = before if keep else timed[best]
     return not keep
 
 
@@ -143,7 +129,7 @@ def _improve_stretch(problem: _Problem, choice: Choice, stretch: list[Layer]) ->
     cost = problem.cost(choice, stretch)
     for layout in (Format.CHANNELS_LAST, Format.CONTIGUOUS):
         for layer in stretch:
-            choice[layer.node] = _preferred(problem.options(layer), layout)
+            choice[layer.node] = _preferred(problem.timings[layer.node], layout)
         if problem.cost(choice, stretch) < cost:
             return True
         choice.update(before)
@@ -155,7 +141,7 @@ def _stretches(problem: _Problem) -> list[list[Layer]]:
     free = {
         layer.node: layer
         for layer in problem.layers
-        if isinstance(layer.spec, Operator) and len(problem.options(layer)) > 1
+        if isinstance(layer.spec, Operator) and len(problem.timings[layer.node]) > 1
     }
     found = []
     while free:

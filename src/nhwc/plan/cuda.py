@@ -1,45 +1,42 @@
-"""What a GPU offers a plan: cuDNN's fused convolutions, and the whole call as one CUDA graph."""
+"""Plans on a GPU: cuDNN's fused convolutions, and the whole call as one CUDA graph."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..formats import Format
+from .implementation import Implementation, Run
 from .specs import Convolution
 
 
-def fused_convolutions(spec: Convolution) -> list[tuple[Format, Callable[..., Any]]]:
-    """cuDNN's convolution + bias (+ residual) + ReLU, by the layout it reads and writes.
-
-    Each comes with the function that prepares it: weight and bias in, the kernel out.
-    """
+def fused_convolutions(spec: Convolution) -> tuple[Implementation, ...]:
+    """cuDNN's convolution + bias (+ residual) + ReLU, in either layout."""
     relu = spec.activation is not None and spec.activation.name == "relu"
     if not relu or not torch.backends.cudnn.is_available():
-        return []
+        return ()
     if spec.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return []
+        return ()
     geometry = (spec.stride, spec.padding, spec.dilation, spec.groups)
 
-    def prepare(layout: torch.memory_format) -> Callable[..., Any]:
-        def prepared(weight: Tensor, bias: Tensor | None) -> Callable[..., Any]:
-            own = weight.contiguous(memory_format=layout)
-            if spec.residual:
-                return lambda x, residual: torch.cudnn_convolution_add_relu(
-                    x, own, residual, 1.0, bias, *geometry
-                )
-            return lambda x: torch.cudnn_convolution_relu(x, own, bias, *geometry)
+    def prepare(layout: torch.memory_format, weight: Tensor, bias: Tensor | None) -> Run:
+        own = weight.contiguous(memory_format=layout)
+        if spec.residual:
+            return lambda x, residual: torch.cudnn_convolution_add_relu(
+                x, own, residual, 1.0, bias, *geometry
+            )
+        return lambda x: torch.cudnn_convolution_relu(x, own, bias, *geometry)
 
-        return prepared
-
-    return [
-        (Format.CHANNELS_LAST, prepare(torch.channels_last)),
-        (Format.CONTIGUOUS, prepare(torch.contiguous_format)),
-    ]
+    last, plain = Format.CHANNELS_LAST, Format.CONTIGUOUS
+    return (
+        Implementation("cudnn", last, last, partial(prepare, torch.channels_last)),
+        Implementation("cudnn", plain, plain, partial(prepare, torch.contiguous_format)),
+    )
 
 
 class Captured:
@@ -89,7 +86,7 @@ def _cloned(value: Any) -> Any:
 def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
     """`program` as one CUDA graph where all its inputs are on a GPU; otherwise as it is.
 
-    What a graph cannot hold (a kernel that waits for the host) leaves the program as it was.
+    A kernel that no graph can hold (it waits for the host) leaves the program as it was.
     """
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if not tensors or not all(x.is_cuda for x in tensors):

@@ -1,45 +1,47 @@
-"""Time the candidates of every distinct layer, once; what was timed before is looked up."""
+"""The time of every layer by each of its implementations: measured here once, then remembered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import fx
+import torch
 
 from .. import kernels
 from ..formats import Format, to_format
 from ..memory import Memory, is_time
 from ..release import trim
-from .calls import is_opaque
-from .candidates import Candidate, candidates_of
-from .options import Option, Options, remembered
-from .recording import Record, Seen
+from ..timing import interleave
+from .implementation import Identifier, Implementation, Timed, Timings
+from .recognize import is_opaque
+from .recording import Seen
+from .scene import Scene, UnknownKernel
 from .specs import Layer, Operator
-from .trials import fastest, sample, time_candidates
+from .trials import fastest, sample, time_layer
+
+_LOOKING_S = 0.1
 
 
 def measure(
-    graph: fx.GraphModule,
-    record: Record,
-    layers: Iterable[Layer],
-    memory: Memory,
-    *,
-    exact: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> Options:
-    """The options of every distinct specification among `layers`, timed or remembered."""
-    found: Options = {}
-    distinct = {layer.spec.key: layer for layer in layers}
-    for number, (key, layer) in enumerate(distinct.items()):
+    scene: Scene, memory: Memory, progress: Callable[[int, int, str], None] | None = None
+) -> Timings:
+    """The implementations of every layer with their times; of each kind one layer is timed."""
+    kinds = scene.kinds()
+    found: Timings = {}
+    for number, (kind, layers) in enumerate(kinds.items()):
         if progress is not None:
-            progress(number, len(distinct), key)
-        found[key] = _options(graph, record, layer, memory, exact)
+            progress(number, len(kinds), layers[0].spec.key)
+        if _has_choice(scene, layers[0]):
+            found |= _timed(scene, kind, layers, memory)
+        else:
+            found |= {layer.node: _only(scene, layer) for layer in layers}
     return found
 
 
 def conversion_seconds(seen: Seen, memory: Memory) -> float:
-    """What a copy of this tensor into the other layout takes."""
+    """The time of a copy of this tensor into the other layout."""
     key = f"convert {seen}"
     known = memory.get(key)
     if not is_time(known):
@@ -50,56 +52,94 @@ def conversion_seconds(seen: Seen, memory: Memory) -> float:
 
 
 def switch_seconds(memory: Memory) -> float:
-    """What it costs to enter a program of our kernels once."""
+    """The time it takes to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
     known = memory.get("call of a program")
     if not is_time(known):
-        from .native.stretch import call_seconds
-
-        known = call_seconds()
+        known = _call_seconds()
         memory.put("call of a program", known)
     return known
 
 
-def _options(
-    graph: fx.GraphModule, record: Record, layer: Layer, memory: Memory, exact: bool
-) -> tuple[Option, ...]:
-    plain = isinstance(layer.spec, Operator)
-    if plain and is_opaque(graph, layer.node):
-        return (_as_recorded(record, layer),)
-    candidates = [c for c in candidates_of(graph, record, layer) if c.exact or not exact]
-    if plain and not candidates and not _has_images(record, layer):
-        return (_as_recorded(record, layer),)
-    names = [f"{c.name} {c.reads}" for c in candidates] + ["torch"] * plain
-    if len(candidates) == 1 and not plain:
-        return (Option(candidates[0].name, candidates[0].reads, candidates[0].writes, 0.0),)
-    # A newer nhwc has other candidates: what an older one measured does not answer for them.
-    key = f"{layer.spec.key} of {', '.join(sorted(names))}"
-    known = remembered(memory.get(key))
-    if known is None or not _are_of(known, candidates):
-        timed = time_candidates(graph, record, layer, candidates, switch_seconds(memory))
-        known = timed or (_as_recorded(record, layer),)
-        memory.put(key, [option.to_dict() for option in known])
+def _call_seconds() -> float:
+    """The time of calling a program, whatever is in it: the least of many calls.
+
+    On a busy machine most calls wait for a second core, for as long as other work may have it.
+    """
+    builder = kernels.Builder()
+    x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
+    builder.add(kernels.activation_step, x, y)
+    builder.output(y)
+    program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
+    least, end = math.inf, time.perf_counter() + _LOOKING_S
+    while time.perf_counter() < end:
+        times = interleave({"": lambda: program(tensor)}, rounds=20)
+        least = min(least, *times[""].seconds)
+    return least
+
+
+def _has_choice(scene: Scene, layer: Layer) -> bool:
+    """Whether there is something to time: an operator's layouts, or several implementations."""
+    count = len(scene.implementations[layer.node])
+    if not isinstance(layer.spec, Operator):
+        return count > 1
+    return count > 0 or (_has_images(scene, layer) and not is_opaque(scene.graph, layer.node))
+
+
+def _only(scene: Scene, layer: Layer) -> tuple[Timed, ...]:
+    known = scene.implementations[layer.node]
+    return (Timed(known[0] if known else _as_recorded(scene, layer), 0.0),)
+
+
+def _timed(scene: Scene, kind: str, layers: Sequence[Layer], memory: Memory) -> Timings:
+    """The times of all layers of a kind, remembered or measured on one of them."""
+    known = _read(scene, layers, memory.get(kind))
+    if known is None:
+        timed = time_layer(scene, layers[-1], switch_seconds(memory))
+        entries = [_entry(one) for one in timed or _only(scene, layers[-1])]
+        memory.put(kind, entries)
         trim()
+        known = _read(scene, layers, entries)
+        assert known is not None
     return known
 
 
-def _are_of(options: Iterable[Option], candidates: Iterable[Candidate]) -> bool:
-    """Whether remembered options are those of the candidates, or torch's own."""
-    offered = {(c.name, c.reads, c.writes) for c in candidates}
-    return all(o.kernel == "torch" or (o.kernel, o.reads, o.writes) in offered for o in options)
+def _entry(timed: Timed) -> dict[str, Any]:
+    name, reads, writes = timed.implementation.identifier
+    return {"kernel": name, "reads": reads, "writes": writes, "s": timed.seconds}
 
 
-def _as_recorded(record: Record, layer: Layer) -> Option:
-    read = next((s for s in (_image_in(record.values.get(n)) for n in layer.inputs) if s), None)
-    wrote = _image_in(record.values.get(layer.node))
-    reads, writes = read.layout if read else None, wrote.layout if wrote else None
-    return Option("torch", reads, writes, 0.0)
+def _read(scene: Scene, layers: Sequence[Layer], entries: Any) -> Timings | None:
+    """The times that were written down for these layers.
+
+    None if there are none, or for a kernel that is not here: another version of nhwc had it.
+    """
+    found: Timings = {}
+    try:
+        names = [Identifier(one["kernel"], one["reads"], one["writes"]) for one in entries]
+        seconds = [one["s"] for one in entries]
+        if not all(map(is_time, seconds)):
+            return None
+        for layer in layers:
+            some = [scene.find(layer, name) for name in names]
+            found[layer.node] = tuple(map(Timed, some, seconds))
+    except (TypeError, KeyError, ValueError, UnknownKernel):
+        return None
+    return found if seconds else None
 
 
-def _has_images(record: Record, layer: Layer) -> bool:
-    return any(_image_in(record.values.get(node)) for node in (*layer.inputs, layer.node))
+def _as_recorded(scene: Scene, layer: Layer) -> Implementation:
+    """Torch's own kernel, in the layouts in which it was seen to read and write."""
+    values = scene.record.values
+    read = next(filter(None, (_image_in(values.get(node)) for node in layer.inputs)), None)
+    wrote = _image_in(values.get(layer.node))
+    return scene.called(layer, read.layout if read else None, wrote.layout if wrote else None)
+
+
+def _has_images(scene: Scene, layer: Layer) -> bool:
+    values = scene.record.values
+    return any(_image_in(values.get(node)) for node in (*layer.inputs, layer.node))
 
 
 def _image_in(value: Any) -> Seen | None:

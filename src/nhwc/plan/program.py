@@ -21,20 +21,18 @@ class Step:
 class Program:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    It holds nothing of a call between calls, so that threads may share it.
+    `start` is what the slots hold before a call, `feeds` are those that its inputs go to. It holds
+    nothing of a call between calls, so that threads may share it.
     """
 
     def __init__(
-        self, steps: Sequence[Step], slots: int, feeds: Sequence[int | None], output: Any
+        self, steps: Sequence[Step], start: list[Any], feeds: Sequence[int | None], output: Any
     ) -> None:
         self.steps = tuple(steps)
         self._calls = tuple((s.run, s.inputs, s.output, s.drops) for s in steps)
-        self._start: list[Any] = [None] * slots
+        self._start = start
         self._feeds = tuple(feeds)
         self._output = output
-
-    def constant(self, slot: int, value: Any) -> None:
-        self._start[slot] = value
 
     def __call__(self, *inputs: Any) -> Any:
         values = self._start.copy()
@@ -61,7 +59,7 @@ def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list
     needed = {slot.number for slot in _slots_in(output)}
     kept = []
     for step in reversed(steps):
-        # What nobody reads need not be computed: no step does anything but return a value.
+        # A value that nobody reads need not be computed: no step does more than return one.
         if step.output not in needed:
             continue
         drops = tuple(slot for slot in dict.fromkeys(step.inputs) if slot not in needed | {*keep})

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
 
+from ..activations import of_module
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
-from ..graph.layers import BatchNorm, Fused
+from ..graph.layers import LAYERS, BatchNorm, Fused
 from .recording import Record
-from .specs import Activation, Affine, Convolution, Layer, Linear, Operator
-
-_ACTIVATIONS: dict[type, Callable[[Any], Activation]] = {
-    nn.ReLU: lambda m: Activation("relu"),
-    nn.ReLU6: lambda m: Activation("hardtanh", (0.0, 6.0)),
-    nn.Hardtanh: lambda m: Activation("hardtanh", (float(m.min_val), float(m.max_val))),
-    nn.Hardswish: lambda m: Activation("hardswish"),
-    nn.Hardsigmoid: lambda m: Activation("hardsigmoid"),
-    nn.SiLU: lambda m: Activation("silu"),
-    nn.Sigmoid: lambda m: Activation("sigmoid"),
-    nn.Tanh: lambda m: Activation("tanh"),
-    nn.LeakyReLU: lambda m: Activation("leaky_relu", (float(m.negative_slope),)),
-    nn.Mish: lambda m: Activation("mish"),
-    nn.GELU: lambda m: Activation("gelu" if m.approximate == "none" else "gelu_tanh"),
-}
+from .specs import Affine, Convolution, Layer, Linear, Operator
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
@@ -36,10 +22,12 @@ def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
     ]
 
 
-def activation_of(module: nn.Module | None) -> Activation | None:
-    """What an activation module computes, if it is one that kernels know."""
-    build = _ACTIVATIONS.get(type(module))
-    return build(module) if build else None
+def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether the node calls a user's module that could not be looked into."""
+    if node.op != "call_module":
+        return False
+    module = graph.get_submodule(str(node.target))
+    return not (isinstance(module, LAYERS) or type(module).__module__.startswith("torch.nn."))
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
@@ -55,7 +43,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
     module = graph.get_submodule(name)
     op, activation = module, None
     if isinstance(module, Fused):
-        op, activation = module.op, activation_of(module.activation)
+        op, activation = module.op, of_module(module.activation)
         if module.activation is not None and activation is None:
             return None
         name = f"{name}.op"

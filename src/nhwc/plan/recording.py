@@ -24,7 +24,7 @@ from ..release import unread
 
 @dataclass(frozen=True)
 class Seen:
-    """What is remembered of a tensor: all but its data."""
+    """A tensor without its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,13 +38,13 @@ class Seen:
 
 
 class Record:
-    """What one run of a graph on example inputs showed."""
+    """The values of all nodes in one run of a graph on example inputs; of tensors as `Seen`."""
 
     def __init__(self) -> None:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
         self.writes: list[tuple[fx.Node, fx.Node]] = []
-        """What wrote into what it was given, without saying so by its name."""
+        """Nodes that wrote into a value they were given, without a name that says so."""
 
     def tensor(self, node: fx.Node) -> Seen | None:
         value = self.values.get(node)
@@ -114,24 +114,8 @@ def _seen(value: Any) -> Any:
 
 _PURE: set[Any] = {
     *(f for module in (operator, math) for f in vars(module).values() if callable(f)),
-    *(
-        abs,
-        bool,
-        divmod,
-        float,
-        int,
-        isinstance,
-        len,
-        list,
-        max,
-        min,
-        pow,
-        round,
-        slice,
-        sum,
-        tuple,
-    ),
-    torch.Size,
+    *(abs, bool, divmod, float, int, isinstance, len, list, max, min, pow, round),
+    *(slice, sum, tuple, torch.Size),
 }
 
 

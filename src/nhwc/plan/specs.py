@@ -1,4 +1,4 @@
-"""What the planner sees of a graph: layers with a specification, which kernels can serve.
+"""The planner's view of a graph: layers with a specification, which kernels can serve.
 
 A layer is one call of one kernel: a convolution or linear with the bias, the residual addition
 and the activation that follow it, or any other operator alone. Its specification says all that a
@@ -13,19 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..activations import Activation
 from ..release import in_memory
 from ..windows import places
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An element-wise function at the end of a layer, by torch's name, with its numbers."""
-
-    name: str
-    numbers: tuple[float, ...] = ()
-
-    def __str__(self) -> str:
-        return " ".join([self.name, *(f"{number:g}" for number in self.numbers)])
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ class Operator:
 
 
 Weighted = Convolution | Linear | Affine
-"""What has constants, which a kernel may want packed, and more than one kernel."""
+"""A layer with constants, which a kernel may want packed."""
 
 Spec = Weighted | Operator
 

@@ -1,10 +1,9 @@
-"""Time the candidates of a layer, in turns, on data that looks like what was recorded."""
+"""Time the implementations of a layer, in turns, on data that looks like what was recorded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,60 +13,59 @@ from ..formats import Format, to_format
 from ..kernels.tape.pages import side_by_side
 from ..release import apart
 from ..timing import interleave
-from .calls import caller
-from .candidates import Candidate, Run
-from .options import Option
-from .recording import Record, Seen, layout_of
-from .specs import Layer, Operator, constants_of
+from .implementation import Implementation, Run, Timed
+from .recording import Seen, layout_of
+from .scene import Scene
+from .specs import Layer, Operator
+from .stretch import alone
 
-LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
+_LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
 
 _HUGE = 1 << 26
 """Of weights of so many bytes there is one packed copy at a time; no cache holds them anyway."""
 
 _TOLERANCE = 1e-3
-"""A candidate further than this from eager, relative to its largest value, is broken."""
+"""A kernel further than this from eager, relative to its largest value, is broken."""
 
 _FAR_BEHIND = 1.5
-"""A candidate that takes this many times as long as the best will not come out before it."""
+"""A kernel that takes this many times as long as the best will not come out before it."""
+
+Trials = dict[Implementation, Callable[[], Any]]
+"""Calls of implementations, each on inputs in its layout, ready to be timed."""
 
 
-def time_candidates(
-    graph: fx.GraphModule,
-    record: Record,
-    layer: Layer,
-    candidates: Sequence[Candidate],
-    switch: float,
-) -> tuple[Option, ...]:
-    """An option for every candidate that computes the same; `switch` is what a program costs."""
+def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
+    """The time of each implementation that computes the same; `switch` is what a program costs."""
+    record = scene.record
     samples = {node: sample(record.values[node], None) for node in layer.inputs}
     inputs = {
         layout: [_laid_out(samples[node], layout) for node in layer.inputs]
-        for layout in (None, *LAYOUTS)
+        for layout in (None, *_LAYOUTS)
     }
-    weighted = not isinstance(layer.spec, Operator)
-    constants = constants_of(graph, layer) if weighted else (None, None)
-    trials = [] if weighted else _trials_as_is(caller(graph, record, layer), inputs)
-    expected = trials[0].call() if trials else None
+    constants = scene.constants(layer)
+    weight = constants[0] if constants else None
+    trials = _as_called(scene, layer, inputs) if isinstance(layer.spec, Operator) else {}
+    expected = next((call() for call in trials.values()), None)
     device = layer.spec.device
-    evict = evictor(graph, constants[0]) if device == "cpu" else None
-    huge = constants[0] is not None and constants[0].nbytes >= _HUGE
-    options = [Option(c.name, c.reads, c.writes, 0.0) for c in candidates if c.free]
-    for candidate in candidates:
-        if candidate.free:
+    evict = evictor(scene.graph, weight) if device == "cpu" else None
+    huge = weight is not None and weight.nbytes >= _HUGE
+    known = scene.implementations[layer.node]
+    timed = [Timed(one, 0.0) for one in known if one.free]
+    for one in known:
+        if one.free:
             continue
         with side_by_side():
-            trial = _Trial.of(candidate, constants, inputs[candidate.reads])
-        result = trial.call()
+            call = _bound(alone(record, layer, one, constants), inputs[one.reads])
+        result = call()
         if expected is None:
             expected = result
         if _close(result, expected):
-            trials.append(trial)
-        del trial
+            trials[one] = call
+        del call
         if huge:
-            options += _timed(trials, device, evict, switch)
+            timed += _timed(trials, device, evict, switch)
             trials.clear()
-    return (*options, *_timed(trials, device, evict, switch))
+    return (*timed, *_timed(trials, device, evict, switch))
 
 
 def shortest(program: Callable[..., Any], inputs: Sequence[Any]) -> float:
@@ -84,7 +82,7 @@ def fastest(
 ) -> dict[str, float]:
     """The shortest of a few calls each: what disturbs a call only ever makes it longer.
 
-    What is far behind after two calls is not called again.
+    Whoever is far behind after two calls is not called again.
     """
     if not runs:
         return {}
@@ -110,48 +108,34 @@ def sample(value: Any, layout: Format | None) -> Any:
     return _laid_out(apart(tensor), layout)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """One candidate on inputs of its layout, ready to be timed."""
-
-    kernel: str
-    reads: Format | None
-    writes: Format | None
-    call: Callable[[], Any]
-
-    @classmethod
-    def of(cls, candidate: Candidate, constants: tuple[Any, ...], inputs: Sequence[Any]) -> _Trial:
-        run = candidate.prepare(*constants)
-        return cls(candidate.name, candidate.reads, candidate.writes, _bound(run, inputs))
-
-
 def _timed(
-    trials: Sequence[_Trial], device: str, evict: Callable[[], object] | None, switch: float
-) -> list[Option]:
-    calls = {str(number): trial.call for number, trial in enumerate(trials)}
-    options = []
-    for trial, seconds in zip(trials, fastest(calls, device, between=evict).values(), strict=True):
-        if trial.kernel.startswith("nhwc"):
+    trials: Trials, device: str, evict: Callable[[], object] | None, switch: float
+) -> list[Timed]:
+    calls = {str(number): call for number, call in enumerate(trials.values())}
+    timed = []
+    for one, seconds in zip(trials, fastest(calls, device, between=evict).values(), strict=True):
+        if one.ours:
             # Within a program of many steps, what it costs to enter one is shared by all.
             seconds = max(seconds - switch, 0.05 * seconds)
-        options.append(Option(trial.kernel, trial.reads, trial.writes, seconds))
-    return options
+        timed.append(Timed(one, seconds))
+    return timed
 
 
-def _trials_as_is(run: Run, inputs: dict[Format | None, list[Any]]) -> list[_Trial]:
+def _as_called(scene: Scene, layer: Layer, inputs: dict[Format | None, list[Any]]) -> Trials:
     """The operator as torch has it, on contiguous and on channels-last input."""
-    found = []
-    for layout in LAYOUTS:
+    run = scene.called(layer, None, None).prepare()
+    found = {}
+    for layout in _LAYOUTS:
         try:
             result = run(*inputs[layout])
         except (RuntimeError, ValueError, TypeError, IndexError):
             continue  # `view` on channels-last data, say: then it reads the other layout.
-        found.append(_Trial("torch", layout, _written(result), _bound(run, inputs[layout])))
+        found[scene.called(layer, layout, _written(result))] = _bound(run, inputs[layout])
     return found
 
 
 def evictor(graph: fx.GraphModule, weight: Tensor | None) -> Callable[[], object] | None:
-    """What pushes the last call's weights out of the caches where, in this model, they do not stay.
+    """A function that pushes the last call's weights out of the caches, as this model does.
 
     Small weights may stay in the last cache, where other layers' large ones pass through as well.
     """

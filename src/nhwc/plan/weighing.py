@@ -9,11 +9,11 @@ stay, and the others transform their filters in every call.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
-from .options import Option, Options
-from .specs import Affine, Layer, Linear, Operator, Spec
+from .implementation import Timed, Timings
+from .scene import Scene
+from .specs import Affine, Layer, Operator, Spec
 from .trials import evicted
 
 _LARGE = 1 << 18
@@ -23,54 +23,56 @@ _CLEARLY = 1.05
 """Times closer than this are the same, on a machine that does anything else."""
 
 _CACHE = 1 << 25
-"""Weights of so many bytes all come from memory, in each call anew."""
+"""Weights of more bytes all come from memory, in each call anew."""
 
 _STREAM = 1e10
-"""So many bytes a second are read from there."""
+"""Bytes a second that memory gives."""
 
 _LIMIT = 0.2
-"""What kernels may hold beyond one copy of each weight, as a share of all weights."""
+"""Kernels may hold this share of all weights beyond one copy of each."""
 
 _ALWAYS = 1 << 24
-"""So many bytes beyond it they may hold in any case: little, beside what a process takes."""
+"""Bytes that they may hold beyond it in any case: few, beside what a process takes."""
 
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 
 
-def without_waste(options: Options, layers: Sequence[Layer]) -> Options:
-    """`options` without those for which another of the same layouts takes less memory."""
-    specs = {layer.spec.key: layer.spec for layer in layers}
-    counts = Counter(layer.spec.key for layer in layers)
-    large = sum(_bytes(spec) * counts[key] for key, spec in specs.items()) > _CACHE
+def without_waste(scene: Scene, timings: Timings) -> Timings:
+    """`timings` without those for which another of the same layouts takes less memory."""
+    kinds = [*scene.kinds().values()]
+    everything = sum(_bytes(layer.spec) for layer in scene.layers)
+    stream = _STREAM if everything > _CACHE else math.inf
     kept = {
-        key: _worthwhile(specs[key], some, counts[key], _STREAM if large else math.inf)
-        for key, some in options.items()
+        layer.node: _worthwhile(layer.spec, timings[layer.node], len(layers), stream)
+        for layers in kinds
+        for layer in layers
     }
-    return _within_limits(kept, specs, counts)
+    return _within(max(_ALWAYS, _LIMIT * everything), kinds, kept)
 
 
-def _within_limits(options: Options, specs: dict[str, Spec], counts: Counter[str]) -> Options:
-    """`options` without the transformed filters that save least time for their memory, if need be.
+def _within(limit: float, kinds: Sequence[Sequence[Layer]], kept: Timings) -> Timings:
+    """`kept` without the transformed filters that save least time for their memory, if need be.
 
     Filters of 3x3 are most of a wide model's weights: it would be held several times.
     """
-    limit = max(_ALWAYS, _LIMIT * sum(_bytes(spec) * counts[key] for key, spec in specs.items()))
     while True:
         beyond, savings = 0.0, []
-        for key, spec in specs.items():
-            ours = [option for option in options[key] if option.native]
-            best = min(ours, key=lambda option: option.seconds, default=None)
-            if best is None or best.kernel not in _TRANSFORMED:
-                continue
-            rest = [o.seconds for o in ours if _copies(spec, o) < _copies(spec, best)]
-            if rest:
-                extra = _bytes(spec) * (_copies(spec, best) - 1)
-                beyond += extra * counts[key]
-                savings.append(((min(rest) - best.seconds) / extra, key, best))
+        for layers in kinds:
+            ours = [one for one in kept[layers[0].node] if one.implementation.ours]
+            best = min(ours, key=lambda one: one.seconds, default=None)
+            copies = best.implementation.copies if best else 0.0
+            rest = [one.seconds for one in ours if one.implementation.copies < copies]
+            if best and rest and copies > 1:
+                extra = _bytes(layers[0].spec) * (copies - 1)
+                beyond += extra * len(layers)
+                saved = (min(rest) - best.seconds) / extra
+                savings.append((saved, layers, best.implementation.name))
         if beyond <= limit:
-            return options
-        _, key, best = min(savings, key=lambda one: one[0])
-        options = {**options, key: tuple(o for o in options[key] if o.kernel != best.kernel)}
+            return kept
+        _, layers, name = min(savings, key=lambda one: one[0])
+        for layer in layers:
+            some = kept[layer.node]
+            kept[layer.node] = tuple(one for one in some if one.implementation.name != name)
 
 
 def _bytes(spec: Spec) -> float:
@@ -78,31 +80,20 @@ def _bytes(spec: Spec) -> float:
 
 
 def _worthwhile(
-    spec: Spec, options: tuple[Option, ...], count: int, stream: float
-) -> tuple[Option, ...]:
+    spec: Spec, timed: tuple[Timed, ...], count: int, stream: float
+) -> tuple[Timed, ...]:
     if isinstance(spec, (Operator, Affine)) or math.prod(spec.weight) * count < _LARGE:
-        return options
+        return timed
 
-    def seconds(option: Option) -> float:
+    def seconds(one: Timed) -> float:
         # A trial finds small weights in a cache, where a call of the whole model does not.
-        unseen = 0.0 if evicted(spec.weight) else _copies(spec, option) * _bytes(spec)
-        return option.seconds + unseen / stream
+        unseen = 0.0 if evicted(spec.weight) else one.implementation.copies * _bytes(spec)
+        return one.seconds + unseen / stream
 
-    return tuple(
-        option
-        for option in options
-        if not any(
-            _copies(spec, other) < _copies(spec, option)
-            and seconds(other) <= _CLEARLY * seconds(option)
-            and (other.reads, other.writes, other.native)
-            == (option.reads, option.writes, option.native)
-            for other in options
-        )
-    )
+    def spares(other: Timed, one: Timed) -> bool:
+        """Whether `other` does the same with less memory in hardly more time."""
+        a, b = other.implementation, one.implementation
+        same = (a.reads, a.writes, a.ours) == (b.reads, b.writes, b.ours)
+        return same and a.copies < b.copies and seconds(other) <= _CLEARLY * seconds(one)
 
-
-def _copies(spec: Spec, option: Option) -> float:
-    """How many times its weights a kernel holds, beside those that it reads where they lie."""
-    if option.kernel == "torch" or (isinstance(spec, Linear) and option.native):
-        return 0.0
-    return _TRANSFORMED.get(option.kernel, 1.0)
+    return tuple(one for one in timed if not any(spares(other, one) for other in timed))

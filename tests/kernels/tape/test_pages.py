@@ -8,7 +8,7 @@ from nhwc.kernels import ConvSpec, conv2d_candidates
 from nhwc.kernels.product.weights import pad_channels
 from nhwc.kernels.tape import pages
 from nhwc.kernels.tape.pages import PAGE, room, side_by_side
-from nhwc.plan import measuring
+from nhwc.plan import scene
 
 
 def span(tensor):
@@ -50,10 +50,9 @@ def test_it_ends_with_its_context_and_one_within_another_is_apart():
 
 def test_a_plan_packs_side_by_side():
     net = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 1) for _ in range(3))).eval()
-    asked, every = [], measuring.candidates_of
+    asked = []
     with pytest.MonkeyPatch.context() as patch:
-        own = lambda *given: [c for c in every(*given) if c.name.startswith("nhwc")]
-        patch.setattr(measuring, "candidates_of", own)
+        patch.setattr(scene, "kernels_of_others", lambda *_: ())
         patch.setattr(pages._Shelf, "take", lambda self, n: asked.append(n) or torch.empty(n))
         nhwc.optimize(net, torch.randn(1, 16, 8, 8), remeasure=True)
     assert asked.count(16 * 17) >= 3

@@ -1,30 +1,40 @@
-"""Layers in terms of our own kernels: what to add to a program's builder for each.
+"""Our kernels for a layer: what each adds to a program's builder.
 
-Importing this loads the kernels' compiler; `natives` in `candidates` does so when it is needed.
+Importing this loads the kernels' compiler; `scene` does so where there is one.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from ...formats import Format
+from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
-from .kernel import Native
-from .operators import Operators
+from .operators import operator
+from .pairs import joints_of as joints_of
 from .weighted import weighted
 
 
-def natives_of(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Native, ...]:
+def kernels_of_ours(
+    graph: fx.GraphModule, record: Record, layer: Layer
+) -> tuple[Implementation, ...]:
     """Our kernels that can compute `layer`; none where they do not know it."""
     if not _fits(record, layer):
         return ()
     if isinstance(layer.spec, Weighted):
-        return weighted(layer.spec, record.values[layer.node].shape)
-    operators = Operators(graph, record, layer)
-    emit = operators.emit()
-    return (Native("nhwc", True, emit, operators.free),) if emit else ()
+        found = weighted(layer.spec)
+    else:
+        found = operator(graph, record, layer)
+    image = record.image(layer.inputs[0]) if found else None
+    if image is None or image.shape[1] > 4:
+        return found
+    # Images come contiguous: the first layer may convert them on the way.
+    plain = Format.CONTIGUOUS
+    return tuple(one for ours in found for one in (ours, replace(ours, reads=plain)))
 
 
 def _fits(record: Record, layer: Layer) -> bool:

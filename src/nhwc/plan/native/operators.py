@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from ...activations import FUNCTIONS, Activation, of_module
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
@@ -22,15 +23,31 @@ from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ...kernels.tape.steps import Step, View
-from ..recognize import activation_of
+from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
-from ..specs import Activation, Layer
-from .kernel import Emit, code_of
+from ..specs import Layer
+from .weighted import in_ours, ours
 from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
+_NUMBERED = (nn.Hardtanh, nn.LeakyReLU, nn.GELU)
+"""Activations with numbers of their own: those that are called become modules by a pass."""
 
-class Operators:
-    """The operators without weights that our kernels know, by what a node calls."""
+_OF_NAME = {
+    getattr(function, "__name__", function): of_module(kind())
+    for function, kind in FUNCTIONS.items()
+    if kind not in _NUMBERED
+}
+
+
+def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
+    """Our kernel for a layer without weights, if there is one."""
+    found = _Call(graph, record, layer)
+    emit = found.emit()
+    return (ours("nhwc", emit, free=found.free),) if emit else ()
+
+
+class _Call:
+    """The call that a node makes, and our kernel for it; `free` until that needs a step."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
         self.record, self.layer, self.node = record, layer, layer.node
@@ -44,7 +61,7 @@ class Operators:
     def emit(self) -> Emit | None:
         if self.module is not None:
             return self._module()
-        if self.node.op == "call_function" and self.node.target is operator.getitem:
+        if self.node.op == "call_function" and self.node.target is getitem:
             return self._item()
         named = {
             **dict.fromkeys(("add", "iadd", "add_"), self._add),
@@ -64,7 +81,8 @@ class Operators:
         find = named.get(self.name)
         if find is not None:
             return find()
-        return self._activation(_function_activation(self.node))
+        alone = len(self.node.all_input_nodes) == 1
+        return self._activation(_OF_NAME.get(self.name) if alone else None)
 
     def _module(self) -> Emit | None:
         module = self.module
@@ -87,16 +105,14 @@ class Operators:
             weight = module.weight
             return self._made(lambda x, y: prelu_step(x, y, weight))
         if type(module) is ChannelNorm:
-            norm = (module.weight, module.bias)
-            return self._made(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
+            return self._made(_norm(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
             return lambda builder, constants, x: x
-        return self._activation(activation_of(module))
+        return self._activation(of_module(module))
 
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
-        """What `make` makes of the arguments of a function."""
         return self._made(make(_bound(self.node, ARGUMENTS[make])))
 
     def _made(self, make: Make | None) -> Emit | None:
@@ -111,8 +127,7 @@ class Operators:
         module, shape = self.module, self._out.shape
         if len(shape) == 4 or tuple(module.normalized_shape) != shape[-1:]:
             return None
-        norm = (module.weight, module.bias)
-        return self._steps(lambda x, y: layer_norm_step(x, y, *norm, eps=module.eps))
+        return self._steps(_norm(module))
 
     def _mean(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim", "keepdim"))
@@ -127,7 +142,7 @@ class Operators:
         return self._made(softmax_step) if over_channels else None
 
     def _activation(self, activation: Activation | None) -> Emit | None:
-        code = code_of(activation) if activation else None
+        code = in_ours(activation) if activation else None
         if code is None:
             return None
         return self._steps(lambda x, y: activation_step(x, y, code[0], slope=code[1]))
@@ -266,28 +281,15 @@ class Operators:
         return found
 
 
-_FUNCTIONS = {
-    "relu": Activation("relu"),
-    "relu_": Activation("relu"),
-    "relu6": Activation("hardtanh", (0.0, 6.0)),
-    "hardswish": Activation("hardswish"),
-    "hardsigmoid": Activation("hardsigmoid"),
-    "sigmoid": Activation("sigmoid"),
-    "silu": Activation("silu"),
-    "mish": Activation("mish"),
-    "tanh": Activation("tanh"),
-}
+def _norm(module: Any) -> Make:
+    norm, eps = (module.weight, module.bias), module.eps
+    return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
 
 
 def _pixel(view: View) -> View:
-    """What lies without gaps as one pixel of as many channels."""
+    """Numbers that lie without gaps, as one pixel of as many channels."""
     count = view.pixels * view.shape[1]
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
-
-
-def _function_activation(node: fx.Node) -> Activation | None:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return _FUNCTIONS.get(name) if len(node.all_input_nodes) == 1 else None
 
 
 def _nodes_in(value: Any) -> list[fx.Node]:

@@ -2,80 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import fx
 
 from ...kernels.convolutions.depthwise import Window
 from ...kernels.convolutions.expanded import Expansion, expanded_depthwise_step, serves
 from ...kernels.convolutions.projected import Depthwise, projected_depthwise_step
+from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Convolution, Layer
-from .kernel import Constants, Native, code_of, one_step
+from .weighted import in_ours, one_step, ours
 
 EXPANDED, PROJECTED = "nhwc expanded depthwise", "nhwc projected depthwise"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two layers that one kernel can compute: `second` alone reads what `first` writes."""
+def joints_of(record: Record, layers: Sequence[Layer]) -> dict[fx.Node, Implementation]:
+    """Kernels for two of `layers` at once, by the node of the second one.
 
-    kernel: str
-    first: Layer
-    second: Layer
-
-    @property
-    def layer(self) -> Layer:
-        """The second layer, reading what the first one reads."""
-        return replace(self.second, inputs=(*self.first.inputs, *self.second.inputs[1:]))
-
-    def native(self, constants: Constants, record: Record) -> Native:
-        """The kernel for `layer`; `constants` are those of the first, which it holds."""
-        one, two = self.first.spec, self.second.spec
-        if not isinstance(one, Convolution) or not isinstance(two, Convolution):
-            raise AssertionError("a pair is of convolutions")
-        inner, outer = code_of(one.activation), code_of(two.activation)
-        if inner is None or outer is None:
-            raise AssertionError("layers of our kernels have activations that these know")
-        settings: dict[str, Any] = {"activation": outer[0], "slope": outer[1]}
-        if self.kernel == EXPANDED:
-            before: Any = Expansion(*constants, *inner)
-            make: Any = expanded_depthwise_step
-            settings["window"] = _window(two)
-        else:
-            before = Depthwise(*constants, _window(one), *inner)
-            make = projected_depthwise_step
-
-        def step(x: Any, y: Any, *own: Any, **more: Any) -> Any:
-            return make(x, y, before, *own, **more)
-
-        return Native(
-            self.kernel, True, one_step(record.values[self.second.node].shape, step, **settings)
-        )
-
-
-def pairs_in(layers: Sequence[Layer], record: Record) -> Iterator[Pair]:
-    """All pairs among layers of our kernels; a layer may be in two of them."""
-    by_node = {layer.node: layer for layer in layers}
-    for second in layers:
-        first = by_node.get(second.inputs[0]) if second.inputs else None
+    It alone reads what the first one writes. A layer may be in two pairs.
+    """
+    by_node = {layer.node: layer for layer in layers if isinstance(layer.spec, Convolution)}
+    found = {}
+    for second in by_node.values():
+        first = by_node.get(second.inputs[0])
+        # What the second reads may be added to its result as well.
         if first is None or first.node in second.inputs[1:]:
-            continue  # What it reads may be added to the result as well.
-        kernel = _kernel(first, second, record)
-        if kernel and set(first.node.users) == {second.node}:
-            yield Pair(kernel, first, second)
+            continue
+        joint = _joint(record, first, second)
+        if joint and set(first.node.users) == {second.node}:
+            found[second.node] = joint
+    return found
 
 
-def _kernel(first: Layer, second: Layer, record: Record) -> str | None:
+def _joint(record: Record, first: Layer, second: Layer) -> Implementation | None:
     one, two = first.spec, second.spec
     if not isinstance(one, Convolution) or not isinstance(two, Convolution) or one.residual:
         return None
-    width = record.values[second.node].shape[3]
-    if _is_pointwise(one) and _is_depthwise(two) and serves(one.input[1], _window(two), width):
-        return EXPANDED
-    if _is_depthwise(one) and _is_pointwise(two) and _window(one).tile(width):
-        return PROJECTED
-    return None
+    inner, outer = in_ours(one.activation), in_ours(two.activation)
+    if inner is None or outer is None:
+        return None
+    shape = record.values[second.node].shape
+    settings: dict[str, Any] = {"activation": outer[0], "slope": outer[1]}
+    if _is_pointwise(one) and _is_depthwise(two) and serves(one.input[1], _window(two), shape[3]):
+        name, window = EXPANDED, _window(two)
+        emit = one_step(shape, expanded_depthwise_step, window=window, **settings)
+        held: Callable[..., Any] = lambda weight, bias: Expansion(weight, bias, *inner)
+    elif _is_depthwise(one) and _is_pointwise(two) and _window(one).tile(shape[3]):
+        name, emit = PROJECTED, one_step(shape, projected_depthwise_step, **settings)
+        held = lambda weight, bias: Depthwise(weight, bias, _window(one), *inner)
+    else:
+        return None
+    prepare = lambda weight, bias, *own: (held(weight, bias), *own)
+    return ours(name, emit, prepare=prepare, before=first)
 
 
 def _is_pointwise(spec: Convolution) -> bool:

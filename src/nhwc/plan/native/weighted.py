@@ -3,79 +3,110 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from ...activations import Activation
+from ...formats import Format
 from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
 from ...kernels.convolutions.depthwise import depthwise_step
 from ...kernels.convolutions.spec import ConvSpec
+from ...kernels.convolutions.tiles import FORMS
 from ...kernels.layers.activations import Activation as Code
+from ...kernels.layers.activations import code_of
 from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
+from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
-from .kernel import Constants, Emit, Native, code_of, one_step
+
+Constants = tuple[Tensor, "Tensor | None"]
 
 
-def weighted(spec: Weighted, shape: tuple[int, ...]) -> tuple[Native, ...]:
-    """Our kernels for a layer whose output has this shape."""
-    code = code_of(spec.activation)
+def weighted(spec: Weighted) -> tuple[Implementation, ...]:
+    """Our kernels for a layer with weights."""
+    code = in_ours(spec.activation)
     if code is None:
         return ()
     if isinstance(spec, Convolution):
         return _convolutions(spec, *code) if len(spec.input) == 4 else ()
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
-        return (Native("nhwc", True, one_step(shape, affine_step, **settings)),)
+        return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
     if len(spec.input) == 4:
         return ()
     rows = (_rows(spec, *code),) if math.prod(spec.input[:-1]) > ROWS else ()
     if len(spec.input) == 3:
         return rows
-    step = one_step(shape, linear_step, **settings)
+    step = one_step(spec.output, linear_step, **settings)
 
     def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Any:
         return step(builder, constants, builder.dense(x), *residual)
 
-    return (Native("nhwc", True, emit), *rows)
+    return (ours("nhwc", emit, copies=0.0), *rows)
 
 
-def _rows(spec: Linear, code: Code, slope: float) -> Native:
+def in_ours(activation: Activation | None) -> tuple[Code, float] | None:
+    """Our kernels' number for an activation, and its slope; None for one that they lack."""
+    return (Code.NONE, 0.0) if activation is None else code_of(activation.name, activation.numbers)
+
+
+def ours(name: str, emit: Emit, **more: Any) -> Implementation:
+    """A kernel of ours, as programs have them: channels last in and out."""
+    return Implementation(name, Format.CHANNELS_LAST, Format.CHANNELS_LAST, emit=emit, **more)
+
+
+def one_step(shape: Sequence[int], step: Callable[..., Any], **settings: Any) -> Emit:
+    """Add `step(x, y, *constants, residual=..., **settings)`."""
+
+    def emit(builder: Builder, constants: Any, x: Buffer, *residual: Buffer) -> Buffer:
+        y = builder.buffer(shape)
+
+        def make(x: Any, y: Any, *more: Any) -> Any:
+            return step(x, y, *constants, residual=more[0] if more else None, **settings)
+
+        builder.add(make, x, y, *residual)
+        return y
+
+    return emit
+
+
+def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
     """A linear layer on many rows: as a 1x1 convolution, of one pixel for each."""
     n, c, h, w = four(spec.input)
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
-    ours = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
-    return _packed(ConvKernel("pointwise", True, ours), spec.output)
+    one = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
+    # It counts as the other kernel for linear layers does, which reads weights where they lie.
+    return replace(_packed(ConvKernel("pointwise", True, one), spec.output), copies=0.0)
 
 
-def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Native, ...]:
+def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
     n, c, h, w = spec.input
     k, depth, r, s = spec.weight
     # Torch allows every spec that it ran; ours are written for these pairs.
-    ours = ConvSpec(
+    window: dict[str, Any] = {
+        "stride": (spec.stride[0], spec.stride[1]),
+        "padding": (spec.padding[0], spec.padding[1]),
+        "dilation": (spec.dilation[0], spec.dilation[1]),
+    }
+    if spec.groups == c and depth == 1 and c > 1:
+        step = one_step(spec.output, depthwise_step, **window, activation=code, slope=slope)
+        return (ours("nhwc depthwise", _of_copies(k // c, step), copies=0.0),)
+    one = ConvSpec(
         *(n, c, h, w, k, r, s),
-        stride=(spec.stride[0], spec.stride[1]),
-        padding=(spec.padding[0], spec.padding[1]),
-        dilation=(spec.dilation[0], spec.dilation[1]),
+        **window,
         groups=spec.groups,
         activation=code,
         slope=slope,
         has_residual=spec.residual,
         has_bias=spec.bias,
     )
-    shape = (n, k, ours.out_h, ours.out_w)
-    if spec.groups == c and depth == 1 and c > 1:
-        window: dict[str, Any] = {
-            "stride": ours.stride,
-            "padding": ours.padding,
-            "dilation": ours.dilation,
-        }
-        step = one_step(shape, depthwise_step, **window, activation=code, slope=slope)
-        return (Native("nhwc depthwise", True, _of_copies(k // c, step)),)
-    return tuple(_packed(kernel, shape) for kernel in conv2d_candidates(ours))
+    return tuple(_packed(kernel, spec.output) for kernel in conv2d_candidates(one))
 
 
 def _of_copies(count: int, step: Emit) -> Emit:
@@ -92,14 +123,18 @@ def _of_copies(count: int, step: Emit) -> Emit:
     return emit
 
 
-def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Native:
+def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Implementation:
+    """`kernel`, which reads weights that were packed for it."""
+
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
         builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
         return y
 
-    def pack(constants: Any) -> Tensor:
-        weight, bias = constants
-        return kernel.pack(weight.reshape(len(weight), -1, kernel.spec.r, kernel.spec.s), bias)
+    def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
+        r, s = kernel.spec.r, kernel.spec.s
+        return kernel.pack(weight.reshape(len(weight), -1, r, s), bias)
 
-    return Native(f"nhwc {kernel.name}", kernel.exact, emit, pack=pack)
+    # Winograd's kernels hold each filter of 3x3 transformed.
+    copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
+    return ours(f"nhwc {kernel.name}", emit, prepare=pack, exact=kernel.exact, copies=copies)

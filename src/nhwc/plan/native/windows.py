@@ -19,30 +19,18 @@ Make = Callable[..., Any]
 def max_pool(given: Given) -> Make | None:
     if given.get("return_indices"):
         return None
-    size = _pair(given["kernel_size"])
-    window = {
-        "size": size,
-        "stride": _pair(given.get("stride") or size),
-        "padding": _pair(given.get("padding", 0)),
-        "dilation": _pair(given.get("dilation", 1)),
-    }
+    window = {**_window(given), "dilation": _pair(given.get("dilation", 1))}
     return lambda x, y: maxpool_step(x, y, **window)
 
 
 def average_pool(given: Given) -> Make:
-    size = _pair(given["kernel_size"])
-    window: dict[str, Any] = {
-        "size": size,
-        "stride": _pair(given.get("stride") or size),
-        "padding": _pair(given.get("padding", 0)),
-        "count_include_pad": given.get("count_include_pad", True),
-        "divisor": given.get("divisor_override"),
-    }
-    return lambda x, y: avgpool_step(x, y, **window)
+    window, divisor = _window(given), given.get("divisor_override")
+    padded = given.get("count_include_pad", True)
+    return lambda x, y: avgpool_step(x, y, **window, count_include_pad=padded, divisor=divisor)
 
 
 def resize(given: Given) -> Make | None:
-    """The size is known: it is that of the result. What is asked for by a factor keeps it."""
+    """The size is known: it is that of the result. A factor that was asked for is kept."""
     factor = None if given.get("recompute_scale_factor") else given.get("scale_factor")
     factors = factor if isinstance(factor, (tuple, list)) else (factor, factor)
     if given.get("antialias") or any(isinstance(one, fx.Node) for one in factors):
@@ -55,6 +43,12 @@ def resize(given: Given) -> Make | None:
     if mode == "bilinear":
         return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale)
     return None
+
+
+def _window(given: Given) -> dict[str, Any]:
+    size = _pair(given["kernel_size"])
+    stride, padding = given.get("stride") or size, given.get("padding", 0)
+    return {"size": size, "stride": _pair(stride), "padding": _pair(padding)}
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -1,0 +1,98 @@
+"""One way to compute a layer: the noun that goes from a graph's layer to a program.
+
+Torch, oneDNN, cuDNN and the kernels of this package each offer some. An implementation says in
+which layout it reads its images and in which it writes, and knows how to prepare the layer's
+constants once. Those of ours can besides be emitted into a program together with their neighbours:
+one call, one arena, no conversions in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from ..formats import Format
+from .specs import Layer
+
+Run = Callable[..., Any]
+"""Called with a layer's inputs, returns its result."""
+
+Emit = Callable[..., Any]
+"""Called with a builder, prepared constants and the buffers of inputs; returns the result's."""
+
+
+class Identifier(NamedTuple):
+    """An implementation in plain words, to be kept where no function can be."""
+
+    name: str
+    reads: str | None
+    writes: str | None
+
+
+def _as_they_are(*constants: Any) -> Any:
+    return constants
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """A kernel for one layer, in one layout.
+
+    `prepare` takes the layer's constants, if it has any. Without `emit`, it returns the function
+    that computes the layer; with it, what `emit` is given: packed weights, say.
+    `exact` if it sums the products that the layer names, and no others.
+    `copies` is how many times it holds its weights, beside those that it reads where they lie.
+    `free` if within a program it is nothing but a note of where data lies.
+    `before` is the layer in front, where it computes that one as well.
+    """
+
+    name: str
+    reads: Format | None
+    writes: Format | None
+    prepare: Callable[..., Any] = _as_they_are
+    emit: Emit | None = None
+    exact: bool = True
+    copies: float = 1.0
+    free: bool = False
+    before: Layer | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it can share a program with its neighbours."""
+        return self.emit is not None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.reads}" if self.reads else self.name
+
+    @property
+    def identifier(self) -> Identifier:
+        reads, writes = (str(x) if x else None for x in (self.reads, self.writes))
+        return Identifier(self.name, reads, writes)
+
+    def layers(self, layer: Layer) -> tuple[Layer, ...]:
+        """The layers that it computes where it serves `layer`, in their order."""
+        return (layer,) if self.before is None else (self.before, layer)
+
+    def inputs(self, layer: Layer) -> tuple[fx.Node, ...]:
+        """The values that it reads where it serves `layer`."""
+        if self.before is None:
+            return layer.inputs
+        return (*self.before.inputs, *layer.inputs[1:])
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An implementation, and what one call of it takes here."""
+
+    implementation: Implementation
+    seconds: float
+
+
+Timings = dict[fx.Node, tuple[Timed, ...]]
+"""By the node of each layer: the implementations that it may have."""
+
+Choice = dict[fx.Node, Timed]
+"""By the node of each layer: the implementation that it has."""

@@ -1,0 +1,239 @@
+"""The kernels of others: torch's, cuDNN's, oneDNN's with weights packed; and any call as it is.
+
+`prepare` makes of a layer's weights the function that computes it. Torch's kernel comes first: it
+is what eager torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ..activations import in_onednn, in_torch
+from ..formats import CHANNELS_LAST_OF, Format, to_format
+from ..graph import filled
+from .cuda import fused_convolutions
+from .implementation import Implementation, Run
+from .recording import Record
+from .specs import Affine, Convolution, Layer, Linear, Operator, Spec, Weighted
+
+Prepare = Callable[..., Run]
+
+_LAST, _PLAIN = Format.CHANNELS_LAST, Format.CONTIGUOUS
+
+
+def kernels_of_others(
+    graph: fx.GraphModule, record: Record, layer: Layer
+) -> tuple[Implementation, ...]:
+    """All that others have for a layer; none for an operator, which torch has as it is."""
+    if isinstance(layer.spec, Operator):
+        return ()
+    found = kernels_for(layer.spec)
+    if _is_volume(layer.spec) and _views_volumes(graph, record):
+        return found[:1]
+    return found
+
+
+def kernels_for(spec: Weighted) -> tuple[Implementation, ...]:
+    """The kernels of others for `spec`, torch's first."""
+    if isinstance(spec, Linear):
+        return _for_linear(spec)
+    if isinstance(spec, Affine):
+        return _for_affine(spec)
+    if _is_volume(spec):
+        return _for_volumes(spec)
+    return _for_images(spec)
+
+
+def _torch(prepare: Prepare, layout: Format | None = None) -> Implementation:
+    """Torch's own kernel, which reads the weights where they lie."""
+    return Implementation("torch", layout, layout, prepare, copies=0.0)
+
+
+def _for_images(spec: Convolution) -> tuple[Implementation, ...]:
+    """Eager torch in both layouts, and fused kernels with weights packed for them."""
+    eager = partial(_eager_convolution, spec)
+    found = [_torch(partial(eager, layout=torch.contiguous_format), _PLAIN)]
+    attribute = in_onednn(spec.activation)
+    if not _onednn_serves(spec.dtype, spec.device) or attribute is None:
+        found.append(_torch(partial(eager, layout=torch.channels_last), _LAST))
+        return (*found, *(fused_convolutions(spec) if spec.device.startswith("cuda") else ()))
+    packed: Prepare = lambda weight, bias: _onednn_convolution(spec, weight, bias, attribute)
+    found.append(Implementation("onednn", _LAST, _LAST, packed))
+    if spec.input[1] <= 4:
+        # Images come contiguous: the first convolution may convert them on the way.
+        found.append(Implementation("onednn", _PLAIN, _LAST, packed))
+    return tuple(found)
+
+
+def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
+    """Eager torch, and oneDNN's prepacked kernel in channels_last_3d.
+
+    Layouts of volumes are not planned: oneDNN's kernel converts what comes otherwise, and what it
+    writes stays in its layout through the operators between convolutions.
+    """
+    found = [_torch(partial(_eager_convolution, spec, layout=torch.contiguous_format))]
+    attribute = in_onednn(spec.activation)
+    if _onednn_serves(spec.dtype, spec.device) and attribute is not None:
+        last = torch.channels_last_3d
+
+        def packed(weight: Tensor, bias: Tensor | None) -> Run:
+            run = _onednn_convolution(spec, weight, bias, attribute)
+            return lambda *inputs: run(*(x.contiguous(memory_format=last) for x in inputs))
+
+        found.append(Implementation("onednn", None, None, packed))
+    return tuple(found)
+
+
+def _is_volume(spec: Spec) -> bool:
+    return isinstance(spec, Convolution) and len(spec.input) == 5
+
+
+def _views_volumes(graph: fx.GraphModule, record: Record) -> bool:
+    """Whether the graph looks at the memory of a volume, which must then lie as it always did."""
+    for node in graph.graph.nodes:
+        name = getattr(node.target, "__name__", node.target)
+        if name in ("view", "view_as", "as_strided", "stride") and node.all_input_nodes:
+            seen = record.tensor(node.all_input_nodes[0])
+            if seen and len(seen.shape) == 5:
+                return True
+    return False
+
+
+def _for_linear(spec: Linear) -> tuple[Implementation, ...]:
+    found = [_torch(partial(_eager_linear, spec))]
+    attribute = in_onednn(spec.activation)
+    packs = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if packs and attribute is not None and _onednn_serves(spec.dtype, spec.device):
+        packed: Prepare = lambda weight, bias: _onednn_linear(spec, weight, bias, attribute)
+        found.append(Implementation("onednn", None, None, packed))
+    return tuple(found)
+
+
+def _for_affine(spec: Affine) -> tuple[Implementation, ...]:
+    """A multiplication and an addition in one pass over the data, in either layout."""
+
+    def prepare(scale: Tensor, shift: Tensor) -> Run:
+        scale, shift = scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
+        activate = in_torch(spec.activation)
+        if spec.residual:
+            return lambda x, residual: activate(torch.addcmul(shift, x, scale).add_(residual))
+        return lambda x: activate(torch.addcmul(shift, x, scale))
+
+    return _torch(prepare, _PLAIN), _torch(prepare, _LAST)
+
+
+def _onednn_serves(dtype: torch.dtype, device: str) -> bool:
+    return dtype is torch.float32 and device == "cpu" and torch.backends.mkldnn.is_available()
+
+
+def _eager_convolution(
+    spec: Convolution, weight: Tensor, bias: Tensor | None, *, layout: torch.memory_format
+) -> Run:
+    weight = weight.contiguous(memory_format=layout)
+    tail = (bias, spec.stride, spec.padding, spec.dilation, spec.groups)
+    convolve: Run = torch.conv3d if weight.ndim == 5 else torch.conv2d  # type: ignore[assignment]
+    activate = in_torch(spec.activation)
+    if spec.residual:
+        return lambda x, residual: activate(convolve(x, weight, *tail).add_(residual))
+    return lambda x: activate(convolve(x, weight, *tail))
+
+
+def _onednn_convolution(
+    spec: Convolution, weight: Tensor, bias: Tensor | None, attribute: tuple[str, list[Any], str]
+) -> Run:
+    name, numbers, algorithm = attribute
+    stride, padding, dilation = list(spec.stride), list(spec.padding), list(spec.dilation)
+    packed = torch.ops.mkldnn._reorder_convolution_weight(
+        to_format(weight, CHANNELS_LAST_OF[weight.ndim]),
+        padding,
+        stride,
+        dilation,
+        spec.groups,
+        list(spec.input),
+    )
+    geometry = (padding, stride, dilation, spec.groups)
+    if not spec.residual:
+        alone = torch.ops.mkldnn._convolution_pointwise.default
+        return lambda x: alone(x, packed, bias, *geometry, name, numbers, algorithm)
+    added = torch.ops.mkldnn._convolution_pointwise.binary
+    if name in ("none", "relu"):
+        unary = None if name == "none" else name
+        return lambda x, residual: added(
+            x, residual, packed, bias, *geometry, "add", 1.0, unary, [], None
+        )
+    # oneDNN fuses no other activation behind an addition.
+    activate = in_torch(spec.activation)
+    return lambda x, residual: activate(
+        added(x, residual, packed, bias, *geometry, "add", 1.0, None, [], None)
+    )
+
+
+def _eager_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
+    activate = in_torch(spec.activation)
+    if spec.residual:
+        return lambda x, residual: activate(F.linear(x, weight, bias).add_(residual))
+    return lambda x: activate(F.linear(x, weight, bias))
+
+
+def _onednn_linear(
+    spec: Linear, weight: Tensor, bias: Tensor | None, attribute: tuple[str, list[Any], str]
+) -> Run:
+    rows = math.prod(spec.input[:-1])
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    alone = torch.ops.mkldnn._linear_pointwise.default
+    if spec.residual:
+        activate = in_torch(spec.activation)
+        return lambda x, residual: activate(alone(x, packed, bias, "none", [], "").add_(residual))
+    return lambda x: alone(x, packed, bias, *attribute)
+
+
+def caller(graph: fx.GraphModule, record: Record, layer: Layer) -> Run:
+    """The function that calls what `layer`'s node calls, on the values of `layer.inputs`.
+
+    Arguments that the record showed to be fixed are filled in here, once.
+    """
+    node = layer.node
+    function = _function(graph, node)
+    args, kwargs = fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: record.values[n] if n in record.fixed else n
+    )
+    if not kwargs and args[: len(layer.inputs)] == layer.inputs:
+        constants = args[len(layer.inputs) :]
+        if not any(_holds_node(value) or isinstance(value, list) for value in constants):
+            if not constants:
+                return function
+            return lambda *inputs: function(*inputs, *constants)
+
+    def call(*inputs: Any) -> Any:
+        given = dict(zip(layer.inputs, inputs, strict=True))
+        a, k = filled((args, kwargs), given.__getitem__)
+        return function(*a, **k)
+
+    return call
+
+
+def _function(graph: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        # Without hooks, forward is all that a call does, and a call costs a microsecond more.
+        plain = isinstance(module, nn.Module) and not any(hooks)
+        return module.forward if plain else module
+    assert callable(node.target)
+    return node.target
+
+
+def _holds_node(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
+    return bool(found)

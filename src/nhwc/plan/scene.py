@@ -1,0 +1,154 @@
+"""A graph on given shapes as the planner sees it: its layers, and how each may be computed.
+
+A scene is made once, and handed on through measuring, weighing, assigning, joining and binding. It
+holds values, not names: a name that was written down somewhere is looked up in it, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .. import kernels
+from ..formats import Format
+from ..graph import may_be_view, written_into
+from ..graph.shapes import is_size
+from ..ready import tensors_of
+from .implementation import Identifier, Implementation
+from .others import caller, kernels_of_others
+from .recognize import is_opaque, layers_of
+from .recording import Record, record
+from .specs import Layer, Operator, Weighted, constants_of
+
+
+class Unplannable(Exception):
+    """This graph cannot be planned, and why; it still runs as it is."""
+
+
+class UnknownKernel(Unplannable):
+    """A plan that was written down names a kernel that is not here."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Layers in an order in which they can run, and the implementations of each, by its node.
+
+    `joints` are those that compute the layer in front as well, by the node of the second. Of an
+    operator, torch's own is not among its implementations: `called` makes it.
+    """
+
+    graph: fx.GraphModule
+    record: Record
+    layers: tuple[Layer, ...]
+    implementations: dict[fx.Node, tuple[Implementation, ...]]
+    joints: dict[fx.Node, Implementation]
+
+    def kind(self, layer: Layer) -> str:
+        """The name of its measurements: layers of one kind take the same time.
+
+        A newer nhwc has other kernels, for which the measurements of an older one do not answer.
+        """
+        names = [f"{one.name} {one.reads}" for one in self.implementations[layer.node]]
+        names += ["torch"] * isinstance(layer.spec, Operator)
+        return f"{layer.spec.key} of {', '.join(sorted(names))}"
+
+    def kinds(self) -> dict[str, list[Layer]]:
+        """The layers by their kind."""
+        found: dict[str, list[Layer]] = {}
+        for layer in self.layers:
+            found.setdefault(self.kind(layer), []).append(layer)
+        return found
+
+    def called(self, layer: Layer, reads: Format | None, writes: Format | None) -> Implementation:
+        """The layer's node as the graph has it, called by torch."""
+        call = lambda *constants: caller(self.graph, self.record, layer)
+        return Implementation("torch", reads, writes, call, copies=0.0)
+
+    def find(self, layer: Layer, wanted: Identifier) -> Implementation:
+        """The implementation that was written down as `wanted`."""
+        joint = self.joints.get(layer.node)
+        for one in (*self.implementations[layer.node], *([joint] if joint else [])):
+            if one.identifier == wanted:
+                return one
+        if isinstance(layer.spec, Operator) and wanted.name == "torch":
+            reads, writes = (Format(x) if x else None for x in (wanted.reads, wanted.writes))
+            return self.called(layer, reads, writes)
+        raise UnknownKernel(
+            f"{layer.name} has no kernel {wanted.name!r} from {wanted.reads} to {wanted.writes} "
+            "here: another version of nhwc chose it, or another machine. Optimize the model again."
+        )
+
+    def constants(self, layer: Layer) -> tuple[Any, ...]:
+        """Weight and bias, or scale and shift; nothing for an operator."""
+        return () if isinstance(layer.spec, Operator) else constants_of(self.graph, layer)
+
+
+def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = False) -> Scene:
+    """The scene of `graph` on the shapes of `inputs`; raises Unplannable with the reason."""
+    reason = why_impure(graph)
+    if reason is not None:
+        raise Unplannable(reason)
+    if any(tensors_of(x) for x in inputs if not isinstance(x, Tensor)):
+        raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
+    drawn = torch.get_rng_state()
+    found = record(graph, inputs)
+    if not torch.equal(drawn, torch.get_rng_state()):
+        # In another layout the same numbers would fall on other pixels.
+        raise Unplannable("it draws random numbers")
+    for node, target in found.writes:
+        reason = why_seen(graph, node, target)
+        if reason is not None:
+            raise Unplannable(reason)
+    layers = layers_of(graph, found)
+    if all(is_opaque(graph, layer.node) for layer in layers):
+        raise Unplannable("no graph could be made of any part of it")
+    return _scene(graph, found, layers, exact)
+
+
+def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
+    known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
+    found = {layer.node: kernels_of_others(graph, record, layer) for layer in layers}
+    joints: dict[fx.Node, Implementation] = {}
+    if kernels.available():
+        # This loads LLVM's compiler: only who plans has to wait for it, or to have it.
+        from .native import joints_of, kernels_of_ours
+
+        for layer in known:
+            found[layer.node] += kernels_of_ours(graph, record, layer)
+        joints = joints_of(record, [x for x in layers if any(one.ours for one in found[x.node])])
+    allowed = {node: tuple(i for i in some if i.exact or not exact) for node, some in found.items()}
+    return Scene(graph, record, tuple(layers), allowed, joints)
+
+
+def why_impure(graph: fx.GraphModule) -> str | None:
+    """Why `graph` cannot be planned, or None if it can: its nodes must only return values.
+
+    A plan gives every value a layout of its own, by copying where needed: a node that writes into
+    another node's value would write into the copy. Writing into a value that nobody else can see is
+    no harm, and `ReLU(inplace=True)` right behind its convolution is the commonest case of all.
+    """
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and str(node.target).startswith("*"):
+            return f"it takes a varying number of arguments ({node.target})"
+        target = written_into(node)
+        reason = None if target is None else why_seen(graph, node, target)
+        if reason is not None:
+            return reason
+    return None
+
+
+def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None:
+    """Why something else may see that `node` writes into `target`, or None if nothing can."""
+    if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
+        return f"{node.name} writes into {target}, which outlives the call"
+    # No write changes a shape: timm's norms assert the dimensions they get.
+    readers = [user for user in target.users if user is not node and not is_size(user)]
+    module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
+    called = type(module) if module else target.target
+    if readers or may_be_view(str(getattr(called, "__name__", called))):
+        return f"{node.name} writes into {target.name}, which others may read"
+    return None

@@ -1,0 +1,64 @@
+"""Layers of our kernels as programs: one call, one arena, one tape for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from .. import kernels
+from ..formats import Format
+from .implementation import Implementation, Run
+from .recording import Record
+from .specs import Layer
+
+if TYPE_CHECKING:
+    from ..kernels.programs.program import Pool
+
+
+def together(
+    record: Record,
+    parts: Iterable[tuple[Layer, Implementation, Any]],
+    outputs: Sequence[fx.Node],
+    pool: Pool | None = None,
+) -> tuple[Run, tuple[fx.Node, ...]]:
+    """The layers of `parts` as one function that returns `outputs`, and the values that it reads.
+
+    Each part is a layer, its implementation, and what that one prepared. Where there is but one
+    output, the function returns it alone. It takes its memory from `pool`.
+    """
+    builder = kernels.Builder()
+    inputs: list[fx.Node] = []
+    buffers: dict[fx.Node, Any] = {}
+    for layer, implementation, prepared in parts:
+        assert implementation.emit is not None
+        read = implementation.inputs(layer)
+        for node in dict.fromkeys(read):
+            if node not in buffers:
+                inputs.append(node)
+                buffers[node] = builder.input(record.values[node].shape)
+        given = [buffers[node] for node in read]
+        buffers[layer.node] = implementation.emit(builder, prepared, *given)
+    for node in outputs:
+        builder.output(buffers[node], record.values[node].shape, Format.CHANNELS_LAST)
+    program = builder.build(pool)
+    if len(outputs) == 1:
+        return (lambda *tensors: program(*tensors)[0]), tuple(inputs)
+    return program, tuple(inputs)
+
+
+def alone(
+    record: Record, layer: Layer, implementation: Implementation, constants: Sequence[Any]
+) -> Run:
+    """The function that computes this one layer from its inputs."""
+    prepared: Any = implementation.prepare(*constants)
+    if implementation.emit is None:
+        run: Run = prepared
+        return run
+    program, read = together(record, [(layer, implementation, prepared)], [layer.node])
+    # `conv(x) + x` reads one value twice; a program takes it once.
+    if len(read) == len(layer.inputs):
+        return program
+    places = [layer.inputs.index(node) for node in read]
+    return lambda *inputs: program(*(inputs[place] for place in places))
