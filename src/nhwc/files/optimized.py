@@ -19,6 +19,7 @@ from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..memory import Memory
 from ..plan import Unplannable, make_plan
+from ..ready import check_threads
 from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
 from ..verify import Truth, flatten, verify
@@ -81,12 +82,14 @@ def _for_sizes(
     return result
 
 
+@torch.inference_mode(False)
 def load(path: str | Path) -> Optimized:
     """Load a model that `save` wrote, and choose its kernels for this machine.
 
     Nothing in the file is run but operators of torch that stand on a list. Anything that is not
     such a file, whole and undamaged, raises FileError.
     """
+    check_threads()
     path = Path(path)
     header, tensors = read(path)
     try:

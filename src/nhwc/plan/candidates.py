@@ -193,12 +193,16 @@ def activate_(activation: Activation | None) -> Callable[[Tensor], Tensor]:
 
 
 def onednn_activation(activation: Activation | None) -> tuple[str, list[Any], str] | None:
-    """Name, numbers and algorithm as oneDNN's fused kernels want them; None if they cannot."""
-    if activation is None:
+    """Name, numbers and algorithm as oneDNN's fused kernels want them; None if they cannot.
+
+    "none" leaves the activation to torch: oneDNN's fused relu and hardtanh make 0 of NaN, and
+    behind an addition its relu makes a finite number of infinity in grouped convolutions.
+    """
+    if activation is None or activation.name in ("relu", "hardtanh"):
         return "none", [], ""
     if activation.name in ("gelu", "gelu_tanh"):
         return "gelu", [], "tanh" if activation.name == "gelu_tanh" else "none"
-    if activation.name in ("relu", "sigmoid", "tanh", "hardswish", "hardtanh", "leaky_relu"):
+    if activation.name in ("sigmoid", "tanh", "hardswish", "leaky_relu"):
         return activation.name, list(activation.numbers), ""
     return ("swish", [], "") if activation.name == "silu" else None
 
@@ -232,14 +236,10 @@ def _onednn_convolution(
     geometry = (padding, stride, dilation, spec.groups)
     if not spec.residual:
         alone = torch.ops.mkldnn._convolution_pointwise.default
-        return lambda x: alone(x, packed, bias, *geometry, name, numbers, algorithm)
+        finish = activate_(spec.activation if name == "none" else None)
+        return lambda x: finish(alone(x, packed, bias, *geometry, name, numbers, algorithm))
     added = torch.ops.mkldnn._convolution_pointwise.binary
-    if name in ("none", "relu"):
-        unary = None if name == "none" else name
-        return lambda x, residual: added(
-            x, residual, packed, bias, *geometry, "add", 1.0, unary, [], None
-        )
-    # oneDNN fuses no other activation behind an addition.
+    # oneDNN fuses no activation behind an addition, but for relu, and not as torch computes it.
     activate = activate_(spec.activation)
     return lambda x, residual: activate(
         added(x, residual, packed, bias, *geometry, "add", 1.0, None, [], None)
@@ -261,7 +261,9 @@ def _onednn_linear(
         rows *= size
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
     alone = torch.ops.mkldnn._linear_pointwise.default
+    activate = activate_(spec.activation)
     if spec.residual:
-        activate = activate_(spec.activation)
         return lambda x, residual: activate(alone(x, packed, bias, "none", [], "").add_(residual))
+    if attribute[0] == "none":
+        return lambda x: activate(alone(x, packed, bias, *attribute))
     return lambda x: alone(x, packed, bias, *attribute)
