@@ -1,6 +1,7 @@
 """optimize: the same answers, whatever the model and the call; the model left as it was."""
 
 import copy
+import dataclasses
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -608,3 +609,21 @@ def test_models_of_the_zoo(name):
     close(fast(x), model(x), 1e-3)
     assert isinstance(fast, Optimized)
     assert nhwc.optimize is optimize
+
+
+def test_every_ratio_is_that_of_the_times_beside_it(planned):
+    _, fast = planned
+    slow, less, quick = (Samples((s,) * 5) for s in (0.22, 0.19, 0.1))
+    compared = {"graph": Comparison(less, slow), "plan": Comparison(slow, quick)}
+    report = dataclasses.replace(fast.report, compared=compared, chosen="plan", remembered=False)
+    lines = optimize_text(report, "").splitlines()
+    (graph,) = (line for line in lines if line.startswith("  after the passes"))
+    (plan,) = (line for line in lines if line.startswith("  with chosen kernels"))
+    assert "220 ms" in graph
+    assert "0.86x of 190 ms" in graph
+    assert "100 ms" in plan
+    assert "2.20x of 220 ms" in plan
+    data = report.to_dict()
+    for stage, ratio in data["ratios"].items():
+        before, after = data["inputs_times"][stage], data["times"][stage]
+        assert ratio == before[0] / after[0]

@@ -56,8 +56,8 @@ class Optimized(nn.Module):
     its shapes alone is over with the weights that it was made from.
 
     What cannot be seen: writes behind torch's back (`p.data[i] = ...`, numpy's views, another
-    process) that spare the first and the last 32 bytes of a weight of more than 512, and attributes
-    of modules that are no weights (`conv.stride = ...`). After such a change call `refresh()`.
+    process) that spare the 64 bytes in the middle of a weight of more than 512, and attributes of
+    modules that are no weights (`conv.stride = ...`). After such a change call `refresh()`.
 
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
@@ -67,6 +67,8 @@ class Optimized(nn.Module):
 
     portable: nn.Module
     _programs: dict[Hashable, Callable[..., Any]]
+    _stamp: Stamp
+    _foreign: list[weakref.ref[Tensor]]
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class Optimized(nn.Module):
 
     def restamp(self) -> None:
         """Take the model as it is for the one that the programs were made from."""
-        self._foreign: list[weakref.ref[Tensor]] = []
+        self._foreign = []
         self._stamp = Stamp(self.portable)
 
     def refresh(self) -> None:

@@ -8,11 +8,11 @@ parts      modules, parameters and buffers in the slots of all modules, by ident
 versions   what torch counts up at each write that it sees
 places     address, size and strides, which `p.data = ...` and `swap_tensors` change
 numbers    a sample of the bytes, for writes that torch does not see: `p.data.copy_`, numpy's
-           views, other processes. Of up to 512 bytes all are compared, of more the first and the
-           last 32: few pages, as what nobody reads may lie in a file (`release`)
+           views, other processes. Of up to 512 bytes all are compared, of more 64 in the middle:
+           one line of the cache and one page, as what nobody reads may lie in a file (`release`)
 
 Each is one call of a function in C on lists made beforehand: some twenty microseconds for a hundred
-weights. What passes by all of them is a write behind torch's back that spares both ends of a
+weights. What passes by all of them is a write behind torch's back that spares the middle of a
 weight, and what else an attribute of a module says (its stride, its eps).
 """
 
@@ -28,10 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
+from .release import part_in_memory
+
 _version = operator.attrgetter("_version")
 
 _WHOLE = 512
-_END = 32
+_LINE = 64
 
 
 class Stamp:
@@ -137,11 +139,12 @@ def _has_place(tensor: Tensor) -> bool:
 
 
 def _samples(tensor: Tensor) -> Iterator[memoryview]:
-    """Both ends of the memory of a tensor, or all of it, to be read whenever they are asked."""
+    """The memory in the middle of a tensor, or all of it, to be read whenever it is asked."""
     if not tensor.numel():
         return
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin, size = tensor.data_ptr(), (last + 1) * tensor.itemsize
-    parts = [(begin, size)] if size <= _WHOLE else [(begin, _END), (begin + size - _END, _END)]
-    for address, count in parts:
-        yield memoryview((ctypes.c_ubyte * count).from_address(address)).cast("B")
+    if size > _WHOLE:
+        begin, size = (begin + size // 2) // _LINE * _LINE, _LINE
+        part_in_memory(tensor, begin, size)
+    yield memoryview((ctypes.c_ubyte * size).from_address(begin)).cast("B")
