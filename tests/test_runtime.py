@@ -190,6 +190,11 @@ def replaced(fast):
     fast.portable.one.get_submodule("0").op = nn.Conv2d(8, 8, 3, padding=1).eval()
 
 
+def replaced_whole(fast):
+    torch.manual_seed(5)
+    fast.portable = type(residual())().eval()
+
+
 def own_forward(fast):
     layer = conv(fast)
     layer.forward = lambda x: type(layer).forward(layer, x) + 1
@@ -219,7 +224,7 @@ def without_bias(fast):
 
 PARTS = (
     *(hooked, hooked_before, hooked_container, replaced, own_forward, pruned, parametrized),
-    *(normed, without_bias),
+    *(normed, without_bias, replaced_whole),
 )
 
 

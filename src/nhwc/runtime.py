@@ -177,7 +177,7 @@ class Optimized(nn.Module):
     def restamp(self) -> None:
         """Take the model as it is for the one that the programs were made from."""
         self._foreign = []
-        self._stamp = Stamp(self.portable)
+        self._stamp = Stamp(self.portable, self._modules)
 
     def refresh(self) -> None:
         """Pack all weights anew at the next call, after a change that could not be noticed."""

@@ -37,7 +37,7 @@ _LINE = 64
 
 
 class Stamp:
-    """What a model was when the stamp was made.
+    """What a model was when the stamp was made, and `holder`, the slots that it hangs in.
 
     >>> net = nn.Linear(2, 2)
     >>> stamp = Stamp(net)
@@ -46,9 +46,11 @@ class Stamp:
     (False, True, True)
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, holder: dict[str, Any] | None = None) -> None:
         modules = list(model.modules())
         self._slots = [s for m in modules for s in (m._parameters, m._buffers, m._modules) if s]
+        if holder is not None:
+            self._slots.append(holder)
         self._held = [dict(slots) for slots in self._slots]
         # `==` asks for identity first. Where that fails, tensors of one number may be equal.
         self._single = [
