@@ -19,7 +19,7 @@ PACKAGE = House(
         ("activations", "disk", "environment", "errors", "preserve", "shown", "timing", "windows"),
         ("cache",),
         ("formats", "ready", "release", "vision"),
-        ("kernels", "widened"),
+        ("kernels", "stamp", "widened"),
         ("memory", "verify"),
         ("graph",),
         ("passes", "plan"),

@@ -18,6 +18,7 @@ import nhwc
 from nhwc import release
 from nhwc.benchmark.peak import resident_bytes
 from nhwc.release import apart, shelve
+from nhwc.stamp import Stamp
 
 from .test_optimize import force, runs_program
 
@@ -312,3 +313,17 @@ def test_new_values_in_a_shelved_weight_are_noticed(packed):
     torch.testing.assert_close(fast(x), other(x), rtol=1e-4, atol=1e-4)
     fast.load_state_dict({**fast.state_dict(), "portable.0.weight": kept})
     torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@on_linux
+def test_a_stamp_does_not_bring_back_what_lies_in_a_file(tmp_path):
+    net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(32))).requires_grad_(False)
+    assert shelve(net.parameters(), tmp_path)
+    release.unread(net.parameters())
+    before = resident_bytes()
+    stamp = Stamp(net)
+    assert stamp.holds()
+    # Each page that is read from a file brings its neighbours, here all of 32 MB.
+    assert resident_bytes() - before < 4 * MB
+    net[7].weight.data.mul_(2)
+    assert not stamp.holds()

@@ -33,7 +33,8 @@ class _Row:
     `spellings` are the functions, and the names of methods, that `module` stands for; given the
     same arguments as one of them it computes the same. `numbers` are those of such a module, None
     if it computes another row's activation. `onednn` is the name and the algorithm that oneDNN's
-    fused kernels take; they take the numbers as they are.
+    fused kernels take, with the numbers as they are; None where they have no such activation, or
+    compute another: their relu and hardtanh make 0 of NaN.
     """
 
     name: str
@@ -62,10 +63,9 @@ _TABLE = (
         nn.ReLU,
         (F.relu, torch.relu, torch.relu_, "relu", "relu_"),
         torch.relu_,
-        ("relu", ""),
     ),
-    _Row("hardtanh", nn.Hardtanh, (F.hardtanh,), _hardtanh, ("hardtanh", ""), _bounds),
-    _Row("hardtanh", nn.ReLU6, (F.relu6,), _hardtanh, ("hardtanh", ""), _bounds),
+    _Row("hardtanh", nn.Hardtanh, (F.hardtanh,), _hardtanh, numbers=_bounds),
+    _Row("hardtanh", nn.ReLU6, (F.relu6,), _hardtanh, numbers=_bounds),
     _Row(
         "leaky_relu",
         nn.LeakyReLU,
@@ -142,9 +142,9 @@ def in_torch(activation: Activation | None) -> Callable[[Tensor], Tensor]:
 
 
 def in_onednn(activation: Activation | None) -> tuple[str, list[Any], str] | None:
-    """Name, numbers and algorithm as oneDNN's fused kernels want them; None if they cannot.
+    """Name, numbers and algorithm as oneDNN's fused kernels want them; None if torch must apply it.
 
-    >>> in_onednn(Activation("gelu_tanh")), in_onednn(None), in_onednn(Activation("mish"))
+    >>> in_onednn(Activation("gelu_tanh")), in_onednn(None), in_onednn(Activation("relu"))
     (('gelu', [], 'tanh'), ('none', [], ''), None)
     """
     if activation is None:

@@ -74,7 +74,8 @@ def _remember_parameter(parameter: nn.Parameter) -> _Restore:
             parameter.grad = grad
         for one in reversed(restores):
             one()
-        parameter.requires_grad_(wanted)
+        if parameter.requires_grad is not wanted:
+            parameter.requires_grad_(wanted)
 
     return restore
 

@@ -31,6 +31,9 @@ _LEAST = 1 << 23
 _PAGEOUT = 21
 """madvise's MADV_PAGEOUT, which Python has no name for."""
 
+_POPULATE_WRITE = 23
+"""madvise's MADV_POPULATE_WRITE, since Linux 5.14."""
+
 _SMALL = 1 << 14
 """A tensor of fewer bytes is none of those that count."""
 
@@ -116,6 +119,19 @@ def unread(tensors: Iterable[Tensor]) -> None:
             ctypes.CDLL(None).madvise(
                 ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGEOUT
             )
+
+
+def part_in_memory(tensor: Tensor, begin: int, size: int) -> None:
+    """Let some bytes of a tensor that lies in a file be read without the many pages around them.
+
+    A page that is read from a file brings its neighbours along; one that is written to is copied
+    alone. So it is treated as if it were written to.
+    """
+    if sys.platform == "linux" and _in_file(tensor):
+        page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(page), ctypes.c_size_t(begin + size - page), _POPULATE_WRITE
+        )
 
 
 def _in_file(tensor: Tensor) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
+from .errors import InputError
 from .formats import format_of
 from .plan import Identifier, UnknownKernel, Unplannable, remake_plan
 from .plan.cuda import on_device
-from .preserve import place_of
+from .ready import check_threads
+from .stamp import Stamp
 
-_version = operator.attrgetter("_version")
+_wants_gradients = operator.attrgetter("requires_grad")
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,19 @@ class Optimized(nn.Module):
 
     A call whose inputs have planned shapes, types and device runs its program. Any other call, and
     one under autocast, one that wants gradients, one that is being exported, compiled, scripted,
-    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. New weights
-    (`load_state_dict`, `.to()`, in-place changes) are noticed and packed anew at the next call;
-    with them, a plan of a graph that was made for its shapes alone is over. Parameters ask for no
-    gradients until they are told to.
+    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. Parameters ask
+    for no gradients until they are told to. It is for inference: it has no training mode.
+
+    It answers with the weights it has now. Each planned call first asks a `Stamp` whether the model
+    is still the one that was packed, at a cost of microseconds. Weights that were written to, in
+    whatever way, are packed anew; other tensors in their place (`functional_call`) run the graph,
+    and are packed if they are there the next time, too. While a module is another one, or has a
+    hook or a `forward` that it had not, calls run the graph. A plan of a graph that was made for
+    its shapes alone is over with the weights that it was made from.
+
+    What cannot be seen: writes behind torch's back (`p.data[i] = ...`, numpy's views, another
+    process) that spare the 64 bytes in the middle of a weight of more than 512, and attributes of
+    modules that are no weights (`conv.stride = ...`). After such a change call `refresh()`.
 
     What programs have packed, only other calls read as it was: large weights wait for those in a
     file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
@@ -54,6 +67,8 @@ class Optimized(nn.Module):
 
     portable: nn.Module
     _programs: dict[Hashable, Callable[..., Any]]
+    _stamp: Stamp
+    _foreign: list[weakref.ref[Tensor]]
 
     def __init__(
         self,
@@ -65,22 +80,30 @@ class Optimized(nn.Module):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        self.portable = graph
+        self.portable = graph.requires_grad_(False)
         self.examples: tuple[tuple[str, ...], ...] = ()
         self.report = report
         self.exact = exact
-        self.train(graph.training)
+        self.training = graph.training
         self._recipes = {recipe.signature: recipe for recipe in recipes}
         self._programs = dict(programs or {})
         self._told = False
-        self._renew_stamp()
+        self._lock = threading.Lock()
+        self.restamp()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        if isinstance(inputs, fx.Proxy):
+            return self.portable(*_unpacked(inputs, self.portable))
         if named or _is_observed():
             return self.portable(*inputs, **named)
+        check_threads()
+        # The stamp first: another thread may put in a new one, with programs of its own.
+        stamp = self._stamp
         program = self._programs.get(signature(inputs))
-        if program is None or self._has_new_weights():
+        if program is None or not stamp.holds():
             program = self._remade(inputs)
+        elif self._foreign:
+            self._foreign = []
         if program is None:
             return self.portable(*inputs)
         if not torch.is_grad_enabled():
@@ -92,7 +115,7 @@ class Optimized(nn.Module):
 
     def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
         wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-        wanted = wanted or any(p.requires_grad for p in self.portable.parameters())
+        wanted = wanted or any(map(_wants_gradients, self._stamp.tensors))
         if wanted and not self._told:
             self._told = True
             warnings.warn(
@@ -117,8 +140,8 @@ class Optimized(nn.Module):
         if key not in self._recipes or not isinstance(self.portable, fx.GraphModule):
             return None
         with self._lock:
-            if self._has_new_weights():
-                self._forget()
+            if not self._stamp.holds() and not self._accepts():
+                return None
             recipe = self._recipes.get(key)
             if recipe is not None and key not in self._programs:
                 try:
@@ -134,30 +157,71 @@ class Optimized(nn.Module):
                     del self._recipes[key]
             return self._programs.get(key)
 
-    def _has_new_weights(self) -> bool:
-        return bool(sum(map(_version, self._tensors)) != self._stamp)
+    def _accepts(self) -> bool:
+        """Whether what changed is the weights alone, to stay; then what they were is forgotten."""
+        if not self._stamp.has_parts():
+            return False
+        if not self._stamp.has_tensors():
+            # `functional_call` puts others in their place for one call: packing would cost more.
+            now = self._stamp.in_slots()
+            known = [one() for one in self._foreign]
+            if len(known) != len(now) or not all(map(operator.is_, known, now)):
+                self._foreign = list(map(weakref.ref, now))
+                return False
+        self._forget()
+        return True
 
     def _forget(self) -> None:
         """Let go of all that was made from weights of the past."""
         self._programs = {}
         self._recipes = {key: one for key, one in self._recipes.items() if one.graph is None}
-        self._renew_stamp()
+        self.restamp()
 
-    def _renew_stamp(self) -> None:
-        self._lock = threading.Lock()
-        self._tensors = [*self.portable.parameters(), *self.portable.buffers()]
-        self._stamp = -1
-        # An in-place change raises a tensor's version, and so the sum.
-        with contextlib.suppress(RuntimeError):
-            self._stamp = sum(map(_version, self._tensors))
+    def restamp(self) -> None:
+        """Take the model as it is for the one that the programs were made from."""
+        self._foreign = []
+        self._stamp = Stamp(self.portable, self._modules)
+
+    def refresh(self) -> None:
+        """Pack all weights anew at the next call, after a change that could not be noticed."""
+        for module in self.modules():
+            if isinstance(module, Optimized):
+                module._forget()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        held = list(map(place_of, self._tensors))
         result = super()._apply(fn, recurse)
-        now = [place_of(t) for t in (*self.portable.parameters(), *self.portable.buffers())]
-        if now != held or self._has_new_weights():
-            self._forget()
+        self._renew()
         return result
+
+    def _renew(self) -> None:
+        """Forget the past if there is another present."""
+        if not self._stamp.holds() and self._stamp.has_parts():
+            self._forget()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As torch's; weights that do not fit raise an InputError."""
+        try:
+            result = super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            problem = " ".join(str(error).split()).partition(": ")[2][:200]
+            raise InputError(
+                "the state dict is not one of this optimized model, whose layers are folded: "
+                f"{problem} Load the weights of the original into the original, and optimize it "
+                "again."
+            ) from None
+        self._renew()
+        return result
+
+    def train(self, mode: bool = True) -> Optimized:
+        """Refused: folded layers cannot be trained as the model was. `eval()` is no change."""
+        if mode:
+            raise InputError(
+                "an optimized model is for inference and has no training mode. Train the original "
+                "and optimize it again."
+            )
+        return super().train(False)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script makes a script of: the graph."""
@@ -166,20 +230,21 @@ class Optimized(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
         state = dict(self.__dict__, _recipes={r.signature: r for r in self.recipes})
-        for name in ("_programs", "_lock", "_tensors", "_stamp"):
+        for name in ("_programs", "_lock", "_foreign", "_stamp"):
             del state[name]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._programs = {}
-        self._renew_stamp()
+        self._lock = threading.Lock()
+        self.restamp()
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """What is planned; a program is made from each when it is first called."""
         recipes = self._recipes.values()
-        return tuple(r for r in recipes if r.graph is None or not self._has_new_weights())
+        return tuple(r for r in recipes if r.graph is None or self._stamp.holds())
 
     def serves(self, inputs: Sequence[Any]) -> bool:
         """Whether there is a plan for these shapes."""
@@ -228,6 +293,15 @@ def _hashable(value: Any) -> Hashable:
     plain = (int, float, bool, str, type(None))
     # Anything else is not known to stay what it is: an object equal to itself alone matches none.
     return (type(value), value) if isinstance(value, plain) else object()
+
+
+def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
+    """The arguments in `*inputs`, which torch.fx traces as one: as many as `graph` must have."""
+    if isinstance(graph, fx.GraphModule):
+        places = graph.graph.find_nodes(op="placeholder")
+        return [inputs[i] for i, place in enumerate(places) if not place.args]
+    needed = inspect.signature(graph.forward).parameters.values()
+    return [inputs[i] for i, one in enumerate(needed) if one.default is one.empty]
 
 
 def _is_observed() -> bool:

@@ -24,6 +24,9 @@ from .widened import run_in_float64, wide_type
 FACTOR = 10.0
 """How many times eager's own error a rewritten model may err."""
 
+_TINY = 0.125
+"""The share of zeros and denormal numbers among others."""
+
 _FLOOR = 8.0
 """Errors under this many roundings pass: on a tiny model eager's own may happen to be zero."""
 
@@ -139,7 +142,8 @@ def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
 def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tuple[Any, ...]]:
     """The example, then `count - 1` others like it: normal, then uniform, values.
 
-    Integers and booleans keep the example's values, which may be indices into something.
+    Uniform ones have zeros and denormal numbers among them. Integers and booleans keep the
+    example's values, which may be indices into something.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -148,6 +152,10 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
             return value
         drawn = torch.empty((*value.shape, 1 + value.is_complex()))
         drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
+        if turn % 2 == 0:
+            tiny = torch.rand(drawn.shape, generator=generator)
+            drawn[tiny < _TINY] *= 1e-40
+            drawn[tiny < _TINY / 2] = 0
         drawn = torch.view_as_complex(drawn) if value.is_complex() else drawn[..., 0]
         # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
         return torch.empty_like(value, requires_grad=False).copy_(drawn)
@@ -156,6 +164,39 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
         tuple(tree_map(_detached if turn == 0 else partial(like, turn), tuple(example)))
         for turn in range(count)
     ]
+
+
+def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
+    """The example with NaN all over the first of its images, or of what else its tensors hold.
+
+    >>> without_numbers([torch.ones(2, 2)])
+    (tensor([[nan, nan],
+            [1., 1.]]),)
+    """
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, Tensor) or wide_type(value) is None:
+            return value
+        changed = value.detach().clone()
+        (changed[:1] if changed.ndim else changed).fill_(math.nan)
+        return changed
+
+    return tuple(tree_map(like, tuple(example)))
+
+
+def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
+    """A failed check for each output that is a number where `before` is none.
+
+    Nothing is asked of the others: kernels may spread what is no number.
+    """
+    for path, old in before.items():
+        new = after.get(path)
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
+            continue
+        lost = int((old.isnan() & new.isfinite()).sum())
+        if lost:
+            reason = f"{lost} of {old.numel()} numbers are finite where the model answers NaN"
+            yield Check(0, f"{path}, for NaN", math.inf, 0.0, 0.0, reason)
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:

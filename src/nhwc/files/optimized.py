@@ -17,6 +17,7 @@ from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..memory import Memory
 from ..plan import make_plan
+from ..ready import check_threads
 from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
 from ..shown import shown
@@ -102,6 +103,7 @@ def _for_sizes(
     return result
 
 
+@torch.inference_mode(False)
 def load(path: str | Path) -> Optimized:
     """Load a model that `save` wrote, and choose its kernels for this machine.
 
@@ -111,6 +113,7 @@ def load(path: str | Path) -> Optimized:
     to a budget that is reckoned on shapes first: what takes more is loaded and not planned. How
     long a call of the loaded model takes, and how much memory, its author decides.
     """
+    check_threads()
     path = Path(path)
     header, tensors = read(path)
     try:

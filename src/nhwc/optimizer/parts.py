@@ -9,6 +9,7 @@ the original's answers in place of the parts': it must come to the very same end
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -34,6 +35,11 @@ def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verific
     parts = {} if found.passed and told else _parts(after)
     if not parts:
         return found
+    if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
+        # Its program calls no parts that could be watched.
+        reason = "it is planned as a whole, and the model's own answer says too little of that"
+        unsaid = Check(0, "output", 1.0, 0.0, 0.0, reason)
+        return dataclasses.replace(found, checks=(*found.checks, unsaid))
     checks = [
         check
         for index, inputs in enumerate(truth.inputs)

@@ -90,6 +90,11 @@ class OptimizeReport:
         return Comparison(self.times["input"], self.times[self.chosen])
 
     @property
+    def inputs_times(self) -> dict[str, Samples]:
+        """The samples of the input that were taken in turns with each stage's."""
+        return {stage: one.before for stage, one in self.compared.items()}
+
+    @property
     def times(self) -> dict[str, Samples]:
         """The samples of every stage, and of the input beside the one that was returned."""
         last = self.compared.get(self.chosen, [*self.compared.values()][-1])
@@ -117,6 +122,7 @@ class OptimizeReport:
             "plans": [asdict(plan) for plan in self.plans],
             "verification": self.verification.to_dict(),
             "ratios": self.ratios,
+            "inputs_times": {n: list(s.seconds) for n, s in self.inputs_times.items()},
             "times": {name: list(samples.seconds) for name, samples in self.times.items()},
             "remembered": self.remembered,
             "setup_s": self.setup_s,

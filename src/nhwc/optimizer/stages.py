@@ -13,10 +13,11 @@ from torch import Tensor, fx, nn
 from ..environment import Environment
 from ..errors import InputError
 from ..graph import capture, graphs
+from ..graph.captured import own_copy
 from ..memory import Memory
 from ..passes import PASSES, Pass, run_passes
 from ..preserve import preserved
-from ..ready import check_devices, check_initialized, tensors_of
+from ..ready import check_devices, check_initialized, check_threads, tensors_of
 from ..release import in_memory, shelve, trim, unread
 from ..runtime import Optimized, describe
 from ..verify import Verification
@@ -48,10 +49,12 @@ def optimize(
 
     It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
     tuple of tensors. Other shapes give right results without a plan. `exact` leaves out kernels
-    that reach their sums by other products than the layer names (Winograd). `remeasure` asks for
+    that reach their sums by other products than the layer names (Winograd): those round otherwise,
+    make NaN of all numbers in a tile of 4x4 that one NaN or infinity touches, and lose the digits
+    of a number beside one that is 1e7 times as large. `remeasure` asks for
     all times and verdicts anew, after a run on a loaded machine, say. The result is for
     inference: gradients take the slower graph. `report` has every decision; where nothing was
-    gained, the result holds `model` itself.
+    gained, the result holds a copy of `model` as it is.
     """
     start = time.perf_counter()
     _check(model, example_inputs)
@@ -143,7 +146,9 @@ class _Work:
         self.verification = found
 
     def _judged(self) -> Verification:
-        found = self.judge.judge(self.planned, self.graph, self.examples[1:], self._labels())
+        whole = not self.opaque
+        more, labels = self.examples[1:], self._labels()
+        found = self.judge.judge(self.planned, self.graph, more, labels, whole=whole)
         unread(self.shelved)
         return found
 
@@ -182,13 +187,24 @@ class _Work:
         for weight in self.shelved:
             if id(weight) not in packed:
                 weight.data = in_memory(weight.data)
+        result = self._result(chosen)
         trim()
-        result = self.planned
-        if chosen != "plan":
-            result = Optimized(self.model if chosen == "input" else self.graph)
         result.report, result.exact = report, self.exact
         result.examples = tuple(map(describe, self.examples))
         return result
+
+    def _result(self, chosen: str) -> Optimized:
+        """What won, as a model of its own: nothing done to it reaches the user's."""
+        if chosen == "plan":
+            for module in self.planned.modules():
+                if isinstance(module, Optimized):
+                    # Weights were moved since, with the numbers they had.
+                    module.restamp()
+            return self.planned
+        if chosen == "graph":
+            return Optimized(self.graph)
+        own = own_copy(self.model)
+        return own if isinstance(own, Optimized) else Optimized(own)
 
     def _why_unplanned(self) -> str:
         """Why some example has no plan; with plans for parts, that is no question of theirs."""
@@ -211,6 +227,7 @@ def _check(model: Any, inputs: tuple[Any, ...]) -> None:
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
+    check_threads()
     check_initialized(model)
     check_devices(model, tensors)
     training = [name for name, module in model.named_modules() if module.training]

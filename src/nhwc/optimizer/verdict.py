@@ -3,7 +3,8 @@
 Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and says
 the same every time. So its verdict is kept under a digest of everything it hangs on that can be
 read: the weights, the example, the structure as torch prints it. What cannot be read, the user's
-code, is why the result is held against the original itself every time, in float32.
+code, is why the result is held against the original itself every time, in float32. So it is on a
+picture of NaN, which no kernel may make a number of.
 """
 
 from __future__ import annotations
@@ -21,11 +22,24 @@ from ..errors import ModelFailed
 from ..memory import Memory
 from ..release import trim
 from ..runtime import Optimized, describe
-from ..verify import Check, Truth, Verification, answer, observe, random_inputs, verify
+from ..verify import (
+    Check,
+    Truth,
+    Verification,
+    answer,
+    lost_nans,
+    observe,
+    random_inputs,
+    verify,
+    without_numbers,
+)
 from .parts import verify_or_parts
 
 _TRIALS = 3
 """On how many inputs the answers are compared."""
+
+_QUESTIONS = 2
+"""Raised whenever more is asked of a result: what was remembered before says nothing of that."""
 
 
 class Judge:
@@ -35,7 +49,8 @@ class Judge:
         self, model: nn.Module, example: tuple[Any, ...], memory: Memory, say: Callable[[str], None]
     ) -> None:
         self.model, self.example, self.memory, self.say = model, example, memory, say
-        self.digest = digest_of(model, example, _TRIALS)
+        self.digest = digest_of(model, example, _TRIALS, _QUESTIONS)
+        self._nans: dict[str, Any] | None = None
         self._run(wide=memory.get(f"verified {self.digest}") is None)
 
     @property
@@ -63,20 +78,27 @@ class Judge:
         graph: nn.Module,
         more: Sequence[tuple[Any, ...]],
         kernels: str,
+        *,
+        whole: bool,
     ) -> Verification:
-        """The verdict on `result`, planned from `graph`, on the example and on `more` inputs."""
+        """The verdict on `result`, planned from `graph`, on the example and on `more` inputs.
+
+        A `whole` graph has no code that may decide by values, and loop for ever on NaN.
+        """
         if not self.in_full:
             known = recall(self.memory, self.digest, kernels)
-            if known is not None and self._verified(result, more).passed:
+            if known is not None and self._verified(result, more, whole).passed:
                 return known
             self._run(wide=True)
             self.check(graph)
-        found = self._verified(result, more)
+        found = self._verified(result, more, whole)
         if found.passed:
             remember(self.memory, self.digest, kernels, found)
         return found
 
-    def _verified(self, result: Optimized, more: Sequence[tuple[Any, ...]]) -> Verification:
+    def _verified(
+        self, result: Optimized, more: Sequence[tuple[Any, ...]], whole: bool
+    ) -> Verification:
         if self.in_full:
             checks = list(verify_or_parts(self._truth, self.model, result).checks)
         else:
@@ -84,7 +106,19 @@ class Judge:
         for inputs in more:
             truth = observe(self.model, [inputs], wide=self.in_full)
             checks += verify_or_parts(truth, self.model, result).checks
+        if whole and not any(check.reason for check in checks):
+            checks += self._lost_nans(result)
         return Verification(tuple(checks), self._truth.exact is not None)
+
+    def _lost_nans(self, result: Optimized) -> list[Check]:
+        inputs = without_numbers(self.example)
+        if self._nans is None:
+            try:
+                self._nans = answer(self.model, inputs)
+            except Exception:
+                # Whatever a user's forward raises on what is no picture.
+                self._nans = {}
+        return list(lost_nans(self._nans, answer(result, inputs))) if self._nans else []
 
     def _run(self, *, wide: bool) -> None:
         self.say("running the original" + " in float64" * wide)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..activations import in_onednn, in_torch
+from ..activations import Activation, in_onednn, in_torch
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
 from .cuda import fused_convolutions
@@ -24,6 +24,11 @@ from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, Operator, Spec, Weighted
 
 Prepare = Callable[..., Run]
+
+Attribute = tuple[str, list[Any], str]
+"""An activation as oneDNN wants it: name, numbers, algorithm."""
+
+_UNFUSED: Attribute = ("none", [], "")
 
 _LAST, _PLAIN = Format.CHANNELS_LAST, Format.CONTIGUOUS
 
@@ -60,11 +65,10 @@ def _for_images(spec: Convolution) -> tuple[Implementation, ...]:
     """Eager torch in both layouts, and fused kernels with weights packed for them."""
     eager = partial(_eager_convolution, spec)
     found = [_torch(partial(eager, layout=torch.contiguous_format), _PLAIN)]
-    attribute = in_onednn(spec.activation)
-    if not _onednn_serves(spec.dtype, spec.device) or attribute is None:
+    if not _onednn_serves(spec.dtype, spec.device):
         found.append(_torch(partial(eager, layout=torch.channels_last), _LAST))
         return (*found, *(fused_convolutions(spec) if spec.device.startswith("cuda") else ()))
-    packed: Prepare = lambda weight, bias: _onednn_convolution(spec, weight, bias, attribute)
+    packed: Prepare = partial(_onednn_convolution, spec)
     found.append(Implementation("onednn", _LAST, _LAST, packed))
     if spec.input[1] <= 4:
         # Images come contiguous: the first convolution may convert them on the way.
@@ -79,12 +83,11 @@ def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
     writes stays in its layout through the operators between convolutions.
     """
     found = [_torch(partial(_eager_convolution, spec, layout=torch.contiguous_format))]
-    attribute = in_onednn(spec.activation)
-    if _onednn_serves(spec.dtype, spec.device) and attribute is not None:
+    if _onednn_serves(spec.dtype, spec.device):
         last = torch.channels_last_3d
 
         def packed(weight: Tensor, bias: Tensor | None) -> Run:
-            run = _onednn_convolution(spec, weight, bias, attribute)
+            run = _onednn_convolution(spec, weight, bias)
             return lambda *inputs: run(*(x.contiguous(memory_format=last) for x in inputs))
 
         found.append(Implementation("onednn", None, None, packed))
@@ -108,11 +111,9 @@ def _views_volumes(graph: fx.GraphModule, record: Record) -> bool:
 
 def _for_linear(spec: Linear) -> tuple[Implementation, ...]:
     found = [_torch(partial(_eager_linear, spec))]
-    attribute = in_onednn(spec.activation)
     packs = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if packs and attribute is not None and _onednn_serves(spec.dtype, spec.device):
-        packed: Prepare = lambda weight, bias: _onednn_linear(spec, weight, bias, attribute)
-        found.append(Implementation("onednn", None, None, packed))
+    if packs and _onednn_serves(spec.dtype, spec.device):
+        found.append(Implementation("onednn", None, None, partial(_onednn_linear, spec)))
     return tuple(found)
 
 
@@ -145,10 +146,13 @@ def _eager_convolution(
     return lambda x: activate(convolve(x, weight, *tail))
 
 
-def _onednn_convolution(
-    spec: Convolution, weight: Tensor, bias: Tensor | None, attribute: tuple[str, list[Any], str]
-) -> Run:
-    name, numbers, algorithm = attribute
+def _fused(activation: Activation | None) -> tuple[Attribute, Callable[[Tensor], Tensor]]:
+    """The activation as oneDNN applies it, and what torch does to the result where it cannot."""
+    attribute = in_onednn(activation)
+    return (attribute, in_torch(None)) if attribute else (_UNFUSED, in_torch(activation))
+
+
+def _onednn_convolution(spec: Convolution, weight: Tensor, bias: Tensor | None) -> Run:
     stride, padding, dilation = list(spec.stride), list(spec.padding), list(spec.dilation)
     packed = torch.ops.mkldnn._reorder_convolution_weight(
         to_format(weight, CHANNELS_LAST_OF[weight.ndim]),
@@ -161,14 +165,10 @@ def _onednn_convolution(
     geometry = (padding, stride, dilation, spec.groups)
     if not spec.residual:
         alone = torch.ops.mkldnn._convolution_pointwise.default
-        return lambda x: alone(x, packed, bias, *geometry, name, numbers, algorithm)
+        attribute, finish = _fused(spec.activation)
+        return lambda x: finish(alone(x, packed, bias, *geometry, *attribute))
     added = torch.ops.mkldnn._convolution_pointwise.binary
-    if name in ("none", "relu"):
-        unary = None if name == "none" else name
-        return lambda x, residual: added(
-            x, residual, packed, bias, *geometry, "add", 1.0, unary, [], None
-        )
-    # oneDNN fuses no other activation behind an addition.
+    # Behind an addition oneDNN fuses relu alone, and not as torch computes it.
     activate = in_torch(spec.activation)
     return lambda x, residual: activate(
         added(x, residual, packed, bias, *geometry, "add", 1.0, None, [], None)
@@ -182,16 +182,15 @@ def _eager_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
     return lambda x: activate(F.linear(x, weight, bias))
 
 
-def _onednn_linear(
-    spec: Linear, weight: Tensor, bias: Tensor | None, attribute: tuple[str, list[Any], str]
-) -> Run:
+def _onednn_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
     rows = math.prod(spec.input[:-1])
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
     alone = torch.ops.mkldnn._linear_pointwise.default
     if spec.residual:
         activate = in_torch(spec.activation)
         return lambda x, residual: activate(alone(x, packed, bias, "none", [], "").add_(residual))
-    return lambda x: alone(x, packed, bias, *attribute)
+    attribute, finish = _fused(spec.activation)
+    return lambda x: finish(alone(x, packed, bias, *attribute))
 
 
 def caller(graph: fx.GraphModule, record: Record, layer: Layer) -> Run:

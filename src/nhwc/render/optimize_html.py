@@ -18,6 +18,7 @@ def optimize_html(
         "name": name,
         "where": str(report.environment),
         "medians": {stage: samples.median_s for stage, samples in report.times.items()},
+        "befores": {stage: samples.median_s for stage, samples in report.inputs_times.items()},
         "quartiles": {stage: samples.quartiles_s for stage, samples in report.times.items()},
         "audits": {stage: _strip(audit) for stage, audit in (audits or {}).items()},
     }

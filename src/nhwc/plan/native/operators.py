@@ -154,7 +154,7 @@ class _Call:
             return None
         number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
         swapped = number is args[0] and min(power, sign) < 0
-        if number is None or swapped or (power < 0 and not number):
+        if number is None or swapped or not _is_ordinary(number) or (power < 0 and not number):
             return None
         channels = four(x.shape)[1:2]
         scale, shift = (torch.full(channels, n) for n in (number**power, 1.0 * sign * number))
@@ -284,6 +284,11 @@ class _Call:
 def _norm(module: Any) -> Make:
     norm, eps = (module.weight, module.bias), module.eps
     return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
+
+
+def _is_ordinary(number: float) -> bool:
+    """Whether 0 times it is 0, and dividing by it is multiplying by another such number."""
+    return not number or 1e-37 < abs(number) < 1e37
 
 
 def _pixel(view: View) -> View:

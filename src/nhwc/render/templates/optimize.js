@@ -23,7 +23,7 @@ function drawStages() {
       make("span", {}, stageNames[stage] ?? stage),
       make("div", { class: "track", title: `quartiles ${ms(low)} to ${ms(high)}` }, make("div", { class: "bar", style: `width:${part(median)}` }), spread),
       make("span", { class: "ms" }, ms(median)),
-      make("span", { class: "ratio" }, stage in data.ratios ? data.ratios[stage].toFixed(2) + "x" : "")));
+      make("span", { class: "ratio" }, stage in data.ratios ? `${data.ratios[stage].toFixed(2)}x of ${ms(data.befores[stage])}` : "")));
   }
   $("#stages").append(make("div", { class: "soft" },
     data.remembered ? "Remembered from an earlier run with the same graph, shapes and kernels." : `${plural(data.times.input.length, "round")}; the thin bars span the quartiles.`));
