@@ -42,7 +42,7 @@ def test_it_prints_passes_layers_errors_and_times(model, capsys):
         assert expected in out
     lines = [line.removesuffix(" <- returned") for line in out.splitlines()]
     for stage in ("after the passes", "with chosen kernels"):
-        assert any(re.search(rf"{stage} .*\d\.\d\dx$", line) for line in lines)
+        assert any(re.search(rf"{stage} .*\d\.\d\dx of [\d.]+ [mµ]?s$", line) for line in lines)
 
 
 def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
