@@ -11,7 +11,7 @@ import nhwc
 ROOT = Path(nhwc.__file__).parent
 VERBS = {"_audit", "optimizer", "benchmark", "operators", "training"}
 LAST = {"render", "cli"}
-LOWEST = {"disk", "errors", "formats", "environment", "timing"}
+LOWEST = {"convolutions", "disk", "errors", "formats", "environment", "source", "timing"}
 FRONT = {"__init__", "__main__", "testing"}
 
 

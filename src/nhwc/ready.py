@@ -1,15 +1,62 @@
-"""Whether a model can be run at all: its parameters have shapes, values and one device."""
+"""Whether a verb can take a model: its kind, and that its parameters have shapes and one device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from .errors import InputError
+
+
+def module_of(model: object, verb: str) -> nn.Module:
+    """The module that `verb` is to work on: of an exported program its graph, else the model.
+
+    >>> module_of(print, "audit")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot audit a builtin_function_or_method: it is no torch.nn.Module.
+    """
+    if isinstance(model, ExportedProgram):
+        return _graph_of(model)
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, torch.jit.ScriptFunction):
+        raise InputError(
+            f"cannot {verb} a TorchScript function: it is no torch.nn.Module. "
+            "Pass the module whose forward it is."
+        )
+    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.")
+
+
+def rewritable(model: object, verb: str) -> nn.Module:
+    """As `module_of`, for verbs that rewrite a model: what TorchScript compiled is closed to them.
+
+    >>> rewritable(torch.jit.script(nn.Sequential(nn.ReLU())), "fuse")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot fuse a TorchScript module (scripted): ... it was made from.
+    """
+    module = module_of(model, verb)
+    # What torch.compile returns holds the model it was made from.
+    if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
+        kind = "traced" if isinstance(script, torch.jit.TracedModule) else "scripted"
+        raise InputError(
+            f"cannot {verb} a TorchScript module ({kind}): its code is compiled. "
+            "Pass the torch.nn.Module that it was made from."
+        )
+    return module
+
+
+def _graph_of(program: ExportedProgram) -> nn.Module:
+    """A graph that computes what the program does, and checks the sizes it was exported for."""
+    made = program.module()
+    # The module that torch makes refuses `train` and `eval`; its graph bears either.
+    graph = fx.GraphModule(made, made.graph, "Exported")
+    # Whether it trains stands in the graph: a program that does writes its statistics.
+    return graph.train(bool(program.graph_signature.buffers_to_mutate))
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from ..graph import capture, graphs
 from ..memory import Memory
 from ..passes import PASSES, Pass, run_passes
 from ..preserve import preserved
-from ..ready import check_devices, check_initialized, tensors_of
+from ..ready import check_devices, check_initialized, rewritable, tensors_of
 from ..release import in_memory, shelve, trim, unread
 from ..runtime import Optimized, describe
 from ..verify import Verification
@@ -54,6 +54,7 @@ def optimize(
     gained, the result holds `model` itself.
     """
     start = time.perf_counter()
+    model = rewritable(model, "optimize")
     _check(model, example_inputs)
     if isinstance(also, Tensor):
         raise InputError(
@@ -202,9 +203,7 @@ class _Work:
         return _digest([*codes, repr(self.graph), *describe(self.example), *kernels])
 
 
-def _check(model: Any, inputs: tuple[Any, ...]) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
+def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     tensors = tensors_of(inputs)
     if not tensors:
         raise InputError(

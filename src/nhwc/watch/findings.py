@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
-from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..convolutions import convolution_weights
+from ..formats import Format, format_of
 from ..ready import some
 from .calls import Call, Site
 from .effects import MIXING, Effect, Outcome, short_name
@@ -137,11 +137,9 @@ def _finding(
 def unconverted_weights(model: nn.Module) -> list[Finding]:
     """The weights that the model's owner forgot to convert."""
     weights = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _ConvNd)
-        and module.weight.ndim in CHANNELS_LAST_OF
-        and format_of(module.weight) is Format.CONTIGUOUS
+        weight.name
+        for weight in convolution_weights(model)
+        if format_of(weight.tensor) is Format.CONTIGUOUS
     ]
     if not weights:
         return []
