@@ -24,7 +24,7 @@ from .runtime import Optimized
 from .timing import Comparison, interleave
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
-from .watch.findings import Finding, find, is_note, unconverted_weights
+from .watch.findings import Finding, find, hidden_weights, is_note, unconverted_weights
 from .watch.images import only_of_images
 from .watch.profile import profiled, with_profile
 from .watch.recorder import Recorder
@@ -154,6 +154,7 @@ def audit(
     tracker = Tracker()
     outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
     findings = find(calls, outcomes, run_s)
+    findings += hidden_weights(calls, model)
     if not convert:
         findings += unconverted_weights(model)
     return Audit(

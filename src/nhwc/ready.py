@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.jit._trace import TracedModule
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,7 @@ def rewritable(model: object, verb: str) -> nn.Module:
     module = module_of(model, verb)
     # What torch.compile returns holds the model it was made from.
     if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
-        kind = "traced" if isinstance(script, torch.jit.TracedModule) else "scripted"
+        kind = "traced" if isinstance(script, TracedModule) else "scripted"
         raise InputError(
             f"cannot {verb} a TorchScript module ({kind}): its code is compiled. "
             "Pass the torch.nn.Module that it was made from."

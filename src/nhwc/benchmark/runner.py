@@ -8,6 +8,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from ..ready import module_of
 from .engines import QUICK, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
+
+Model = str | nn.Module | ExportedProgram
 
 SECONDS = 10.0
 """How long the turns of one case take together, set-up apart."""
@@ -40,7 +43,7 @@ class Progress:
 
 
 def bench(
-    model: str | nn.Module | Sequence[str | nn.Module],
+    model: Model | Sequence[Model],
     *,
     shape: tuple[int, ...] = (1, 3, 224, 224),
     variants: Sequence[str] = QUICK,
@@ -66,7 +69,8 @@ def bench(
     `batches` and `threads` measure every combination. Ctrl-C returns what was measured so far,
     with `interrupted` set.
     """
-    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
     names, sent = _names_and_bytes(models)
     tasks = [
         Task(Case(name, (shape,), count, train, amp, device, seed, weights), tuple(variants))
@@ -162,7 +166,7 @@ def _check(task: Task) -> None:
         raise InputError(f"a batch of {task.case.batch} is empty. Ask for 1 or more.")
 
 
-def _names_and_bytes(models: Sequence[str | nn.Module]) -> tuple[list[str], dict[str, bytes]]:
+def _names_and_bytes(models: Sequence[Model]) -> tuple[list[str], dict[str, bytes]]:
     names: list[str] = []
     sent: dict[str, bytes] = {}
     for named in models:

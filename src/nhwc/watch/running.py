@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import InputError, ModelFailed, NhwcError
 from ..convolutions import convolution_weights, packed_convolutions
+from ..errors import InputError, ModelFailed, NhwcError
 from ..formats import CHANNELS_LAST_OF, to_format
 from ..ready import check_devices, check_initialized, some, tensors_of
 from ..runtime import Optimized
