@@ -43,7 +43,7 @@ _KINDS = {
     ),
     "export": (
         "an exported program, which holds code",
-        _YOURSELF.replace("{call}", "torch.export.load('{path}').module()"),
+        _YOURSELF.replace("{call}", "torch.export.load('{path}')"),
     ),
     "pickle": (
         "a file that torch.save wrote, with weights or a pickled model",
@@ -51,7 +51,7 @@ _KINDS = {
     ),
     "safetensors": (
         "a file of weights (safetensors) without a model",
-        "name the model, and pass the weights as torch.save writes them: --weights weights.pt",
+        "name the model and pass --weights {path}",
     ),
     "onnx": (
         "an ONNX model",

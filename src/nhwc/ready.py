@@ -22,7 +22,9 @@ def module_of(model: object, verb: str) -> nn.Module:
     nhwc.errors.InputError: cannot audit a builtin_function_or_method: it is no torch.nn.Module.
     """
     if isinstance(model, ExportedProgram):
-        return _graph_of(model)
+        model = model.module()
+    if isinstance(model, fx.GraphModule) and "eval" in vars(model):
+        return _usable(model)
     if isinstance(model, nn.Module):
         return model
     if isinstance(model, torch.jit.ScriptFunction):
@@ -51,13 +53,25 @@ def rewritable(model: object, verb: str) -> nn.Module:
     return module
 
 
-def _graph_of(program: ExportedProgram) -> nn.Module:
-    """A graph that computes what the program does, and checks the sizes it was exported for."""
-    made = program.module()
-    # The module that torch makes refuses `train` and `eval`; its graph bears either.
-    graph = fx.GraphModule(made, made.graph, "Exported")
-    # Whether it trains stands in the graph: a program that does writes its statistics.
-    return graph.train(bool(program.graph_signature.buffers_to_mutate))
+def _usable(exported: fx.GraphModule) -> fx.GraphModule:
+    """The same graph in a module that bears `train` and `eval`, which torch's own refuses.
+
+    It checks the sizes it was exported for, as torch's does.
+    """
+    graph = fx.GraphModule(exported, exported.graph, "Exported")
+    # Whether it trains stands in the calls: no flag changes that any more.
+    return graph.train(any(map(_trains, graph.graph.nodes)))
+
+
+def _trains(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = {
+        **dict(zip([a.name for a in schema.arguments], node.args, strict=False)),
+        **node.kwargs,
+    }
+    return given.get("training") is True or given.get("train") is True
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -14,12 +14,14 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from .archives import kind_of
 from .errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
 from .files.container import is_saved
+from .ready import module_of
 from .vision import import_torchvision, import_torchvision_if_present
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
@@ -47,12 +49,13 @@ def load_model(
         builder = partial(builder, num_classes=classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _built(name, builder)
-    if not isinstance(model, nn.Module):
+        made = _built(name, builder)
+    if not isinstance(made, (nn.Module, ExportedProgram)):
         raise InputError(
-            f"{name} returned {type(model).__name__}, not a torch.nn.Module. "
+            f"{name} returned {type(made).__name__}, not a torch.nn.Module. "
             "Name a callable that takes no arguments and returns the model."
         )
+    model = module_of(made, "load")
     if weights is not None:
         load_weights_(model, weights)
     return model.eval()
@@ -155,9 +158,8 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     except FileNotFoundError:
         raise InputError(f"no such weights file: {path}") from None
     except Exception as error:  # a damaged file makes the unpickler raise anything
-        kind = kind_of(path)
         raise InputError(
-            f"{path} is no file of plain tensors, it is {kind.what}. "
+            f"{path} is no file of plain tensors ({kind_of(path).what}). "
             "Save it with torch.save(model.state_dict(), ...)."
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
