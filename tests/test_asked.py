@@ -32,7 +32,8 @@ def takes_a_format():
     for schema in torch._C._jit_get_all_schemas():
         names = [argument.name for argument in schema.arguments]
         is_aten = schema.name.startswith("aten::") and not schema.name.endswith("_")
-        takes_image = (
+        first = str(schema.arguments[0].type) if names else ""
+        takes_image = is_aten and names[:1] == ["self"] and first == "Tensor"
             is_aten and names[:1] == ["self"] and str(schema.arguments[0].type) == "Tensor"
         )
         if takes_image and "memory_format" in names and "out" not in names:
