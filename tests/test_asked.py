@@ -34,8 +34,6 @@ def takes_a_format():
         is_aten = schema.name.startswith("aten::") and not schema.name.endswith("_")
         first = str(schema.arguments[0].type) if names else ""
         takes_image = is_aten and names[:1] == ["self"] and first == "Tensor"
-            is_aten and names[:1] == ["self"] and str(schema.arguments[0].type) == "Tensor"
-        )
         if takes_image and "memory_format" in names and "out" not in names:
             yield schema
 
