@@ -279,9 +279,7 @@ def test_what_was_never_converted_is_said():
     report = audit(Between(nn.ReLU()), last(2, 3, 8, 8))
     (finding,) = report.findings
     assert finding.kind == "unconverted"
-    assert finding.remedy.startswith(
-        "2 convolution weights are contiguous (before.weight, after.weight)"
-    )
+    assert finding.remedy.startswith("2 convolution weights are contiguous (before, after)")
     assert audit(net, last(2, 3, 8, 8)).clean
 
 

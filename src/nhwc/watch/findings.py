@@ -139,7 +139,7 @@ def _finding(
 def unconverted_weights(model: nn.Module) -> list[Finding]:
     """The weights that the model's owner forgot to convert."""
     weights = [
-        weight.name
+        weight.name.removesuffix("weight").removesuffix(".")
         for weight in convolution_weights(model)
         if format_of(weight.tensor) is Format.CONTIGUOUS
     ]
