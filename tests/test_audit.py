@@ -461,7 +461,7 @@ def test_a_buffer_replaced_in_forward_is_put_back():
     ("inputs", "message"),
     [
         ((), "no input given"),
-        ((torch.rand(3, 8, 8),), "input 3x8x8 has 3 dimensions; a vision model needs 4"),
+        ((torch.rand(8, 8, 3),), "The input has 3 dimensions; a vision model needs 4"),
         ((torch.rand(0, 3, 8, 8),), "is empty"),
         ((torch.full((1, 3, 8, 8), float("nan")),), "contains NaN"),
         ((torch.rand(1, 3, 8, 8, device="meta"),), "meta device"),
@@ -475,7 +475,7 @@ def test_bad_input_is_refused_in_one_line(inputs, message):
 
 
 def test_not_a_model():
-    with pytest.raises(nhwc.InputError, match="the first argument is function"):
+    with pytest.raises(nhwc.InputError, match="cannot audit a function"):
         audit(lambda x: x, torch.rand(1, 3, 8, 8))
 
 

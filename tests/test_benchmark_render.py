@@ -145,7 +145,7 @@ def test_pictures_are_the_same_for_the_same_result():
 
 def test_without_matplotlib_the_pip_line_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackage, match="pip install matplotlib"):
+    with pytest.raises(MissingPackage, match=r"pip install 'nhwc\[plot\]'"):
         bench_plot(one())
 
 

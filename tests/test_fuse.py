@@ -384,7 +384,7 @@ def test_any_signature_is_kept():
 
 
 def test_not_a_module():
-    with pytest.raises(InputError, match="cannot capture a function"):
+    with pytest.raises(InputError, match="cannot fuse a function"):
         fuse(lambda x: x)
 
 

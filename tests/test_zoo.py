@@ -1,5 +1,7 @@
+import struct
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -68,10 +70,107 @@ def test_names_that_lead_nowhere(name, says):
         load_model(name)
 
 
-def test_a_file_of_weights_is_no_model(tmp_path):
-    torch.save({}, tmp_path / "w.pt")
-    with pytest.raises(nhwc.ModelNotFound, match=r"is no model saved by nhwc.*--weights .*w\.pt"):
-        load_model(f"{tmp_path}/w.pt")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("script.pt", r"is a TorchScript archive, which holds code: load .* torch\.jit\.load\('"),
+        ("program.pt2", r"is an exported program, .* torch\.export\.load\('"),
+        ("weights.pt", r"with weights or a pickled model: .* --weights .*weights\.pt\.$"),
+        ("model.pth", "with weights or a pickled model"),
+        ("old.pt", "with weights or a pickled model"),
+        ("weights.safetensors", r"is a file of weights \(safetensors\) without a model: name the"),
+        ("model.onnx", "is an ONNX model: name the PyTorch model that it was exported from"),
+        ("text.txt", "is no model saved by nhwc"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_by_their_kind(tmp_path, name, says):
+    net, path = nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), tmp_path / name
+    if name == "script.pt":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(torch.jit.script(net), path)
+    elif name == "program.pt2":
+        torch.export.save(torch.export.export(net, (torch.rand(1, 3, 8, 8),)), path)
+    elif name == "weights.safetensors":
+        header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    elif path.suffix in (".pt", ".pth"):
+        saved = net if name == "model.pth" else net.state_dict()
+        torch.save(saved, path, _use_new_zipfile_serialization=name != "old.pt")
+    else:
+        path.write_bytes(b"\x08\x08pytorch")
+    with pytest.raises(nhwc.ModelNotFound, match=says) as caught:
+        load_model(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("import sys; sys.exit(3)", "could not be run: SystemExit: 3"),
+        ("raise ValueError('one\\ntwo')", "could not be run: ValueError: one two"),
+        ("def net(: pass", "could not be run: SyntaxError"),
+        ("def net(): raise SystemExit('bye')", "raised SystemExit: bye"),
+        ("def net(): raise ValueError('one\\ntwo')", "raised ValueError: one two"),
+        ("def net(size): pass", "missing 1 required positional argument: 'size'. Name a callable"),
+        ("def net(): pass", "returned NoneType, not a torch.nn.Module"),
+        ("net = 3", "has no callable 'net'"),
+    ],
+)
+def test_what_is_wrong_with_a_users_file_is_said_in_one_line(tmp_path, body, says):
+    (tmp_path / "broken.py").write_text(body)
+    with pytest.raises(nhwc.InputError, match=says) as caught:
+        load_model(f"{tmp_path}/broken.py:net")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_breaks_is_said_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(nhwc.ModelNotFound, match=r"cannot import .* ZeroDivisionError: division"):
+        load_model("broken_package:net")
+
+
+def test_what_a_users_file_prints_is_no_data(tmp_path, capsys):
+    (tmp_path / "chatty.py").write_text(
+        "from torch import nn\nprint('one')\ndef net(): print('two'); return nn.ReLU()\n"
+    )
+    load_model(f"{tmp_path}/chatty.py:net")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "one\ntwo\n")
+
+
+@pytest.mark.parametrize("made", ["", ".module()"])
+def test_a_function_may_load_an_exported_program(tmp_path, made):
+    net, x = nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8)
+    torch.export.save(torch.export.export(net, (x,)), tmp_path / "program.pt2")
+    (tmp_path / "loads.py").write_text(
+        f"import torch\ndef net(): return torch.export.load('{tmp_path}/program.pt2'){made}\n"
+    )
+    model = load_model(f"{tmp_path}/loads.py:net")
+    torch.testing.assert_close(model(x), net(x))
+
+
+def test_a_model_of_a_file_may_stand_there_made(tmp_path):
+    (tmp_path / "made.py").write_text("from torch import nn\nnet = nn.Conv2d(3, 4, 3)\n")
+    assert isinstance(load_model(f"{tmp_path}/made.py:net"), nn.Conv2d)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "says"),
+    [
+        ("timm:resnet18", ["timm", "torchvision"], "timm"),
+        ("timm:resnet18", ["timm"], "timm"),
+        ("torchvision:resnet18", ["torchvision"], "torchvision"),
+        ("resnet18", ["timm", "torchvision"], "torchvision"),
+    ],
+)
+def test_a_missing_extra_is_named_once(monkeypatch, name, absent, says):
+    for package in absent:
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(nhwc.MissingPackage) as caught:
+        load_model(name)
+    assert str(caught.value) == f"{says} is not installed: pip install 'nhwc[zoo]'."
 
 
 def test_weights(tmp_path):

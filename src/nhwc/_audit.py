@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
+from .convolutions import convolution_weights
 from .environment import Environment
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from .preserve import preserved
-from .ready import tensors_of
+from .ready import module_of, tensors_of
 from .runtime import Optimized
 from .timing import Comparison, interleave
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
-from .watch.findings import Finding, find, is_note, unconverted_weights
+from .watch.findings import Finding, find, hidden_weights, is_note, unconverted_weights
 from .watch.images import only_of_images
 from .watch.profile import profiled, with_profile
 from .watch.recorder import Recorder
@@ -62,8 +66,13 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether every image stayed in channels last from the first operator to the last."""
+        """Whether no call lost channels last, converted or copied; none may have been given it."""
         return not self.findings
+
+    @property
+    def judged(self) -> int:
+        """How many calls worked on images, which have a format to keep or to lose."""
+        return len(self.calls) - self.counts[str(Effect.NEUTRAL)]
 
     @property
     def cost_s(self) -> float:
@@ -125,15 +134,19 @@ def audit(
     plan. The model is left as it was found.
     """
     kwargs = dict(kwargs or {})
+    exported = isinstance(model, ExportedProgram)
+    model = module_of(model, "audit")
     check(model, inputs, kwargs)
     if convert is None:
         convert = not _begun(model, (inputs, kwargs))
     device = _device(model, inputs, kwargs)
-    with preserved(model), as_written(model) as unseen:
-        if convert:
-            convert_(model)
+    tensors = tensors_of((inputs, kwargs))
+    in_format = _converted(model) if convert else contextlib.nullcontext()
+    with preserved(model), as_written(model) as unseen, in_format:
+        if exported:
+            unseen.append("modules and source lines: an exported program is one flat graph")
         run = Run(model, inputs, kwargs, convert=convert, backward=backward)
-        guarded(run.go, model)
+        guarded(run.go, model, tensors)
         run_s = min(_seconds(run.go, device) for _ in range(2))
         recorder = Recorder(model)
         profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
@@ -141,11 +154,12 @@ def audit(
     tracker = Tracker()
     outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
     findings = find(calls, outcomes, run_s)
+    findings += hidden_weights(calls, model)
     if not convert:
         findings += unconverted_weights(model)
     return Audit(
         model=name or type(model).__name__,
-        inputs=tuple(tuple(t.shape) for t in tensors_of((inputs, kwargs))),
+        inputs=tuple(tuple(t.shape) for t in tensors),
         calls=tuple(calls),
         outcomes=tuple(outcomes),
         findings=tuple(sorted(findings, key=lambda f: (is_note(f), -f.cost_s, f.calls))),
@@ -162,7 +176,22 @@ def _begun(model: nn.Module, inputs: object) -> bool:
     if any(isinstance(module, Optimized) for module in model.modules()):
         return False
     last = CHANNELS_LAST_OF.values()
-    return any(format_of(t) in last for t in (*model.parameters(), *tensors_of(inputs)))
+    weights = (weight.tensor for weight in convolution_weights(model))
+    own = (*model.parameters(), *weights)
+    return any(format_of(t) in last for t in (*own, *tensors_of(inputs)))
+
+
+@contextlib.contextmanager
+def _converted(model: nn.Module) -> Iterator[None]:
+    """`model` with its weights in channels last, the constants of frozen TorchScript among them."""
+    kept = [(weight.tensor, weight.tensor.data) for weight in convolution_weights(model)]
+    if kept:
+        convert_(model)
+    try:
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
 
 
 def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
@@ -181,8 +210,10 @@ def _compare(
     model: nn.Module, inputs: Any, kwargs: Any, backward: bool, device: torch.device
 ) -> Comparison:
     """Time contiguous against channels last on two copies, in turns."""
-    plain = convert_(copy.deepcopy(model), Format.CONTIGUOUS)
-    last = convert_(copy.deepcopy(model))
+    plain, last = _copy_of(model), _copy_of(model)
+    if convolution_weights(model):
+        convert_(plain, Format.CONTIGUOUS)
+        convert_(last)
     runs = {
         "contiguous": Run(plain, inputs, kwargs, convert=False, backward=backward).go,
         "channels_last": Run(last, inputs, kwargs, convert=True, backward=backward).go,
@@ -190,6 +221,17 @@ def _compare(
     with preserved(model):
         times = interleave(runs, rounds=10, device=device)
     return Comparison(times["contiguous"], times["channels_last"])
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A copy with weights of its own; torch's copies of frozen TorchScript share constants."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.jit.save(model, file)
+    file.seek(0)
+    copied: nn.Module = torch.jit.load(file)
+    return copied
 
 
 def _plain(value: Any) -> Any:

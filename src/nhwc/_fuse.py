@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
 from .passes import FOLDING, Pass, run_passes
+from .ready import rewritable
 
 
 def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModule:
@@ -25,7 +26,7 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     The input model is left as it is, and shares no memory with the result. `report` tells of every
     batch norm whether it was folded, or why not, and which parts could not be looked into.
     """
-    captured = capture(model)
+    captured = capture(rewritable(model, "fuse"))
     unseen = _unseen(captured)
     reports = run_passes(captured.module, passes)
     report = FuseReport((*reports, unseen), captured.opaque, captured.notes)

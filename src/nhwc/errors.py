@@ -36,6 +36,15 @@ class MissingPackage(NhwcError, ImportError):
     """An optional package is not installed; the message has the pip line."""
 
 
+def missing(package: str, extra: str) -> MissingPackage:
+    """The error to raise where an optional package is missing: it names the extra that has it.
+
+    >>> missing("timm", "zoo")
+    MissingPackage("timm is not installed: pip install 'nhwc[zoo]'.")
+    """
+    return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")
+
+
 class FormatLost(NhwcError, RuntimeError):
     """An operator got channels last and returned another format."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
+from torch.export import ExportedProgram
 
+from .convolutions import check_memory, convolution_weights, packed_convolutions
 from .errors import InputError
+
+Model = TypeVar("Model", nn.Module, ExportedProgram)
 
 
 class Format(Enum):
@@ -140,7 +143,7 @@ def _check_target(format: object) -> None:
         )
 
 
-def convert_(module: nn.Module, format: Format = Format.CHANNELS_LAST) -> nn.Module:
+def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
     """Give every 2-D and 3-D convolution of `module` weights in `format`, in place.
 
     `CHANNELS_LAST` means channels last in the weight's own number of dimensions: 5-D weights become
@@ -151,33 +154,33 @@ def convert_(module: nn.Module, format: Format = Format.CHANNELS_LAST) -> nn.Mod
     <Format.CHANNELS_LAST: 'channels_last'>
 
     Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
+
+    TorchScript (scripted, traced, frozen), graphs of torch.fx, exported programs and what
+    torch.compile returned are converted too. In other code of your own a weight is found where the
+    class itself hands it to a convolution, `F.conv2d(x, self.weight)`; one that goes through a
+    function elsewhere is left, and `nhwc.audit` names it. What is packed for one kernel (quantized,
+    `torch.jit.optimize_for_inference`) has no strides, and is left.
     """
     _check_target(format)
-    if not isinstance(module, nn.Module):
+    model: object = module.module() if isinstance(module, ExportedProgram) else module
+    if not isinstance(model, nn.Module):
         raise InputError(
             f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
             "For a tensor there is nhwc.to_format(x, format)."
         )
+    weights = convolution_weights(model)
+    if not weights and (packed := packed_convolutions(model)):
+        raise InputError(
+            f"every convolution of the {type(module).__name__} holds its weight packed for one "
+            f"kernel ({packed[0] or 'the model itself'}): there is no format to change. "
+            "Convert the model before it is quantized or optimized for inference."
+        )
+    check_memory(model, weights)
     # Two parameters over the same memory go on sharing it.
     moved: dict[object, Tensor] = {}
-    for name, conv in module.named_modules():
-        if isinstance(conv, _ConvNd):
-            for weight in _weights(conv, name):
-                _restride_(weight, format, moved)
+    for weight in weights:
+        _restride_(weight.tensor, format, moved)
     return module
-
-
-def _weights(conv: _ConvNd, name: str) -> list[Tensor]:
-    """The tensors a convolution stores its weight in: one, or those of a parametrization."""
-    if is_lazy(conv.weight):
-        raise InputError(
-            f"{name or 'the module'} ({type(conv).__name__}) has no weight yet: it is lazy. "
-            "Run the model once on an example input, then convert it."
-        )
-    # A parametrized weight is computed anew on each access; what lasts is what it is computed from.
-    lists = getattr(conv, "parametrizations", {})
-    stored = lists["weight"].parameters() if "weight" in lists else conv.parameters(recurse=False)
-    return [p for p in stored if p.ndim in CHANNELS_LAST_OF]
 
 
 def _restride_(weight: Tensor, format: Format, moved: dict[object, Tensor]) -> None:

@@ -12,11 +12,73 @@ import threading
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.jit._trace import TracedModule
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from .errors import InputError, NhwcError
+
+
+def module_of(model: object, verb: str) -> nn.Module:
+    """The module that `verb` is to work on: of an exported program its graph, else the model.
+
+    >>> module_of(print, "audit")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot audit a builtin_function_or_method: it is no torch.nn.Module.
+    """
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    if isinstance(model, fx.GraphModule) and "eval" in vars(model):
+        return _usable(model)
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, torch.jit.ScriptFunction):
+        raise InputError(
+            f"cannot {verb} a TorchScript function: it is no torch.nn.Module. "
+            "Pass the module whose forward it is."
+        )
+    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.")
+
+
+def rewritable(model: object, verb: str) -> nn.Module:
+    """As `module_of`, for verbs that rewrite a model: what TorchScript compiled is closed to them.
+
+    >>> rewritable(torch.jit.script(nn.Sequential(nn.ReLU())), "fuse")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot fuse a TorchScript module (scripted): ... it was made from.
+    """
+    module = module_of(model, verb)
+    # What torch.compile returns holds the model it was made from.
+    if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
+        kind = "traced" if isinstance(script, TracedModule) else "scripted"
+        raise InputError(
+            f"cannot {verb} a TorchScript module ({kind}): its code is compiled. "
+            "Pass the torch.nn.Module that it was made from."
+        )
+    return module
+
+
+def _usable(exported: fx.GraphModule) -> fx.GraphModule:
+    """The same graph in a module that bears `train` and `eval`, which torch's own refuses.
+
+    It checks the sizes it was exported for, as torch's does.
+    """
+    graph = fx.GraphModule(exported, exported.graph, "Exported")
+    # Whether it trains stands in the calls: no flag changes that any more.
+    return graph.train(any(map(_trains, graph.graph.nodes)))
+
+
+def _trains(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = {
+        **dict(zip([a.name for a in schema.arguments], node.args, strict=False)),
+        **node.kwargs,
+    }
+    return given.get("training") is True or given.get("train") is True
 
 
 def check_initialized(model: nn.Module) -> None:

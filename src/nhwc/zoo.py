@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -13,11 +14,14 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from .errors import InputError, MissingPackage, ModelNotFound, NhwcError
+from .archives import kind_of
+from .errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
 from .files.container import is_saved
+from .ready import module_of
 from .vision import import_torchvision, import_torchvision_if_present
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
@@ -45,12 +49,13 @@ def load_model(
         builder = partial(builder, num_classes=classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _built(name, builder)
-    if not isinstance(model, nn.Module):
+        made = _built(name, builder)
+    if not isinstance(made, (nn.Module, ExportedProgram)):
         raise InputError(
-            f"{name} returned {type(model).__name__}, not a torch.nn.Module. "
+            f"{name} returned {type(made).__name__}, not a torch.nn.Module. "
             "Name a callable that takes no arguments and returns the model."
         )
+    model = module_of(made, "load")
     if weights is not None:
         load_weights_(model, weights)
     return model.eval()
@@ -58,14 +63,21 @@ def load_model(
 
 def _built(name: str, builder: Callable[..., object]) -> object:
     try:
-        return builder()
+        # What the code prints is no data of ours.
+        with contextlib.redirect_stdout(sys.stderr):
+            return builder()
     except NhwcError:
         raise
-    except Exception as error:  # whatever a user's code raises
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise InputError(
-            f"{name} raised {type(error).__name__}: {str(error).rstrip('.')}. "
+            f"{name} raised {_said(error)}. "
             "Name a callable that takes no arguments and returns the model."
         ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Kind and words of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
 
 def find_builder(name: str) -> Callable[..., object]:
@@ -83,6 +95,8 @@ def find_builder(name: str) -> Callable[..., object]:
         return _from_timm(what)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     found = getattr(module, what, None)
+    if isinstance(found, nn.Module):
+        return lambda: found
     if not callable(found):
         raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
     return found  # type: ignore[no-any-return]
@@ -145,7 +159,8 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
         raise InputError(f"no such weights file: {path}") from None
     except Exception as error:  # a damaged file makes the unpickler raise anything
         raise InputError(
-            f"{path} is no file of plain tensors. Save it with torch.save(model.state_dict(), ...)."
+            f"{path} is no file of plain tensors ({kind_of(path).what}). "
+            "Save it with torch.save(model.state_dict(), ...)."
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
@@ -161,19 +176,22 @@ def _bare_name(name: str) -> Callable[..., object]:
     if name.endswith(".py"):
         raise ModelNotFound(f"{name} names a file. Add the callable: {name}:NAME.")
     if Path(name).is_file():
-        raise ModelNotFound(
-            f"{name} is no model saved by nhwc. If it holds weights, name the model and pass "
-            f"--weights {name}."
-        )
+        kind = kind_of(name)
+        raise ModelNotFound(f"{name} is {kind.what}: {kind.todo}.")
     if Path(name).suffix in _ENDINGS or len(Path(name).parts) > 1:
         raise ModelNotFound(f"no such file: {name}.")
-    reasons = []
+    reasons: list[str] = []
+    absent: list[MissingPackage] = []
     for source in (_from_torchvision, _from_timm):
         try:
             return source(name)
-        except (ModelNotFound, MissingPackage) as error:
+        except ModelNotFound as error:
             reasons.append(str(error))
-    raise ModelNotFound(f"no model named {name!r}: " + " ".join(reasons))
+        except MissingPackage as error:
+            absent.append(error)
+    if not reasons:
+        raise absent[0]
+    raise ModelNotFound(f"no model named {name!r}: " + " ".join([*reasons, *map(str, absent)]))
 
 
 def _from_torchvision(name: str) -> Callable[..., object]:
@@ -192,11 +210,16 @@ def _from_torchvision(name: str) -> Callable[..., object]:
 
 
 def _from_timm(name: str) -> Callable[..., object]:
-    import_torchvision()
+    import_torchvision_if_present()
     try:
         import timm
-    except ImportError:
-        raise MissingPackage("timm is not installed: pip install timm.") from None
+    except ModuleNotFoundError as error:
+        # timm needs others: whichever is missing, the extra brings them all.
+        raise missing(str(error.name).partition(".")[0], "zoo") from None
+    except ImportError as error:
+        raise MissingPackage(
+            f"timm cannot be imported ({_said(error)}): pip install --upgrade 'nhwc[zoo]'."
+        ) from error
     if not timm.is_model(name):
         raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}")
     return partial(timm.create_model, name, pretrained=False)
@@ -226,9 +249,10 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ModelNotFound(f"{path} could not be run: {type(error).__name__}: {error}") from error
+        with contextlib.redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ModelNotFound(f"{path} could not be run: {_said(error)}.") from error
     finally:
         sys.path.remove(str(path.parent.resolve()))
     return module
@@ -237,6 +261,7 @@ def _from_file(path: Path) -> ModuleType:
 def _from_package(name: str) -> ModuleType:
     import_torchvision_if_present()
     try:
-        return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
-        raise ModelNotFound(f"cannot import {name!r}: {error}") from error
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ModelNotFound(f"cannot import {name!r}: {_said(error)}.") from error

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def propagation(model: nn.Module, inputs: Sequence[Tensor]) -> str:
-    """`clean`, or how many calls lost the format."""
+    """`clean`, how many calls lost the format, or that no image is at work."""
     # Asked as a user would ask: the verbs stand side by side and know nothing of one another.
     import nhwc
 
@@ -18,4 +18,6 @@ def propagation(model: nn.Module, inputs: Sequence[Tensor]) -> str:
         # A run is worth measuring also where nobody can say what it does to the format.
         return "not audited"
     lost = sum(len(finding.calls) for finding in report.lost)
-    return f"lost at {lost} call{'s' * (lost != 1)}" if lost else "clean"
+    if not lost:
+        return "clean" if report.judged else "nothing to judge"
+    return f"lost at {lost} call{'s' * (lost != 1)}"

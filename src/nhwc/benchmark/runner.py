@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from ..environment import Environment, available_cores
 from ..errors import InputError
+from ..ready import module_of
 from .engines import QUICK, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
+
+Model = str | nn.Module | ExportedProgram
 
 SECONDS = 10.0
 """How long the turns of one case take together, set-up apart."""
@@ -36,7 +43,7 @@ class Progress:
 
 
 def bench(
-    model: str | nn.Module | Sequence[str | nn.Module],
+    model: Model | Sequence[Model],
     *,
     shape: tuple[int, ...] = (1, 3, 224, 224),
     variants: Sequence[str] = QUICK,
@@ -57,11 +64,13 @@ def bench(
     >>> len(result.rows[0].comparison("channels_last", "eager").interval)
     2
 
-    A model is a name as on the command line, or a module; it is sent to the processes as it is.
+    A model is a name as on the command line, a module or an exported program; it is sent to the
+    processes as it is.
     `batches` and `threads` measure every combination. Ctrl-C returns what was measured so far,
     with `interrupted` set.
     """
-    models = [model] if isinstance(model, (str, nn.Module)) else list(model)
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
     names, sent = _names_and_bytes(models)
     tasks = [
         Task(Case(name, (shape,), count, train, amp, device, seed, weights), tuple(variants))
@@ -157,28 +166,34 @@ def _check(task: Task) -> None:
         raise InputError(f"a batch of {task.case.batch} is empty. Ask for 1 or more.")
 
 
-def _names_and_bytes(models: Sequence[str | nn.Module]) -> tuple[list[str], dict[str, bytes]]:
+def _names_and_bytes(models: Sequence[Model]) -> tuple[list[str], dict[str, bytes]]:
     names: list[str] = []
     sent: dict[str, bytes] = {}
-    for model in models:
-        if isinstance(model, str):
-            names.append(model)
+    for named in models:
+        if isinstance(named, str):
+            names.append(named)
             continue
-        kind = type(model).__name__
+        model = named if isinstance(named, ExportedProgram) else module_of(named, "bench")
+        kind = type(named).__name__
         name = kind if kind not in names else f"{kind} ({len(names) + 1})"
         names.append(name)
         sent[name] = _pickled(model)
     return names, sent
 
 
-def _pickled(model: nn.Module) -> bytes:
+def _pickled(model: nn.Module | ExportedProgram) -> bytes:
     """A copy of the model for other processes, which import its class by name.
 
     What lives in a script or notebook has no name there; cloudpickle, where it is installed,
     sends the code along.
     """
-    homes = {type(module).__module__ for module in model.modules()}
     try:
+        if isinstance(model, (torch.jit.ScriptModule, ExportedProgram)):
+            file = io.BytesIO()
+            is_script = isinstance(model, torch.jit.ScriptModule)
+            (torch.jit if is_script else torch.export).save(model, file)
+            return file.getvalue()
+        homes = {type(module).__module__ for module in model.modules()}
         if "__main__" not in homes:
             return pickle.dumps(model)
         import cloudpickle

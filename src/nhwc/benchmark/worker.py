@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
+from ..ready import module_of
 from ..timing import timer_for
 from ..vision import import_torchvision_if_present
 from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
@@ -84,7 +86,7 @@ def build(case: Case, sent: bytes) -> Built:
     import_torchvision_if_present()
     before = resident_bytes(case.device)
     if sent:
-        model: nn.Module = pickle.load(io.BytesIO(sent))
+        model = _received(sent)
     else:
         model = load_model(case.model, weights=case.weights, seed=case.seed)
         if case.weights is None:
@@ -92,6 +94,18 @@ def build(case: Case, sent: bytes) -> Built:
     draw = torch.Generator().manual_seed(case.seed)
     inputs = tuple(torch.randn(shape, generator=draw).to(case.device) for shape in case.shapes)
     return Built(case, model.to(case.device), inputs, before)
+
+
+def _received(sent: bytes) -> nn.Module:
+    """The model that the parent sent: TorchScript and exported programs come as their archives."""
+    file = io.BytesIO(sent)
+    if not zipfile.is_zipfile(file):
+        model: nn.Module = pickle.loads(sent)
+        return model
+    with zipfile.ZipFile(file) as archive:
+        is_script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    file.seek(0)
+    return module_of(torch.jit.load(file) if is_script else torch.export.load(file), "bench")
 
 
 def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, Any]]:

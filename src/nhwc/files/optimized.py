@@ -17,7 +17,7 @@ from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..memory import Memory
 from ..plan import make_plan
-from ..ready import check_threads
+from ..ready import check_threads, rewritable
 from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
 from ..shown import shown
@@ -42,6 +42,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     recipes: tuple[Recipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
     exact = False
+    model = rewritable(model, "save")
     if isinstance(model, Optimized):
         recipes, examples, exact = model.recipes, model.examples, model.exact
         model = model.portable

@@ -17,7 +17,7 @@ from ..graph.captured import own_copy
 from ..memory import Memory
 from ..passes import PASSES, Pass, run_passes
 from ..preserve import preserved
-from ..ready import check_devices, check_initialized, check_threads, tensors_of
+from ..ready import check_devices, check_initialized, check_threads, rewritable, tensors_of
 from ..release import in_memory, shelve, trim, unread
 from ..runtime import Optimized, describe
 from ..verify import Verification
@@ -57,6 +57,7 @@ def optimize(
     gained, the result holds a copy of `model` as it is.
     """
     start = time.perf_counter()
+    model = rewritable(model, "optimize")
     _check(model, example_inputs)
     if isinstance(also, Tensor):
         raise InputError(
@@ -218,9 +219,7 @@ class _Work:
         return _digest([*codes, repr(self.graph), *describe(self.example), *kernels])
 
 
-def _check(model: Any, inputs: tuple[Any, ...]) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"cannot optimize a {type(model).__name__}. Pass a torch.nn.Module.")
+def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     tensors = tensors_of(inputs)
     if not tensors:
         raise InputError(

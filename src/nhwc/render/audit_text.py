@@ -37,7 +37,7 @@ def _verdict(audit: Audit) -> str:
         return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
     if audit.clean:
-        return f"clean: {head}, channels last from input to output"
+        return f"{'clean' if audit.judged else 'nothing to judge'}: {head}, {clean_words(audit)}"
     parts = [
         _how_many(counts["loses"] + counts["misreads"], "lose", "the format"),
         _how_many(counts["converts"], "convert", "on request"),
@@ -45,6 +45,21 @@ def _verdict(audit: Audit) -> str:
         f"conversions cost {milliseconds(audit.cost_s)} ({audit.cost_s / audit.run_s:.1%})",
     ]
     return f"{head}: " + ", ".join(part for part in parts if part)
+
+
+def clean_words(audit: Audit) -> str:
+    """What the calls did where none of them lost the format, each counted once."""
+    counts = audit.counts
+    if not audit.judged:
+        return "none on an image (a tensor of 4 or 5 dimensions, or a list of images)"
+    parts = [
+        _how_many(counts["keeps"], "keep", "it"),
+        _how_many(counts["restores"], "make", "it"),
+        _how_many(counts["views"], "move", "nothing"),
+        _how_many(counts["plain"], "get", "none to keep"),
+        _how_many(counts["neutral"], "work", "on no image"),
+    ]
+    return "channels last is never lost: " + ", ".join(part for part in parts if part)
 
 
 def _how_many(count: int, verb: str, rest: str) -> str:

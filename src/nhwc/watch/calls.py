@@ -91,6 +91,8 @@ class Call:
     """False for a view: its output is memory of an input."""
     seconds: float = 0.0
     copies: tuple[Copy, ...] = ()
+    asked: Format | None = None
+    """The memory format that the code named in the call."""
 
     @property
     def copied_bytes(self) -> int:

@@ -20,7 +20,7 @@ class Effect(Enum):
     MISREADS = "misreads"
     """The only channels-last input had ambiguous strides, and was taken for contiguous."""
     CONVERTS = "converts"
-    """The code asked for the conversion: `.contiguous()`, a reshape that must copy."""
+    """The code asked for it: `.contiguous()`, a `memory_format`, a reshape that must copy."""
     RESTORES = "restores"
     """Contiguous went in, channels last came out: this call paid for the conversion back."""
     PLAIN = "plain"
@@ -79,6 +79,10 @@ _EXPLICIT = frozenset(
 )
 
 
+_FRESH = ("new_", "empty_strided")
+"""How operators begin that take an image for its type and device alone."""
+
+
 def short_name(operator: str) -> str:
     """The last part of an operator's name.
 
@@ -133,7 +137,8 @@ class Tracker:
         if call.backward:
             weights = {i.shape for i in call.inputs if i.source is None}
             made = [o for o in made if o.shape not in weights]
-        if not made or not images:
+        name = short_name(call.operator)
+        if not made or not images or name.startswith(_FRESH):
             return Outcome(Effect.NEUTRAL)
         if not call.backward:
             # A gate or a bias that is spread over an image does not decide how that one lies.
@@ -144,7 +149,8 @@ class Tracker:
         if last and not (call.backward and len(last) < len(images)):
             return self._after_last(call, last, out, origin)
         if out.format.is_last:
-            return Outcome(Effect.RESTORES, origin)
+            # What is filled with numbers of its own copies nothing, whatever the shape is taken of.
+            return Outcome(Effect.KEEPS) if _is_like(name) else Outcome(Effect.RESTORES, origin)
         return Outcome(Effect.PLAIN, origin)
 
     def _in_place(self, call: Call, images: list[TensorSpec]) -> Outcome:
@@ -178,6 +184,8 @@ class Tracker:
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
+        if call.asked is Format.CONTIGUOUS:
+            return Outcome(Effect.CONVERTS)
         if not known and name != "contiguous":
             marked = all(i.marked for i in last)
             return Outcome(Effect.LOSES if marked else Effect.MISREADS)
@@ -186,6 +194,10 @@ class Tracker:
         if name in _EXPLICIT:
             return Outcome(Effect.CONVERTS)
         return Outcome(Effect.LOSES, origin)
+
+
+def _is_like(name: str) -> bool:
+    return name.endswith("_like")
 
 
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:

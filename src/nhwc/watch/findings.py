@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
-from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..convolutions import convolution_weights
+from ..formats import Format, format_of
 from ..ready import some
+from ..source import CONVOLUTIONS
 from .calls import Call, Site
 from .effects import MIXING, Effect, Outcome, short_name
 from .remedies import remedy
@@ -137,11 +139,9 @@ def _finding(
 def unconverted_weights(model: nn.Module) -> list[Finding]:
     """The weights that the model's owner forgot to convert."""
     weights = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _ConvNd)
-        and module.weight.ndim in CHANNELS_LAST_OF
-        and format_of(module.weight) is Format.CONTIGUOUS
+        weight.name.removesuffix("weight").removesuffix(".")
+        for weight in convolution_weights(model)
+        if format_of(weight.tensor) is Format.CONTIGUOUS
     ]
     if not weights:
         return []
@@ -159,6 +159,34 @@ def unconverted_weights(model: nn.Module) -> list[Finding]:
             remedy=f"{len(weights)} convolution {are} contiguous ({some(weights)}). "
             "Call nhwc.convert_(model) once after loading.",
         )
+    ]
+
+
+def hidden_weights(calls: Sequence[Call], model: nn.Module) -> list[Finding]:
+    """Contiguous weights of the model that convolutions read and that `convert_` does not find."""
+    known = {tuple(weight.tensor.shape) for weight in convolution_weights(model)}
+    sites: dict[Site, list[int]] = {}
+    for call in calls:
+        if short_name(call.operator) in CONVOLUTIONS and not call.backward:
+            for weight in call.inputs[1:2]:
+                own = weight.source is None and weight.shape not in known
+                if own and weight.format is Format.CONTIGUOUS:
+                    sites.setdefault(call.site, []).append(call.index)
+    return [
+        Finding(
+            kind="unconverted",
+            operator="weight",
+            site=site,
+            calls=tuple(members),
+            payers=(),
+            cost_s=0.0,
+            share=0.0,
+            copied_bytes=0,
+            remedy="This convolution reads a contiguous weight of the model, which nhwc.convert_ "
+            "does not find, because the code of its class hands it to no convolution. Convert it: "
+            "p.data = nhwc.to_format(p.data, Format.CHANNELS_LAST).",
+        )
+        for site, members in sites.items()
     ]
 
 

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..formats import format_of
+from ..convolutions import convolution_weights
+from ..formats import Format, format_of
 from .calls import Call, Site, TensorSpec
 
 _NOT_THE_USERS = (
@@ -81,6 +82,7 @@ class Recorder(contextlib.ExitStack):
             inputs=specs,
             outputs=tuple(self._spec(tensor) for tensor in results),
             moves_data=bool(fresh),
+            asked=_asked(arguments),
         )
         for number in range(before, _get_sequence_nr()):
             self.sites[number] = made.site
@@ -206,6 +208,19 @@ def _tensors(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+_ASKED = {
+    torch.contiguous_format: Format.CONTIGUOUS,
+    torch.channels_last: Format.CHANNELS_LAST,
+    torch.channels_last_3d: Format.CHANNELS_LAST_3D,
+}
+
+
+def _asked(arguments: object) -> Format | None:
+    """The memory format that the caller named, whichever operator and whichever argument it is."""
+    named = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.memory_format)]
+    return _ASKED.get(named[0]) if named else None
+
+
 def _has_strides(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
@@ -220,7 +235,9 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _own_tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    # Those of frozen TorchScript are constants of its graph.
+    weights = (weight.tensor for weight in convolution_weights(model))
+    return [*model.parameters(), *model.buffers(), *weights]
 
 
 def _module_names(model: nn.Module | None) -> dict[int, str]:

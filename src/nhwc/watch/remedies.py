@@ -13,7 +13,7 @@ def remedy(call: Call, effect: Effect) -> str:
     if effect is Effect.MISREADS:
         return _misread(call, name)
     if effect is Effect.CONVERTS:
-        return _converted(name)
+        return _converted(call, name)
     if effect is Effect.RESTORES:
         return (
             f"`{name}` has channels-last weights and copies its input to match them on every call. "
@@ -160,7 +160,12 @@ def _misread(call: Call, name: str) -> str:
     )
 
 
-def _converted(name: str) -> str:
+def _converted(call: Call, name: str) -> str:
+    if call.asked is not None and name not in ("contiguous", "clone"):
+        return (
+            f"This `{name}` is asked for memory_format=torch.contiguous_format. Leave that out: "
+            "it keeps the format of its input then."
+        )
     if name in ("reshape", "flatten", "unflatten", "view_as", "reshape_as"):
         return (
             f"This `{name}` cannot be a view of channels-last memory, so it copies to contiguous. "

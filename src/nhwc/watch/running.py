@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_map
 
+from ..convolutions import convolution_weights, packed_convolutions
 from ..errors import InputError, ModelFailed, NhwcError
 from ..formats import CHANNELS_LAST_OF, to_format
 from ..ready import check_devices, check_initialized, some, tensors_of
@@ -51,7 +51,7 @@ class Run:
 
 def _ranks(model: nn.Module) -> Collection[int]:
     """How many dimensions an image has here: a clip for 2-D convolutions is five, but no volume."""
-    convolved = {m.weight.ndim for m in model.modules() if isinstance(m, _ConvNd)}
+    convolved = {weight.tensor.ndim for weight in convolution_weights(model)}
     return convolved.intersection(CHANNELS_LAST_OF) or CHANNELS_LAST_OF
 
 
@@ -73,32 +73,16 @@ def _fields(result: object) -> object:
 
 
 def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the first argument is {type(model).__name__}, not a torch.nn.Module. "
-            "Call audit(model, input)."
-        )
     check_initialized(model)
     tensors = tensors_of((inputs, kwargs))
     if not tensors:
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
-    if not any(t.ndim in CHANNELS_LAST_OF for t in tensors) and not any(map(_images, inputs)):
-        shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors)
-        raise InputError(
-            f"input {shapes} has {tensors[0].ndim} dimensions; a vision model needs 4 "
-            "(N, C, H, W) or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
-        )
     for tensor in tensors:
         if tensor.numel() == 0:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
     check_devices(model, tensors)
-
-
-def _images(value: object) -> bool:
-    """Whether this is a list of images, which the model puts into a batch itself."""
-    return isinstance(value, (list, tuple)) and any(t.ndim == 3 for t in tensors_of(value))
 
 
 @contextlib.contextmanager
@@ -109,6 +93,7 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
     compiled = [n for n, m in modules.items() if _is_compiled(m)]
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
+    packed = packed_convolutions(model)
     if compiled:
         unseen.append(
             f"{some(compiled)} compiled by torch.compile ran as plain Python here; "
@@ -118,6 +103,10 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
         unseen.append(
             f"{some(scripted)} in TorchScript: operators are seen one by one, without source "
             "lines, and a copy inside one of them counts as converted on request"
+        )
+    if packed:
+        unseen.append(
+            f"{some(packed)}: weights packed for one kernel, which lays out images as it likes"
         )
     if planned:
         unseen.append(
@@ -138,7 +127,8 @@ def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
-def guarded(go: Any, model: nn.Module) -> None:
+def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+    """Run the model; what it raises becomes an error that says what may be wrong with the input."""
     try:
         go()
     except NhwcError:
@@ -148,6 +138,11 @@ def guarded(go: Any, model: nn.Module) -> None:
         advice = "Check the input's shape and type, and that the model runs by itself."
         if "view size is not compatible" in text:
             advice = "Channels-last memory has no such view: write .reshape or .flatten there."
+        elif not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):
+            advice = (
+                f"The input has {tensors[0].ndim} dimensions; a vision model needs 4 (N, C, H, W) "
+                "or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
+            )
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on this input"
             f"{_where(error)}: {text}. {advice}"

@@ -33,7 +33,7 @@ function describeRun() {
   }
   const total = `${plural(calls.length, "operator")}, ${ms(data.run_s)} a run`;
   if (data.clean) {
-    verdict.append(make("b", { class: "good" }, "Clean. "), `${total}: channels last from input to output.`);
+    verdict.append(make("b", { class: "good" }, data.judged ? "Clean. " : "Nothing to judge. "), `${total}: ${data.clean_words}.`);
     $("#findings-part").remove();
     return;
   }
