@@ -12,7 +12,7 @@ ROOT = Path(nhwc.__file__).parent
 VERBS = {"_audit", "optimizer", "benchmark", "operators", "training"}
 LAST = {"render", "cli"}
 LOWEST = {"disk", "errors", "formats", "environment", "timing"}
-FRONT = {"__init__", "__main__", "testing"}
+FRONT = {"__init__", "__main__", "_public", "testing"}
 
 
 def imports(source: str, package: list[str]) -> Iterator[str]:

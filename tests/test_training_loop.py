@@ -17,6 +17,8 @@ from nhwc.training import (
     Trainer,
     evaluate,
     load_checkpoint,
+    precision,
+    remarks,
     synthetic,
     train,
 )
@@ -217,14 +219,51 @@ def test_a_model_with_too_few_outputs_is_told_so():
         train(plain(), data)
 
 
-def test_volumes_train_in_channels_last_3d():
+@pytest.mark.processor
+@pytest.mark.parametrize("amp", [False, True])
+def test_volumes_train_in_channels_last_3d(amp):
     net, seen = volume(), []
     net[0].register_forward_hook(lambda module, args, out: seen.append(format_of(out)))
     data = synthetic(4, (6, 8, 8, 3), classes=10, batches=3)
-    run = train(net, data, Recipe(channels_last=True, amp=True, lr=0.01))
+    recipe = Recipe(channels_last=True, amp=amp, lr=0.01)
+    run = train(net, data, recipe)
     assert format_of(net[0].weight) is Format.CHANNELS_LAST_3D
-    assert set(seen) == {Format.CHANNELS_LAST_3D}
+    assert set(seen) == {answer_of_conv3d(torch.bfloat16 if amp else torch.float32)}
     assert run.points[-1].loss > 0
+    lost = any("lost" in line for line in remarks(net, recipe, torch.device("cpu")))
+    assert lost is (set(seen) != {Format.CHANNELS_LAST_3D})
+
+
+def answer_of_conv3d(dtype):
+    """In bfloat16 torch keeps the format on some processors, and on others it does not."""
+    image, weight = (
+        torch.zeros(shape, dtype=dtype).to(memory_format=torch.channels_last_3d)
+        for shape in ((4, 3, 6, 8, 8), (8, 3, 3, 3, 3))
+    )
+    return format_of(torch.conv3d(image, weight))
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize(
+    ("capability", "flags", "emulated"),
+    [
+        ("AVX2", "avx2 fma", True),
+        ("AVX2", "avx512f avx512_bf16", True),
+        ("AVX512", "avx512f avx512bw", True),
+        ("AVX512", "avx512f avx512_bf16", False),
+        ("AVX512_BF16", "avx512f avx512_bf16 amx_bf16", False),
+        ("NEON", "asimd bf16", False),
+    ],
+)
+def test_whether_bfloat16_is_emulated_is_asked_of_the_machine(
+    capability, flags, emulated, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(precision.Path, "read_text", lambda path: f"flags\t\t: {flags}\n")
+    assert precision.emulates_bfloat16() is emulated
+    said = remarks(volume(), Recipe(amp=True), torch.device("cpu"))
+    assert any("bfloat16 is emulated" in line for line in said) is emulated
+    assert remarks(volume(), Recipe(channels_last=True), torch.device("cpu")) == []
 
 
 @pytest.mark.slow

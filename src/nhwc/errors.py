@@ -50,3 +50,12 @@ class ProcessLost(NhwcError, RuntimeError):
 
 class FileError(NhwcError, OSError):
     """A file is damaged, foreign, or written by a newer nhwc."""
+
+
+def missing(package: str, extra: str) -> MissingPackage:
+    """The error for `package`, which comes with one of nhwc's extras.
+
+    >>> str(missing("matplotlib", "plot"))
+    "matplotlib is not installed: pip install 'nhwc[plot]'."
+    """
+    return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import MissingPackage
+from .errors import MissingPackage, missing
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -36,14 +36,14 @@ def import_torchvision() -> ModuleType:
         try:
             torchvision = importlib.import_module("torchvision")
         except ImportError:
-            raise MissingPackage("torchvision is not installed: pip install torchvision.") from None
+            raise missing("torchvision", "zoo") from None
         except RuntimeError as error:
-            missing = _missing_operator(error)
-            if missing is None:
+            absent = _missing_operator(error)
+            if absent is None:
                 raise
             for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
                 del sys.modules[loaded]
-            _declare(missing)
+            _declare(absent)
         else:
             _supply()
             return torchvision

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from .errors import InputError, MissingPackage, ModelNotFound, NhwcError
+from .errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
 from .files.container import is_saved
 from .vision import import_torchvision, import_torchvision_if_present
 
@@ -196,7 +196,7 @@ def _from_timm(name: str) -> Callable[..., object]:
     try:
         import timm
     except ImportError:
-        raise MissingPackage("timm is not installed: pip install timm.") from None
+        raise missing("timm", "zoo") from None
     if not timm.is_model(name):
         raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}")
     return partial(timm.create_model, name, pretrained=False)

@@ -80,7 +80,7 @@ def _check_names(
             raise InputError(f"operator {name!r} is not checked: {problems[name]}.")
         unread = [f"{what} {why}" for what, why in problems.items() if "database" in what]
         if unread:
-            advice = " pip install expecttest." if "expecttest" in unread[0] else ""
+            advice = " pip install 'nhwc[ops]'." if "expecttest" in unread[0] else ""
             raise InputError(f"operator {name!r} is not known: {unread[0]}.{advice}")
         import difflib
 

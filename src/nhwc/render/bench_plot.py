@@ -9,7 +9,7 @@ from typing import Any
 
 from ..benchmark import Benchmark, Case, Row
 from ..benchmark.engines import find_engine
-from ..errors import InputError, MissingPackage
+from ..errors import InputError, missing
 from ..timing import Comparison
 from . import bench_words as words
 
@@ -39,7 +39,7 @@ def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingPackage("matplotlib is not installed: pip install matplotlib.") from None
+        raise missing("matplotlib", "plot") from None
     rows = [row for row in result.rows if row.measurement(result.baseline)]
     if not rows:
         raise InputError(

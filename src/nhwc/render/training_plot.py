@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import MissingPackage
+from ..errors import missing
 from ..training import Point, Training
 
 BLUE, ORANGE, GREY = "#1f6feb", "#d9730d", "#8b949e"
@@ -18,7 +18,7 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingPackage("matplotlib is not installed: pip install matplotlib.") from None
+        raise missing("matplotlib", "plot") from None
     # A Figure of its own, not pyplot's: no window system and no global state is touched.
     figure = Figure(figsize=(8, 8), layout="constrained")
     loss, accuracy, speed = figure.subplots(3, 1, sharex=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import InputError, MissingPackage
+from ..errors import InputError, missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -187,5 +187,5 @@ def _pillow():  # type: ignore[no-untyped-def]
     try:
         from PIL import Image
     except ImportError:
-        raise MissingPackage("Pillow is not installed: pip install pillow.") from None
+        raise missing("Pillow", "train") from None
     return Image
