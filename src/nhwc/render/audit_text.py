@@ -37,6 +37,10 @@ def _verdict(audit: Audit) -> str:
         return "nothing seen: the model calls no operator, or calls them in threads of its own"
     head = f"{plural(len(audit.calls), 'operator')}, {milliseconds(audit.run_s)} a run"
     if audit.clean:
+        plain = audit.counts["plain"]
+        if plain:
+            works = _how_many(plain, "work", "on images that were contiguous before")
+            return f"clean: {head}, none loses channels last or converts; {works}"
         return f"clean: {head}, channels last from input to output"
     parts = [
         _how_many(counts["loses"] + counts["misreads"], "lose", "the format"),
