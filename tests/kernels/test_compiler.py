@@ -26,9 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(code):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
 
 
 ADD_ONE = Kernel("add_one", ("x", "count"), _add_one)
@@ -115,7 +113,7 @@ def test_several_processes_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     code = "from tests.kernels.test_compiler import ADD_ONE, works; assert works(ADD_ONE.address)"
     running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait() for process in running] == [0] * 4
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 

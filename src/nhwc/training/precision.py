@@ -76,4 +76,9 @@ def _keeps(layer: nn.Module, dtype: torch.dtype) -> bool:
     """Try a layer on a batch of two: the strides of a single image can be read in two ways."""
     dims = 5 if isinstance(layer, nn.Conv3d | nn.ConvTranspose3d) else 4
     image = to_format(torch.zeros(2, 16, *[9] * (dims - 2), dtype=dtype), CHANNELS_LAST_OF[dims])
-    return format_of(convert_(layer.to(dtype))(image)) is CHANNELS_LAST_OF[dims]
+    try:
+        answer = convert_(layer.to(dtype))(image)
+    except RuntimeError:
+        # What cannot be computed at all is for the run itself to say.
+        return True
+    return format_of(answer) is CHANNELS_LAST_OF[dims]
