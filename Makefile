@@ -20,9 +20,18 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/python -m nhwc demo
 
-# Two workers, one torch thread each: the tests assert results, never times.
+# Two workers, one torch thread each: the tests assert results, never times. Then those whose
+# outcome is the processor's come again, as if it had no AVX-512, and as if it had no AVX at all.
+PYTEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+AVX2     := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NHWC_ISA=avx2
+PORTABLE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 NHWC_ISA=plain
+
 test: $(READY) browser
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PYTEST) $(ARGS)
+ifeq ($(ARGS)$(shell uname -m),x86_64)
+	@echo "again, as if there were no AVX-512" && $(AVX2) $(PYTEST) -m processor
+	@echo "again, as if there were no AVX" && $(PORTABLE) $(PYTEST) -m processor
+endif
 
 # The kernels for ARM, emulated: wants binutils-aarch64-linux-gnu.
 arm: $(READY)

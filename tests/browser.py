@@ -50,3 +50,26 @@ def opened(page: Path) -> Iterator:
             assert driver.get_log("browser") == []
         finally:
             driver.quit()
+
+
+PHONE, DESK = (390, 844), (1360, 1000)
+
+
+def resized(browser, size: tuple[int, int]) -> None:
+    """Lay the page out as on a screen of this size; a window cannot be made so narrow."""
+    width, height = size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def cut_off(browser) -> list[str]:
+    """What reaches beyond the page's right edge, or beyond a box that hides what does not fit."""
+    return browser.execute_script(f"{_CHECKS}\nreturn cutOff();")
+
+
+def faint(browser) -> list[str]:
+    """Texts whose contrast is below 4.5, or below 3 where they are large, as WCAG 2 counts it."""
+    return browser.execute_script(f"{_CHECKS}\nreturn faint();")
+
+
+_CHECKS = Path(__file__).with_name("page_checks.js").read_text()

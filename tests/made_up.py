@@ -41,7 +41,7 @@ def row(case: Case, speeds: Mapping[str, float] = SPEEDS, **more) -> Row:
 def one() -> Benchmark:
     """One case; one variant failed."""
     made = row(Case("resnet50", ((4, 3, 224, 224),), 2), propagation="clean")
-    failed = Measurement("openvino", failure="not installed: pip install openvino")
+    failed = Measurement("openvino", failure="not installed: pip install 'nhwc[engines]'")
     return Benchmark(HERE, (Row(made.case, (*made.measurements, failed), propagation="clean"),))
 
 

@@ -36,7 +36,7 @@ def test_one_case_as_text():
     assert "nhwc optimize is fastest: 2.5" in text
     assert "the best of the others" in text
     assert "channels last: clean" in text
-    assert "  OpenVINO: not installed: pip install openvino" in text
+    assert "  OpenVINO: not installed: pip install 'nhwc[engines]'" in text
     assert lines[-1] == "Test CPU AVX2, 2 cores, torch 2.13.0, ONNX Runtime 1.31.1"
 
 
@@ -107,7 +107,7 @@ def test_csv_has_a_line_per_case_and_variant():
     assert float(by_variant["eager"]["median_s"]) == pytest.approx(0.05, rel=0.01)
     assert float(by_variant["eager"]["per_second"]) == pytest.approx(80, rel=0.01)
     assert float(by_variant["optimized"]["speedup"]) == pytest.approx(2.5, rel=0.02)
-    assert by_variant["openvino"]["failure"] == "not installed: pip install openvino"
+    assert by_variant["openvino"]["failure"] == "not installed: pip install 'nhwc[engines]'"
     assert by_variant["openvino"]["median_s"] == ""
     broken = [line for line in csv.DictReader(io.StringIO(bench_csv(suite()))) if line["failure"]]
     assert [line["model"] for line in broken] == ["broken"]
@@ -184,7 +184,7 @@ def test_the_page_in_a_browser(made, tmp_path):
             assert all_of("h1")[0].text == "resnet50"
             assert all_of(".bar")[0].text.split("\n")[0] == "nhwc optimize"
             assert len(all_of("tbody tr")) == 5
-            assert "pip install openvino" in all_of("#problems")[0].text
+            assert "nhwc[engines]" in all_of("#problems")[0].text
             return
         assert len(all_of(".row")) == 8
         assert len(all_of(".band")) == 8

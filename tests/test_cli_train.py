@@ -123,13 +123,13 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--device", "gpu"], "device 'gpu' is not usable"),
         (["images", "--amp", "--amp-dtype", "float16", "--device", "cpu"], "Use bfloat16"),
         (["images", "--lr", "-1"], "lr -1.0 is too small"),
-        (["images", "--epochs", "0"], "epochs 0 is too small"),
+        (["images", "--epochs", "0"], "--epochs: 0 is too small"),
         (["images", "--resume", "gone.pt"], "cannot read checkpoint gone.pt: No such file"),
         (["images", "--evaluate"], "give --resume or --weights"),
         (["images", "--plot", "run.jpeg"], "Use .svg or .png"),
-        (["images", "--checkpoint-every", "0"], "checkpoint_every 0 is too small"),
-        (["images", "--workers", "-1"], "workers -1 is too small"),
-        (["images", "--max-batches", "0"], "max_batches 0 is too small"),
+        (["images", "--checkpoint-every", "0"], "--checkpoint-every: 0 is too small"),
+        (["images", "--workers", "-1"], "--workers: -1 is too small"),
+        (["images", "--max-batches", "0"], "--max-batches: 0 is too small"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_status_2(folder, capsys, words, said):

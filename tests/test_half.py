@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import nhwc
 from nhwc.zoo import randomize_batchnorm_
 
+from .processor import needing
 from .test_optimize import force
 
 NORMS = {
@@ -37,7 +38,7 @@ class Decoding(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [needing(torch.float16), needing(torch.bfloat16)])
 @pytest.mark.parametrize("wide_norms", [False, True])
 @pytest.mark.parametrize("name", NORMS)
 def test_a_decoder_in_half_precision(name, wide_norms, dtype, tmp_path):

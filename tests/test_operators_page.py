@@ -29,6 +29,10 @@ def operator(name, outcome, *, group="tensor", backward=None, slow=False, exampl
 
 @pytest.fixture(scope="module")
 def table():
+    return example_table()
+
+
+def example_table():
     many = [operator(f"op{i}", Outcome.KEEPS, group="pointwise") for i in range(6)]
     return OperatorTable(
         nhwc.Environment.here().to_dict(),

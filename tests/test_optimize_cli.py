@@ -49,7 +49,7 @@ def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
     file, report = tmp_path / "m.nhwc", tmp_path / "m.html"
     words = [model, "--input", "1x3x12x12", "--also", "2x3x9x9", "-o", str(file)]
     assert main(["optimize", *words, "--report", str(report)]) == 0
-    assert capsys.readouterr().err == f"wrote {report}\nwrote {file}\n"
+    assert capsys.readouterr().err == f"wrote {file}\nwrote {report}\n"
     assert load(file)(torch.zeros(1, 3, 12, 12)).shape == (1, 4, 10, 10)
     text = report.read_text()
     assert "Memory format from input to output" in text
@@ -138,7 +138,7 @@ def test_the_page_answers(tmp_path):
         all_of("input[type=search]")[0].send_keys("conv2d")
         shown = [row for row in all_of(".layers tbody tr") if row.is_displayed()]
         assert len(shown) == 3
-        pieces = all_of(".strip.tall i")
+        pieces = all_of(".strip.tall .piece")
         pieces[0].click()
         assert len(all_of("tr.chosen")) == 1
         assert all_of("#passes details.more") != []

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from nhwc import Format, InputError, ModelFailed, convert_, format_of, strict
 from nhwc.training import Normalize, Step
 
+from .processor import needing
 from .training_nets import LayoutCopies, plain
 
 
@@ -57,7 +58,7 @@ def test_a_whole_step_of_a_clean_net_changes_no_layout():
         step(pixels, labels)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [None, needing(torch.bfloat16)])
 def test_gradients_and_momentum_have_the_strides_of_their_weights(dtype):
     net = convert_(plain())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
@@ -74,11 +75,12 @@ def test_gradients_and_momentum_have_the_strides_of_their_weights(dtype):
         assert optimizer.state[parameter]["momentum_buffer"].stride() == parameter.stride()
 
 
-def test_bfloat16_is_what_the_convolutions_compute_in():
+@pytest.mark.parametrize("dtype", [needing(torch.bfloat16)])
+def test_the_convolutions_compute_in_what_is_asked_for(dtype):
     net, seen = plain(), []
     net[4].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    loss, logits = Step(net, sgd(net), dtype=torch.bfloat16)(*batch())
-    assert seen == [torch.bfloat16]
+    loss, logits = Step(net, sgd(net), dtype=dtype)(*batch())
+    assert seen == [dtype]
     assert loss.isfinite()
     assert not logits.requires_grad
     assert all(parameter.dtype is torch.float32 for parameter in net.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,23 @@ def unlucky() -> nn.Module:
     if os.environ.get("RANK") == "1":
         raise RuntimeError("no luck here")
     return plain()
+
+
+def killed() -> nn.Module:
+    """Its process is killed at the batch that KILLED_AT names: at the same one on any machine."""
+    return _Killed(drops())
+
+
+class _Killed(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.seen = net, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen += 1
+        if str(self.seen) == os.environ.get("KILLED_AT"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.net(images)
 
 
 def dies() -> nn.Module:
@@ -143,5 +161,4 @@ def torchrun(*words: object, processes: int = 2, restarts: int = 0) -> subproces
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=150,
     )

@@ -36,7 +36,7 @@ function draw() {
       make("button", { onclick: () => { state.down = state.sort === name && !state.down; state.sort = name; draw(); } }, head)))));
   const rows = data.filter(fits).sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (state.down ? -1 : 1));
   $("#table tbody").replaceChildren(...rows.map((row) => make("tr", {}, ...Object.keys(columns).map((name) =>
-    make("td", { class: name === "model" ? row.outcome : numbers.has(name) && "number", title: name === "model" && row.outcome },
+    make("td", { "data-head": columns[name], class: name === "model" ? row.outcome : numbers.has(name) && "number", title: name === "model" && row.outcome },
       ...(shown[name]?.(row) ?? [row[name]]))))));
   $("#count").textContent = `${rows.length} of ${data.length} models`;
 }

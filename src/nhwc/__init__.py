@@ -1,31 +1,14 @@
-"""nhwc: the memory format of PyTorch vision models, visible, fast and proven."""
+"""nhwc: the memory format of PyTorch vision models, visible, fast and proven.
 
-from ._audit import Audit as Audit
-from ._audit import audit as audit
-from ._fuse import fuse as fuse
-from .benchmark import bench as bench
-from .environment import Environment as Environment
-from .errors import FileError as FileError
-from .errors import FormatLost as FormatLost
-from .errors import InputError as InputError
-from .errors import MissingPackage as MissingPackage
-from .errors import ModelFailed as ModelFailed
-from .errors import ModelNotFound as ModelNotFound
-from .errors import NhwcError as NhwcError
-from .errors import ProcessLost as ProcessLost
-from .errors import VerificationError as VerificationError
-from .files import load as load
-from .files import save as save
-from .formats import Format as Format
-from .formats import convert_ as convert_
-from .formats import format_of as format_of
-from .formats import to_format as to_format
-from .operators import ops as ops
-from .optimizer import optimize as optimize
-from .strict import strict as strict
-from .training import train as train
-from .watch.findings import Finding as Finding
-from .zoo import load_model as load_model
+Its names are imported when the first of them is asked for: torch takes seconds, and the command
+line answers `--help` and Ctrl-C before.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._public import *
 
 __version__ = "0.1.0"
 
@@ -57,3 +40,15 @@ __all__ = [
     "to_format",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = importlib.import_module(f"{__name__}._public")
+    globals().update({known: getattr(public, known) for known in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -36,15 +36,6 @@ class MissingPackage(NhwcError, ImportError):
     """An optional package is not installed; the message has the pip line."""
 
 
-def missing(package: str, extra: str) -> MissingPackage:
-    """The error to raise where an optional package is missing: it names the extra that has it.
-
-    >>> missing("timm", "zoo")
-    MissingPackage("timm is not installed: pip install 'nhwc[zoo]'.")
-    """
-    return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")
-
-
 class FormatLost(NhwcError, RuntimeError):
     """An operator got channels last and returned another format."""
 
@@ -59,3 +50,12 @@ class ProcessLost(NhwcError, RuntimeError):
 
 class FileError(NhwcError, OSError):
     """A file is damaged, foreign, or written by a newer nhwc."""
+
+
+def missing(package: str, extra: str) -> MissingPackage:
+    """The error for `package`, which comes with one of nhwc's extras.
+
+    >>> str(missing("matplotlib", "plot"))
+    "matplotlib is not installed: pip install 'nhwc[plot]'."
+    """
+    return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")

@@ -38,12 +38,12 @@ def import_torchvision() -> ModuleType:
         except ImportError:
             raise missing("torchvision", "zoo") from None
         except RuntimeError as error:
-            operator = _missing_operator(error)
-            if operator is None:
+            absent = _missing_operator(error)
+            if absent is None:
                 raise
             for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
                 del sys.modules[loaded]
-            _declare(operator)
+            _declare(absent)
         else:
             _supply()
             return torchvision

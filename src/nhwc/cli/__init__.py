@@ -1,7 +1,10 @@
 """The command line: the only room that composes, prints and exits. One small file per verb.
 
-A verb's file has `HELP`, `add_arguments(parser)` and `run(args) -> int`. It is imported when it is
-asked for, so that `nhwc --help` does not pay for what it does not use.
+A verb's file has `add_arguments(parser)` and `run(args) -> int`. It is imported when it is asked
+for, so that `nhwc --help` does not pay for what it does not use.
+
+Exit status: 0; 1 where the command was asked to judge and the answer is no; 2 for an error; 130
+after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ import argparse
 import importlib
 import os
 import sys
-from typing import NoReturn
+import traceback
+from collections.abc import Collection
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import InputError, NhwcError, ProcessLost
 from ..shown import printable
+from .interrupt import ends_at_once
+from .progress import quiet
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
@@ -26,21 +33,14 @@ VERBS = {
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 
+SHELLS = ("bash", "zsh", "fish")
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in argv
     try:
-        args = _parse([word for word in argv if word != "--debug"])
-        return int(args.run(args))
-    except NhwcError as error:
-        if debug:
-            raise
-        line = f"error: {printable(' '.join(str(error).split()), keep='')}"
-        if not _is_said(error, line):
-            print(line, file=sys.stderr)
-        return 2
+        return _run([word for word in argv if word != "--debug"])
     except BrokenPipeError:
         # The reader of our output has gone (`nhwc audit ... | head`); keep the exit quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,9 +48,55 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if "--debug" in argv:
+            traceback.print_exc()
+        else:
+            _say(error)
+        return 2
 
 
-def _is_said(error: NhwcError, line: str) -> bool:
+def _run(argv: list[str]) -> int:
+    try:
+        with ends_at_once():
+            args = _parse(argv)
+        before = quiet.set(args.quiet)
+        try:
+            return int(args.run(args))
+        finally:
+            quiet.reset(before)
+    finally:
+        # Here and not at the interpreter's end, so that a closed pipe shows while it can be met.
+        sys.stdout.flush()
+
+
+def _say(error: Exception) -> None:
+    line = f"error: {printable(' '.join(_words(error).split()), keep='')}"
+    if not _is_said(error, line):
+        print(line, file=sys.stderr)
+
+
+_NO_MEMORY = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "calculation overflowed",
+    "multiplication overflow",
+)
+"""What torch says, in a RuntimeError, of a tensor that is too large."""
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, NhwcError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        return f"out of memory: {first}. Use a smaller input, batch or model."
+    return f"{type(error).__name__}: {first}. This was not foreseen; --debug shows where it arose."
+
+
+def _is_said(error: Exception, line: str) -> bool:
     """Whether another of torchrun's processes says the same."""
     if "WORLD_SIZE" not in os.environ:
         return False
@@ -67,22 +113,79 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}. See {self.prog} --help.")
 
 
+class _Version(argparse.Action):
+    """Version, processor and torch: what a report of a problem should begin with."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from ..environment import Environment
+
+        print(f"nhwc {__version__}; {Environment.here()}")
+        parser.exit()
+
+
 def _parse(argv: list[str]) -> argparse.Namespace:
+    chosen = _first_word(argv)
+    if chosen is not None and chosen not in VERBS:
+        raise InputError(f"there is no verb {chosen!r}{_nearest_verb(chosen)}")
+    parser, _ = make_parser([chosen] if chosen else [])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def make_parser(wanted: Collection[str]) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+    """The whole parser, and that of each verb; only those `wanted` know their arguments."""
     parser = _Parser(
         prog="nhwc",
         description="The memory format of PyTorch vision models: visible, fast and proven.",
         epilog="nhwc VERB --help says more. --debug shows the traceback of an error.",
     )
-    parser.add_argument("--version", action="version", version=f"nhwc {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser.add_argument("--version", action=_Version, nargs=0, help="of nhwc, torch, the machine")
+    parser.add_argument("--completion", choices=SHELLS, help="print a script for this shell")
+    _add_quiet(parser, default=False)
+    parser.set_defaults(run=lambda args: _no_verb(parser, args), parser=parser)
+    choices = parser.add_subparsers(metavar="VERB")
+    verbs: dict[str, argparse.ArgumentParser] = {}
     for name, line in VERBS.items():
-        sub = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        if name == chosen:
+        sub = choices.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        if name in wanted:
             verb = importlib.import_module(f".{name}", __name__)
             verb.add_arguments(sub)
+            _add_quiet(sub, default=argparse.SUPPRESS)
             sub.set_defaults(run=verb.run, parser=sub)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return args
+        verbs[name] = sub
+    return parser, verbs
+
+
+def _add_quiet(parser: argparse.ArgumentParser, default: object) -> None:
+    words = "nothing on stderr but errors"
+    parser.add_argument("-q", "--quiet", action="store_true", default=default, help=words)
+
+
+def _no_verb(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if args.completion is None:
+        parser.print_help()
+        return 0
+    from .completion import completion
+
+    print(completion(args.completion, *make_parser(VERBS)))
+    return 0
+
+
+def _first_word(argv: list[str]) -> str | None:
+    """The verb, or what stands in its place."""
+    words = iter(argv)
+    for word in words:
+        if word == "--completion":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _nearest_verb(word: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, VERBS, n=1)
+    return f"; did you mean {near[0]}?" if near else f". There are: {', '.join(VERBS)}."

@@ -9,14 +9,8 @@ from pathlib import Path
 from .._audit import Audit, audit
 from ..render.audit_html import audit_html
 from ..render.audit_text import audit_text
-from .common import (
-    add_model_arguments,
-    add_output_arguments,
-    build,
-    chosen_format,
-    colors,
-    write_output,
-)
+from .common import add_model_arguments, build, colors
+from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 
 FORMATS = ("text", "json", "html")
 
@@ -37,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args.output, reads=(args.model, args.weights))
     model, inputs = build(args)
     result = audit(
         model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -19,16 +20,18 @@ from ..render.bench_csv import bench_csv
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
-from .common import (
+from .common import add_seed, check_fits, parse_device, parse_shape
+from .extras import check_models, note_missing
+from .outputs import (
     add_output_arguments,
+    check_outputs,
+    check_plot,
     chosen_format,
-    note,
-    parse_device,
-    parse_shape,
     write_file,
     write_output,
 )
-from .progress import ProgressLine
+from .progress import ProgressLine, note
+from .values import MOST, number
 
 FORMATS = ("text", "json", "csv", "html")
 
@@ -52,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--amp", action="store_true", help="in mixed precision")
     parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (default 0)")
+    add_seed(parser)
     parser.add_argument(
         "--seconds",
-        type=float,
+        metavar="S",
+        type=number(0.001, 86_400),
         default=SECONDS,
         help=f"measuring time per case, set-up apart (default {SECONDS:.0f})",
     )
@@ -97,7 +101,9 @@ def run_bench(args: argparse.Namespace) -> int:
     def keep(result: Benchmark) -> None:
         # After every case, so that nothing measured is lost whatever happens next.
         if args.output and format == "json":
-            write_file(args.output, _json(result.to_dict()).encode())
+            # A full disk ends no measurement; whether it is still full, the end will say.
+            with contextlib.suppress(InputError):
+                write_file(args.output, _json(result.to_dict()).encode())
 
     done = _done(args, format)
     # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
@@ -123,7 +129,9 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check_plot(args.plot)
+    check_plot(args.plot)
+    reads = (*args.models, args.weights, *(args.compare or ()))
+    check_outputs(args.output, args.plot, reads=reads)
     if args.compare:
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
@@ -154,12 +162,16 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
         )
     parse_device(args.device)
     batches = _numbers(args.batch, "--batch")
-    threads = _numbers(args.threads, "--threads")
+    threads = _numbers(args.threads, "--threads", most=MOST)
     if args.suite:
         suite = next(suite for suite in SUITES if suite.name == args.suite)
         return _suite_tasks(args, suite, batches, threads), f"{suite.name}: {suite.about}"
     shape = parse_shape(args.input or ("4x3x224x224" if args.train else "1x3x224x224"))
     chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
+    check_models(args.models)
+    note_missing(chosen)
+    for batch in batches:
+        check_fits((batch, *shape[1:]), "input")
     tasks = [
         Task(
             Case(
@@ -187,9 +199,11 @@ def _suite_tasks(
     for option in ("input", "weights", "train", "amp"):
         if getattr(args, option):
             raise InputError(f"--{option} does not go with --suite, which says so itself.")
-    default = () if suite.train else QUICK
+    chosen = _variants(args, () if suite.train else QUICK)
+    check_models(suite.models)
+    note_missing(chosen)
     return suite.tasks(
-        _variants(args, default),
+        chosen,
         batches=batches,
         threads=threads,
         device=args.device,
@@ -203,7 +217,7 @@ def _variants(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, 
     return tuple(dict.fromkeys(name for name in args.variants.split(",") if name))
 
 
-def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+def _numbers(text: str | None, option: str, most: int = 1 << 20) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
@@ -212,6 +226,8 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...]:
         raise InputError(f"{option} {text!r} is no list of numbers. Try {option} 1,4.") from None
     if min(numbers) < 1:
         raise InputError(f"{option} {text} has a number below 1. Try {option} 1,4.")
+    if max(numbers) > most:
+        raise InputError(f"{option} {text} has a number above {most}. Try {option} 1,4.")
     return numbers
 
 
@@ -221,11 +237,6 @@ def _done(args: argparse.Namespace, format: str) -> Benchmark | None:
     if args.output is None or format != "json":
         raise InputError("--resume needs the file to go on with. Add -o FILE.json.")
     return read(args.output) if args.output.exists() else None
-
-
-def _check_plot(path: Path | None) -> None:
-    if path is not None and path.suffix not in (".svg", ".png"):
-        raise InputError(f"--plot {path} has no known ending. Use .svg or .png.")
 
 
 def _first_reason(result: Benchmark) -> str:

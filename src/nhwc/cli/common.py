@@ -1,20 +1,20 @@
-"""What the verbs' command lines share: models, inputs, output files, progress."""
+"""What the verbs' command lines share: models, inputs, devices, colours."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..disk import replace_file
+from ..environment import memory_bytes
 from ..errors import InputError
-from ..render.text import to_show
 from ..zoo import load_model
+from .values import SEEDS, whole
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,21 +33,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs (default 0)")
+    add_seed(parser)
 
 
-def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
-    """--format and -o; the format follows the file's ending where it is not said."""
-    parser.add_argument("--format", choices=formats, help=f"default: {formats[0]}")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write here, not stdout")
-
-
-def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
-    if args.format:
-        return str(args.format)
-    ending = args.output.suffix.lstrip(".") if args.output else ""
-    ending = {"htm": "html", "txt": "text", "md": "markdown"}.get(ending, ending)
-    return ending if ending in formats else formats[0]
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    words = "of weights and inputs (default 0)"
+    parser.add_argument("--seed", metavar="N", type=whole(0, SEEDS), default=0, help=words)
 
 
 def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
@@ -81,12 +72,23 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     >>> parse_sizes("16")
     (16,)
     """
-    if not re.fullmatch(r"\d+([x,]\d+)*", text):
-        raise InputError(f"input {text!r} is no shape. Try --input 1x3x224x224.")
+    if not re.fullmatch(r"\d{1,30}([x,]\d{1,30}){0,30}", text):
+        raise InputError(f"input {text[:60]!r} is no shape. Try --input 1x3x224x224.")
     sizes = tuple(int(part) for part in re.split("[x,]", text))
     if 0 in sizes:
         raise InputError(f"input {text} is empty: a dimension is 0. Try --input 1x3x224x224.")
+    check_fits(sizes, "input")
     return sizes
+
+
+def check_fits(shape: tuple[int, ...], what: str) -> None:
+    """Refuse a shape whose floats this machine could never hold, before anything is tried."""
+    size, most = 4 * math.prod(shape), memory_bytes()
+    if size > most:
+        raise InputError(
+            f"{what} {'x'.join(map(str, shape))} takes {size / 1e9:.3g} GB, and this machine has "
+            f"{most / 1e9:.3g} GB of memory. Use a smaller one."
+        )
 
 
 def parse_device(text: str) -> torch.device:
@@ -97,29 +99,6 @@ def parse_device(text: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"device {text!r} is not usable here: {reason}") from error
     return device
-
-
-def write_output(text: str, path: Path | None) -> None:
-    """Print `text`, or write it to `path` at once and whole."""
-    text = to_show(text)
-    if path is None:
-        print(text, end="" if text.endswith("\n") else "\n")
-        return
-    write_file(path, text.encode())
-    note(f"wrote {path}")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write to a neighbour and rename it: whoever looks sees the old file or the new one."""
-    try:
-        replace_file(path, [data])
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def note(text: str) -> None:
-    """Say something about the work on stderr; stdout is for data."""
-    print(to_show(text), file=sys.stderr)
 
 
 def colors(stream: object = None) -> bool:

@@ -13,7 +13,9 @@ from ..render.audit_html import audit_html
 from ..render.audit_text import audit_text
 from ..render.optimize_text import optimize_text
 from ..zoo import load_model, randomize_batchnorm_
-from .common import colors, note, write_file
+from .common import colors
+from .outputs import check_outputs, write_file
+from .progress import note
 
 MODEL = "shufflenet_v2_x1_0"
 PAGE = Path("nhwc-demo.html")
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args.output)
     note(f"1. auditing {MODEL}, which torchvision's users believe to support channels last ...")
     model = randomize_batchnorm_(load_model(MODEL))
     x = torch.rand(1, 3, 224, 224)

@@ -1,12 +1,39 @@
-"""SIGTERM and Ctrl-C as a question that long work may ask, so that it can end well."""
+"""Ctrl-C while modules are imported; SIGTERM and Ctrl-C as a question that long work may ask."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 from ..errors import ProcessLost
+
+
+@contextlib.contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Within it Ctrl-C ends the process, in one line.
+
+    It is for imports: there is nothing to save yet, and an exception that is raised in the middle
+    of a library's own import may be swallowed there, or come out as another.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
 
 
 class Interrupt:

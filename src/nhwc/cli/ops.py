@@ -24,14 +24,8 @@ from ..render.ops_markdown import ops_markdown
 from ..render.ops_text import difference_text, ops_text
 from ..render.rules_text import rules_markdown, rules_text
 from ..zoo import find_builder
-from .common import (
-    add_output_arguments,
-    chosen_format,
-    colors,
-    parse_device,
-    parse_shape,
-    write_output,
-)
+from .common import colors, parse_device, parse_shape
+from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
 FORMATS = ("text", "json", "html", "markdown")
@@ -71,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args.output, reads=(*args.names, *(args.diff or ())))
     if args.rules:
         return _rules(args)
     if args.diff:
@@ -80,6 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if own and (len(own) < len(args.names) or args.only):
         raise InputError(
             f"{own[0]} is your own operator; torch's are checked in another way. Name one kind."
+        )
+    if args.input and not own:
+        raise InputError(
+            "--input goes with an operator of your own, as file.py:function; torch's have their "
+            "own samples."
         )
     table = _own(args, own, device) if own else _torchs(args, device)
     write_output(_render(table, args), args.output)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from .._audit import audit
-from ..errors import InputError
+from ..errors import FileError, InputError, NhwcError
 from ..files import save
 from ..optimizer import optimize
 from ..optimizer.inner import unplanned
@@ -19,15 +19,9 @@ from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
 from ..runtime import Optimized
 from ..shown import printable
-from .common import (
-    add_model_arguments,
-    build,
-    colors,
-    note,
-    parse_shape,
-    write_file,
-    write_output,
-)
+from .common import add_model_arguments, build, colors, parse_shape
+from .outputs import check_outputs, write_file, write_output
+from .progress import note, quiet
 
 FORMATS = ("text", "json", "html")
 
@@ -47,11 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for path in (args.output, args.report):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"cannot write {path}: {path.parent} is no folder. Make it first.")
-    model, inputs = build(args)
+    check_outputs(args.output, args.report, reads=(args.model, args.weights))
     shapes = [parse_shape(text) for text in args.also]
+    model, inputs = build(args)
     also = [inputs[0].new_empty(shape).normal_() for shape in shapes]
     with _Line() as line:
         fast = optimize(
@@ -62,26 +54,45 @@ def run(args: argparse.Namespace) -> int:
             remeasure=args.remeasure,
             progress=line.show,
         )
-        audits = _audits(args.model, model, fast, inputs, line) if _drawn(args) else None
+    # First the model, which a report that cannot be written must not lose.
+    try:
+        if args.output is not None:
+            _save(fast, args.output)
+    except NhwcError:
+        # What cannot be saved was optimized all the same, and has a report.
+        _report(args, model, fast, inputs)
+        raise
+    _report(args, model, fast, inputs)
+    return 0
+
+
+def _save(fast: Optimized, path: Path) -> None:
+    try:
+        save(fast, path)
+    except FileError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    note(f"wrote {path}")
+
+
+def _report(
+    args: argparse.Namespace, model: nn.Module, fast: Optimized, inputs: list[Tensor]
+) -> None:
     report: OptimizeReport = fast.report
-    if args.report is not None:
-        write_file(args.report, optimize_html(report, args.model, audits).encode())
-        note(f"wrote {args.report}")
+    audits = None
+    if args.report is not None or args.format == "html":
+        with _Line() as line:
+            audits = _audits(args.model, model, fast, inputs, line)
     if args.format == "html":
         write_output(optimize_html(report, args.model, audits), None)
     elif args.format == "json":
         write_output(json.dumps(report.to_dict(), indent=1), None)
     else:
         write_output(optimize_text(report, args.model, color=colors()), None)
-    if args.output is not None:
-        # Last: what cannot be saved was optimized all the same, and has a report.
-        save(fast, args.output)
-        note(f"wrote {args.output}")
-    return 0
-
-
-def _drawn(args: argparse.Namespace) -> bool:
-    return args.report is not None or args.format == "html"
+    if args.report is not None:
+        write_file(args.report, optimize_html(report, args.model, audits).encode())
+        note(f"wrote {args.report}")
 
 
 def _audits(
@@ -100,7 +111,7 @@ class _Line:
     """One line on stderr that says what is being done; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and not quiet.get()
 
     def __enter__(self) -> _Line:
         return self

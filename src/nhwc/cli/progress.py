@@ -1,12 +1,23 @@
-"""A line on stderr that says how far long work is."""
+"""What is said on stderr about the work: notes, and a line that says how far it is."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
+from contextvars import ContextVar
 
+from ..render.text import to_show
 from ..shown import printable
+
+quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+"""Whether the command was told to say nothing but errors."""
+
+
+def note(text: str) -> None:
+    """Say something about the work on stderr; stdout is for data."""
+    if not quiet.get():
+        print(to_show(text), file=sys.stderr)
 
 
 class ProgressLine:
@@ -22,7 +33,7 @@ class ProgressLine:
 
     def update(self, text: str, share: float, remaining_s: float | None) -> None:
         now = time.monotonic()
-        if now - self._last < self._every_s:
+        if quiet.get() or now - self._last < self._every_s:
             return
         self._last = now
         text = printable(text, keep="")
@@ -36,7 +47,7 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Take the line away, so that what is printed next stands alone."""
-        if self._live:
+        if self._live and not quiet.get():
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 

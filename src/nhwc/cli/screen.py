@@ -11,8 +11,7 @@ from ..environment import Environment
 from ..render.training_text import log_line
 from ..training import Point, Recipe
 from ..training.distributed import rank_and_world
-from .common import note
-from .progress import ProgressLine
+from .progress import ProgressLine, note
 
 
 def headline(

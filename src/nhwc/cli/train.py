@@ -27,6 +27,7 @@ from ..training import (
     image_folders,
     load_checkpoint,
     process_group,
+    remarks,
     synthetic,
     train,
 )
@@ -34,9 +35,12 @@ from ..training.checkpoint import evaluation_weights
 from ..training.distributed import rank_and_world
 from ..training.recipe import OPTIMIZERS, PRECISIONS
 from ..zoo import load_model
-from .common import note, parse_device, write_file
+from .common import check_fits, parse_device
 from .interrupt import Interrupt
+from .outputs import check_folder, check_outputs, check_plot, write_file
+from .progress import note
 from .screen import OnceEach, Screen, headline
+from .values import MANY, MOST, SEEDS, whole
 
 RATES = {"sgd": 0.1, "adamw": 1e-3}
 
@@ -52,15 +56,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-b",
         "--batch-size",
         metavar="N",
-        type=int,
+        type=whole(1, MANY),
         default=64,
         help="of all processes together (64)",
     )
-    add("--workers", metavar="N", type=int, help="loading images, per process (4 at most)")
-    add("--epochs", metavar="N", type=int, help="default 10; 1 with --synthetic")
-    add("--max-batches", metavar="N", type=int, help="of each epoch, for trials")
+    add(
+        "--workers",
+        metavar="N",
+        type=whole(0, MOST),
+        help="loading images, per process (4 at most)",
+    )
+    add("--epochs", metavar="N", type=whole(1, MANY), help="default 10; 1 with --synthetic")
+    add("--max-batches", metavar="N", type=whole(1, MANY), help="of each epoch, for trials")
     add("--size", metavar="S", default="224", help="image size (224); DxHxW with --synthetic")
-    add("--classes", metavar="N", type=int, help="outputs of the model; those of DATA otherwise")
+    add(
+        "--classes",
+        metavar="N",
+        type=whole(1, 10_000_000),
+        help="outputs of the model; those of DATA otherwise",
+    )
     speed = parser.add_argument_group("speed")
     add = speed.add_argument
     add("--channels-last", action="store_true", help="weights and images in channels last")
@@ -76,14 +90,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=float, default=1e-4, help="default 1e-4")
     add("--warmup-epochs", metavar="N", type=float, default=0.0, help="of a rising rate (0)")
     add("--label-smoothing", metavar="X", type=float, default=0.0, help="default 0")
-    add("--accumulate", metavar="N", type=int, default=1, help="batches to an update (1)")
+    add(
+        "--accumulate",
+        metavar="N",
+        type=whole(1, MANY),
+        default=1,
+        help="batches to an update (1)",
+    )
     add("--clip", metavar="NORM", type=float, help="the gradients' norm at most")
     add("--ema", metavar="DECAY", type=float, help="evaluate a running average of the weights")
-    add("--seed", type=int, default=0, help="of weights, order, augmentation (0)")
+    words = "of weights, order, augmentation (0)"
+    add("--seed", metavar="N", type=whole(0, SEEDS >> 1), default=0, help=words)
     files = parser.add_argument_group("files")
     add = files.add_argument
     add("-o", "--output", metavar="DIR", type=Path, help="checkpoint.pt, metrics.csv (train-MODEL)")
-    add("--checkpoint-every", metavar="N", type=int, help="batches; after each epoch in any case")
+    add(
+        "--checkpoint-every",
+        metavar="N",
+        type=whole(1, MANY),
+        help="batches; after each epoch in any case",
+    )
     add("--resume", metavar="FILE", type=Path, help="go on from a checkpoint")
     add("--weights", metavar="FILE", type=Path, help="start from a state dict")
     add("--evaluate", action="store_true", help="no training: accuracy of --resume or --weights")
@@ -93,8 +119,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot and args.plot.suffix not in (".svg", ".png"):
-        raise InputError(f"cannot draw {args.plot}: unknown ending. Use .svg or .png.")
+    check_plot(args.plot)
+    check_outputs(args.plot, reads=(args.arch, args.weights, args.resume))
+    check_folder(_folder(args))
     recipe = _recipe(args)
     device = parse_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     recipe.autocast_dtype(device)
@@ -111,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if rank_and_world()[0] == 0:
             note(headline(args.arch, model, recipe, args.batch_size, device))
+            for line in remarks(model, recipe, device):
+                note(f"note: {line}")
         if args.evaluate:
             return _evaluate(args, model, data, recipe, device)
         return _train(args, model, data, recipe, device)
@@ -140,6 +169,7 @@ def _data(args: argparse.Namespace) -> Data:
     if args.synthetic == bool(args.data):
         raise InputError("give either DATA, a folder with train/ and val/, or --synthetic.")
     size = _size(args.size)
+    check_fits((args.batch_size, 3, *(size if len(size) == 3 else size * 2)), "a batch of")
     workers = min(4, available_cores()) if args.workers is None else args.workers
     if args.synthetic:
         return synthetic(

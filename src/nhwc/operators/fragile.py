@@ -16,8 +16,9 @@ from .samples import Enter
 
 ATTEMPTS = 12
 
-SILENCE_S = 10.0
-"""An operator that has overrun its memory does not always die: it may wait for itself."""
+SILENCE_S = 60.0
+"""An operator that has overrun its memory does not always die: it may wait for itself. No step
+takes so long on a machine that does much else besides."""
 
 START_S = 120.0
 """Until the first step: a child on an accelerator reads torch's databases itself."""

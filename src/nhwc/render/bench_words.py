@@ -129,9 +129,17 @@ def noise(result: Benchmark) -> str:
     share, m, row = max(wild, key=lambda found: found[0])
     return (
         f"Noisy: {len(wild)} of {len(spread)} measurements spread by more than {NOISY:.0%}, "
-        f"{label(m.variant)} on {row.case.model} by {share:.0%}. "
+        f"{label(m.variant)} on {row.case.model} by {_share(share)}. "
         "Stop other programs and measure again."
     )
+
+
+def _share(share: float) -> str:
+    """
+    >>> _share(0.32), _share(247.81)
+    ('32%', '248 times its median')
+    """
+    return f"{share:.0%}" if share < 1 else f"{share:.3g} times its median"
 
 
 def kind(engine: Engine) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,23 @@ def page(name: str, title: str, data: Any, folder: Path | None = None) -> str:
         room = house if folder is None or file.startswith("base.") else folder
         return (room / file).read_text(encoding="utf-8")
 
-    # "</script>" inside a string would end the block that holds the data.
-    payload = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-    return (
-        read("base.html")
-        .replace("{{title}}", html.escape(title))
-        .replace("{{body}}", read(f"{name}.html").strip())
-        .replace("{{style}}", read("base.css") + read(f"{name}.css"))
-        .replace("{{script}}", read("base.js") + read(f"{name}.js"))
-        .replace("{{data}}", payload)
-    )
+    # A tag inside a string would end the block that holds the data, or keep it from ending.
+    payload = json.dumps(_plain(data), separators=(",", ":")).replace("<", "\\u003c")
+    parts = {
+        "title": html.escape(title),
+        "body": read(f"{name}.html").strip(),
+        "style": read("base.css") + read(f"{name}.css"),
+        "script": read("base.js") + read(f"{name}.js"),
+        "data": payload,
+    }
+    # In one go: a model may be called {{data}}.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("base.html"))
+
+
+def _plain(value: Any) -> Any:
+    """`value` with null for the numbers that JSON has no words for."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

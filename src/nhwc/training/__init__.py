@@ -15,6 +15,7 @@ from .loader import Batch as Batch
 from .loader import Loader as Loader
 from .loop import train as train
 from .metrics import MetricsLog as MetricsLog
+from .precision import remarks as remarks
 from .progress import Point as Point
 from .progress import Training as Training
 from .recipe import Recipe as Recipe
@@ -40,6 +41,7 @@ __all__ = [
     "image_folders",
     "load_checkpoint",
     "process_group",
+    "remarks",
     "save_checkpoint",
     "shard_",
     "synthetic",

@@ -171,7 +171,8 @@ def said_by_first(text: str, *, wait: bool = True) -> bool:
     with contextlib.suppress(ValueError):  # signals are the main thread's
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    patience = timedelta(seconds=5)
+    # Processes end together, but on a machine that does much else one may be seconds behind.
+    patience = timedelta(seconds=30)
     try:
         store, rank, _ = next(rendezvous("env://", timeout=patience))
         if rank == 0:

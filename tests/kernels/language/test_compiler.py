@@ -26,9 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def python(code):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
 
 
 ADD_ONE = Kernel("add_one", ("x", "count"), _add_one)
@@ -116,7 +114,7 @@ def test_several_processes_at_once(tmp_path, monkeypatch):
     code = "from tests.kernels.language.test_compiler import ADD_ONE, works\n"
     code += "assert works(ADD_ONE.address)"
     running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait() for process in running] == [0] * 4
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 

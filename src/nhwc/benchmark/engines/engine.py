@@ -30,6 +30,7 @@ class Engine:
     autocasts: bool = False
     cuda: bool = True
     packages: tuple[str, ...] = ()
+    extra: str = "engines"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ class Engine:
     def obstacle(self, *, train: bool, amp: bool, device: str) -> str:
         """Why it cannot run such a case here; empty where it can."""
         if self.missing:
-            return f"not installed: pip install {' '.join(self.packages)}"
+            return f"not installed: pip install 'nhwc[{self.extra}]'"
         if train and not self.trains:
             return "inference only"
         if amp and not self.autocasts:

@@ -43,13 +43,18 @@ function describeRun() {
   verdict.append(`${total}; ${paying ? `${paying} ${paying === 1 ? "pays" : "pay"} to convert; ` : ""}conversions cost ${ms(data.cost_s)} (${percent(data.cost_s / data.run_s)}).`);
 }
 
+function describe(call) {
+  const out = call.outputs[0];
+  return `#${call.index} ${call.operator}, ${words[call.effect]}, ${ms(call.seconds)}` + (out ? ` → ${out.shape.join("×")} ${out.format}` : "") + (call.site.module ? ` in ${call.site.module}` : "");
+}
+
+const pieces = new Map();
 function drawStrip() {
+  const shown = calls.filter((call) => call.effect !== "views");
   const total = calls.reduce((sum, call) => sum + call.seconds, 0) || 1;
-  for (const call of calls) {
-    if (call.effect === "views") continue;
-    const piece = make("i", { class: tone(call), style: `flex:${Math.max(call.seconds / total, 1e-4)} 1 0`, "data-i": call.index });
-    $("#strip").append(piece);
-  }
+  drawBar($("#strip"), "the run from input to output, coloured by format",
+    shown.map((call) => [tone(call), call.seconds / total, describe(call), () => choose(call.index, true)]));
+  shown.forEach((call, i) => pieces.set(call.index, $("#strip").children[i]));
   const legend = [["last", "channels last"], ["plain", "contiguous"], ["neutral", "no image"], ["lost", "loses the format"], ["pays", "converts or copies"]];
   for (const [name, text] of legend) $("#legend").append(make("span", {}, make("i", { class: name }), text));
 }
@@ -61,10 +66,10 @@ function drawFindings() {
     const what = data.kinds[finding.kind] + (finding.payers.length ? `; ${plural(finding.payers.length, "later call")} ${finding.payers.length === 1 ? "pays" : "pay"} to convert${finding.kind === "unconverted" ? "" : " back"}` : "") + (finding.copied_bytes ? `; ${bytes(finding.copied_bytes)} copied` : "");
     const card = make("div", { class: `card finding is-${finding.kind}`, role: "button", tabindex: 0, "data-f": f, "aria-pressed": "false" },
       make("div", { class: "head" }, make("span", {}, finding.operator + times), make("span", { class: "cost" }, cost)),
-      make("p", {}, what[0].toUpperCase() + what.slice(1) + "."),
+      make("p", {}, ...prose(what[0].toUpperCase() + what.slice(1) + ".")),
       finding.site.file ? make("div", { class: "place", title: finding.site.file }, finding.place) : "",
       finding.site.source ? make("pre", {}, finding.site.source) : "",
-      make("p", {}, finding.remedy));
+      make("p", {}, ...prose(finding.remedy)));
     const pick = () => chooseFinding(f);
     card.addEventListener("click", pick);
     card.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } });
@@ -135,14 +140,14 @@ function showCall(call) {
     make("div", {}, make("span", { class: "soft" }, "module "), make("code", {}, call.site.module || "(the model)"), " ", make("span", { class: "soft" }, call.site.module_type)),
     make("div", { class: "place", title: call.site.file }, call.place),
     call.site.source ? make("pre", {}, call.site.source) : "",
-    table);
+    make("div", { class: "scroll" }, table));
   for (const copy of call.copies) {
     detail.append(make("p", {}, `Copies ${bytes(copy.bytes)} inside its kernel in ${ms(copy.seconds)}: ${copy.shape.join("×")}, strides ${copy.source_strides.join(" ")} → ${copy.target_strides.join(" ")}.`));
   }
   if (call.origin !== null && call.origin !== undefined) detail.append(make("p", {}, "Follows from ", ...jump([call.origin])));
   const payers = calls.filter((other) => other.origin === call.index && other.effect === "restores").map((other) => other.index);
   if (payers.length) detail.append(make("p", {}, "Paid for by ", ...jump(payers)));
-  if (finding) detail.append(make("p", {}, make("b", {}, "What to do: "), finding.remedy));
+  if (finding) detail.append(make("p", {}, make("b", {}, "What to do: "), ...prose(finding.remedy)));
 }
 
 function mark(linked, chosen) {
@@ -150,7 +155,7 @@ function mark(linked, chosen) {
     cell.classList.toggle("linked", linked.includes(i));
     cell.classList.toggle("chosen", i === chosen);
   }
-  for (const piece of document.querySelectorAll("#strip i")) piece.classList.toggle("chosen", linked.includes(+piece.dataset.i) || +piece.dataset.i === chosen);
+  for (const [i, piece] of pieces) piece.classList.toggle("chosen", linked.includes(i) || i === chosen);
 }
 
 function choose(index, scroll) {
@@ -196,22 +201,11 @@ function wire() {
     $("#filters").append(button);
   }
   $("#search").addEventListener("input", applyFilter);
-  const tip = make("div", { id: "tip" });
-  document.body.append(tip);
-  document.addEventListener("pointermove", (event) => {
-    const target = event.target.closest?.("[data-i]");
-    tip.style.display = target ? "block" : "none";
-    if (!target) return;
-    const call = calls[+target.dataset.i];
-    const out = call.outputs[0];
-    tip.textContent = `#${call.index} ${call.operator}, ${words[call.effect]}, ${ms(call.seconds)}` + (out ? ` → ${out.shape.join("×")} ${out.format}` : "") + (call.site.module ? ` in ${call.site.module}` : "");
-    tip.style.left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
-    tip.style.top = event.clientY + 18 + tip.offsetHeight > innerHeight ? event.clientY - tip.offsetHeight - 10 + "px" : event.clientY + 18 + "px";
-  });
-  document.addEventListener("click", (event) => {
-    const target = event.target.closest?.("[data-i]");
-    if (target) choose(+target.dataset.i, target.parentElement.id === "strip");
-  });
+  const network = $("#network");
+  const callOf = (event) => calls[event.target.closest?.(".cell")?.dataset.i];
+  network.addEventListener("pointermove", (event) => { const call = callOf(event); tell(call ? describe(call) : "", event.clientX, event.clientY); });
+  network.addEventListener("pointerleave", () => tell(""));
+  network.addEventListener("click", (event) => { const call = callOf(event); if (call) choose(call.index, false); });
 }
 
 describeRun();
@@ -221,6 +215,6 @@ drawNetwork();
 wire();
 const first = data.findings.find((finding) => finding.calls.length);
 if (first) choose(first.calls[0], false);
-else showCall(calls.reduce((best, call) => (call.seconds > best.seconds ? call : best), calls[0]));
+else if (calls.length) showCall(calls.reduce((best, call) => (call.seconds > best.seconds ? call : best), calls[0]));
 if (data.converted) $("#unseen").append(make("p", {}, "Weights and input were converted to channels last for this run; the model itself was left as it was."));
-for (const text of data.unseen) $("#unseen").append(make("p", {}, `Not visible: ${text}.`));
+for (const text of data.unseen) $("#unseen").append(make("p", {}, ...prose(`Not visible: ${text}.`)));

@@ -7,7 +7,7 @@ const shown = (row) =>
 const reach = Math.max(1.2, ...data.rows.flatMap((row) => [
   ...shown(row).map((v) => (v.interval ? Math.max(v.ratio, v.interval[1]) : 0)),
   row.published && row.published.high ? row.published.high : 0,
-])) * 1.25;
+]));
 const at = (ratio) => (100 * ratio) / reach + "%";
 
 function bar(variant) {
@@ -51,7 +51,7 @@ function card(row) {
     make("summary", { title: row.source },
       make("h3", {}, single ? row.case : row.name, ...notes.map((note) => make("small", {}, note))),
       chart(row)),
-    table(row));
+    make("div", { class: "scroll" }, table(row)));
 }
 
 function gain(row, name) {
@@ -72,13 +72,13 @@ $("#name").textContent = data.title;
 $("#setting").textContent = data.setting;
 $("#answer").append(...data.answer.map((line) => make("p", {}, line)));
 $("#where").textContent = data.environment;
-const key = (color) => make("i", { class: "key", style: `background:var(${color})` });
-$("#legend").append(`longer is faster; 1 is ${data.baseline}`,
-  ...[["--last", "nhwc"], ["--torch", "plain torch"], ["--peer", "others"]].flatMap(([color, name]) => [key(color), name]),
-  ...(data.rows.some((row) => row.published && row.published.low) ? [key("--band"), "published"] : []));
+const key = (color, name) => make("span", { class: "named" }, make("i", { class: "key", style: `background:var(${color})` }), name, " ");
+$("#legend").append(`longer is faster; 1 is ${data.baseline} `,
+  ...[["--last", "nhwc"], ["--torch", "plain torch"], ["--peer", "others"]].map(([color, name]) => key(color, name)),
+  ...(data.rows.some((row) => row.published && row.published.low) ? [key("--band", "published")] : []));
 if (data.problems.length) {
   $("#problems").hidden = false;
-  $("#problems ul").append(...data.problems.map(([what, why]) => make("li", {}, `${what}: ${why}`)));
+  $("#problems ul").append(...data.problems.map(([what, why]) => make("li", {}, ...prose(`${what}: ${why}`))));
 }
 $("#tools").hidden = single || data.rows.length === 0;
 $("#search").addEventListener("input", draw);

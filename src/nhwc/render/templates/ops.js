@@ -68,10 +68,10 @@ function drawHead() {
 
 function detail(op) {
   const rows = op.rows.map((row) => make("tr", {}, make("td", {}, `${row.dims}-D ${row.aspect}`), make("td", {}, pill(row)),
-    make("td", {}, `${row.cases} of ${row.of}`), make("td", {}, row.dtypes.join(" ")), make("td", { class: "why" }, row.example)));
+    make("td", {}, `${row.cases} of ${row.of}`), make("td", {}, row.dtypes.join(" ")), make("td", { class: "why" }, ...prose(row.example))));
   const speeds = op.speeds.map((s) => make("tr", {}, make("td", {}, "speed"), make("td", {}, make("span", { class: `speed ${s.slower ? "slow" : ""}` }, `${s.ratio.toFixed(2)}×`)),
     make("td", {}, ""), make("td", {}, s.dtype), make("td", { class: "why" }, `${s.label}, ${s.shape}: NCHW ${ms(s.nchw)}, NHWC ${ms(s.nhwc)}`)));
-  const problem = op.problem ? make("p", {}, `Not checked in full: ${op.problem}`) : "";
+  const problem = op.problem ? make("p", {}, ...prose(`Not checked in full: ${op.problem}`)) : "";
   const head = make("tr", {}, ...["", "", "calls", "dtypes", "why"].map((word) => make("th", {}, word)));
   return make("tr", { class: "detail" }, make("td", { colspan: columns.length }, problem, make("table", {}, head, ...rows, ...speeds)));
 }

@@ -5,12 +5,12 @@ function describeResult() {
   $("#where").textContent = data.where;
   const verdict = $("#verdict");
   if (data.chosen === "input") {
-    verdict.append(make("b", { class: "even" }, "Unchanged."), data.reason + ".");
+    verdict.append(make("b", { class: "even" }, "Unchanged."), ...prose(data.reason + "."));
     return;
   }
   const [low, high] = data.interval.map((x) => x.toFixed(2));
   verdict.append(make("b", { class: data.verdict === "faster" ? "good" : "even" }, data.ratio.toFixed(2) + "×"),
-    `as fast (99 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`);
+    ...prose(`as fast (99 % interval ${low} to ${high}): ${data.verdict}${data.reason ? "; " + data.reason : ""}.`));
 }
 
 function drawStages() {
@@ -30,6 +30,7 @@ function drawStages() {
 }
 
 const tones = { loses: "lost", misreads: "lost", converts: "pays", restores: "pays", keeps: "last", plain: "plain" };
+const formats = { loses: "loses the format", misreads: "loses the format", converts: "converts", restores: "converts", keeps: "channels last", plain: "contiguous" };
 
 function drawAudits() {
   if (!Object.keys(data.audits).length) { $("#audits-part").remove(); return; }
@@ -37,13 +38,10 @@ function drawAudits() {
     const strip = make("div", { class: "strip" });
     const shown = audit.calls.filter((call) => call.effect !== "views");
     const total = shown.reduce((sum, call) => sum + call.seconds, 0) || 1;
-    for (const call of shown) {
-      const piece = make("i", { class: tones[call.effect] ?? "neutral", style: `flex:${Math.max(call.seconds / total, 1e-4)} 1 0` });
-      explain(piece, `${call.module} ${call.operator}: ${ms(call.seconds)}`);
-      strip.append(piece);
-    }
+    drawBar(strip, `memory format ${stage}, from input to output`, shown.map((call) =>
+      [tones[call.effect] ?? "neutral", call.seconds / total, `${call.module} ${call.operator}: ${formats[call.effect] ?? "no image"}, ${ms(call.seconds)}`]));
     const lost = audit.counts.loses + audit.counts.misreads;
-    const says = audit.clean ? "clean" : `${plural(lost, "call")} lose the format`;
+    const says = audit.clean ? "clean" : `${plural(lost, "call")} ${lost === 1 ? "loses" : "lose"} the format`;
     $("#audits").append(make("div", { class: "audit" }, make("span", {}, stage, make("small", {}, `${plural(shown.length, "operator")}, ${says}`)), strip));
   }
   const legend = [["last", "channels last"], ["plain", "contiguous"], ["neutral", "no image"], ["lost", "loses the format"], ["pays", "converts or copies"]];
@@ -58,7 +56,7 @@ function drawPasses() {
     const list = make("ul");
     for (const site of pass.sites) {
       const text = site.applied ? site.what : `${site.what}: left alone, ${site.reason}`;
-      list.append(make("li", { class: site.applied ? "" : "skipped" }, make("span", { class: "mono" }, site.where || "the model"), " ", text));
+      list.append(make("li", { class: site.applied ? "" : "skipped" }, make("span", { class: "mono" }, site.where || "the model"), " ", ...prose(text)));
     }
     const row = make("summary", {}, make("span", { class: "mono" }, pass.name),
       make("span", { class: applied.length ? "applied" : "soft" }, applied.length ? plural(applied.length, "change") : "nothing to do"),
@@ -66,11 +64,16 @@ function drawPasses() {
     $("#passes").append(make("details", { class: "more" }, row, list));
   }
   if (idle.length) $("#passes").append(make("p", { class: "soft" }, `Nothing to do: ${idle.join(", ")}.`));
-  for (const part of data.opaque) $("#passes").append(make("p", { class: "soft" }, `${part.path || "the model"} (${part.kind}) stays as it is: ${part.reason}`));
+  for (const part of data.opaque) $("#passes").append(make("p", { class: "soft" }, ...prose(`${part.path || "the model"} (${part.kind}) stays as it is: ${part.reason}`)));
 }
 
-const kernelNames = [...new Set(data.plans.flatMap((plan) => plan.layers.flatMap((layer) => layer.kernels.map((k) => k.kernel))))];
-const colorOf = (kernel) => "kernel-" + (kernel === "torch" ? 5 : (kernelNames.filter((name) => name !== "torch").indexOf(kernel) % 8));
+/** Torch is grey; the hues of the others stand a golden angle apart, however many there are, and none is red. */
+const layersOf = data.plans.flatMap((plan) => plan.layers);
+const kernelNames = [...new Set(layersOf.flatMap((layer) => [layer.chosen, ...layer.kernels].map((k) => k.kernel)))].filter((name) => name !== "torch").sort();
+const colorOf = (kernel) => {
+  const place = kernelNames.indexOf(kernel);
+  return "background:" + (place < 0 ? "#7a8290" : `hsl(${25 + ((149 + 137.508 * place) % 310)} 58% ${[40, 52, 34][place % 3]}%)`);
+};
 const gainOf = (layer) => {
   const own = layer.kernels.find((k) => k.kernel === "torch" && k.layout === "contiguous");
   return own && layer.chosen.seconds ? own.seconds / layer.chosen.seconds : 0;
@@ -79,20 +82,17 @@ const gainOf = (layer) => {
 function drawPlan(plan) {
   const part = $("#plans");
   part.append(make("h2", {}, `Layers ${plan.part ? `of ${plan.part} ` : ""}for ${plan.inputs.join(", ")}`));
-  if (plan.reason) { part.append(make("div", { class: "card" }, `Not planned: ${plan.reason}.`)); return; }
+  if (plan.reason) { part.append(make("div", { class: "card" }, ...prose(`Not planned: ${plan.reason}.`))); return; }
   if (plan.opened.length) part.append(make("p", { class: "soft" }, forTheseSizes(plan)));
-  const strip = make("div", { class: "strip tall", role: "img", "aria-label": "layers by time, coloured by kernel" });
-  const total = plan.layers.reduce((sum, layer) => sum + layer.chosen.seconds, 0) || 1;
+  const strip = make("div", { class: "strip tall" });
+  const timed = plan.layers.map((layer, index) => [layer, index]).filter(([layer]) => layer.chosen.seconds);
+  const total = timed.reduce((sum, [layer]) => sum + layer.chosen.seconds, 0) || 1;
   const rows = new Map();
-  plan.layers.forEach((layer, index) => {
-    if (!layer.chosen.seconds) return;
-    const piece = make("i", { class: colorOf(layer.chosen.kernel), style: `flex:${layer.chosen.seconds / total} 1 0` });
-    explain(piece, `${layer.name}: ${layer.chosen.kernel}, ${layer.chosen.layout}, ${ms(layer.chosen.seconds)}`);
-    piece.addEventListener("click", () => choose(rows.get(index)));
-    strip.append(piece);
-  });
+  drawBar(strip, "layers by time, coloured by kernel", timed.map(([layer, index]) => [
+    "", layer.chosen.seconds / total, `${layer.name}: ${layer.chosen.kernel}, ${layer.chosen.layout}, ${ms(layer.chosen.seconds)}`,
+    () => choose(rows.get(index)), colorOf(layer.chosen.kernel)]));
   const legend = make("div", { class: "legend" });
-  for (const name of new Set(plan.layers.filter((l) => l.chosen.seconds).map((l) => l.chosen.kernel))) legend.append(make("span", {}, make("i", { class: colorOf(name) }), name));
+  for (const name of new Set(timed.map(([layer]) => layer.chosen.kernel))) legend.append(make("span", {}, make("i", { style: colorOf(name) }), name));
   legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, plan.measured ? `${plan.measured} entries measured` : "all times remembered"));
   part.append(strip, legend, layerTable(plan, rows));
 }
@@ -105,7 +105,7 @@ function forTheseSizes(plan) {
 
 function drawUnplanned(plans) {
   if (!plans.length) return;
-  const rows = plans.map((plan) => make("p", { class: "soft" }, make("span", { class: "mono" }, plan.part), ` ${plan.inputs.join(", ")}: ${plan.reason}`));
+  const rows = plans.map((plan) => make("p", { class: "soft" }, make("span", { class: "mono" }, plan.part), ...prose(` ${plan.inputs.join(", ")}: ${plan.reason}`)));
   $("#plans").append(make("h2", {}, "Graphs without a plan"), make("div", { class: "card unplanned" }, ...rows));
 }
 
@@ -127,7 +127,7 @@ function layerTable(plan, rows) {
     body.append(...sorted.map(([, index]) => rows.get(index)));
   };
   const head = make("tr", {},
-    make("th", {}, make("button", { onclick: order((l, i) => i) }, "layer")), make("th", {}, "what it computes"), make("th", {}, "kernels"),
+    make("th", {}, make("button", { onclick: order((l, i) => i) }, "layer")), make("th", { class: "wide" }, "what it computes"), make("th", { class: "wide" }, "kernels"),
     make("th", {}, make("button", { onclick: order((l) => -l.chosen.seconds) }, "time")),
     make("th", {}, make("button", { onclick: order((l) => -gainOf(l)) }, "of torch's own")));
   const table = make("table", {}, make("thead", {}, head), body);
@@ -141,39 +141,29 @@ function layerRow(layer) {
     const won = kernel.kernel === layer.chosen.kernel && kernel.layout === layer.chosen.layout;
     options.append(make("div", { class: "option" + (won ? " won" : "") },
       make("span", {}, `${kernel.kernel}, ${kernel.layout.replace("channels_last", "NHWC").replace("contiguous", "NCHW")}`),
-      make("span", { class: "track" }, make("i", { class: colorOf(kernel.kernel), style: `width:${(kernel.seconds / slowest) * 100}%` })),
+      make("span", { class: "track" }, make("i", { style: `${colorOf(kernel.kernel)};width:${(kernel.seconds / slowest) * 100}%` })),
       make("span", { class: "ms" }, kernel.seconds ? ms(kernel.seconds) : "")));
   }
   const gain = gainOf(layer);
-  return make("tr", {}, make("td", { class: "mono" }, layer.name), make("td", { class: "mono soft" }, layer.what),
-    make("td", {}, options), make("td", { class: "number" }, layer.chosen.seconds ? ms(layer.chosen.seconds) : "not timed"),
+  return make("tr", {}, make("td", { class: "mono name" }, layer.name), make("td", { class: "mono soft wide" }, layer.what),
+    make("td", { class: "wide" }, options), make("td", { class: "number" }, layer.chosen.seconds ? ms(layer.chosen.seconds) : "not timed"),
     make("td", { class: "number" }, gain ? gain.toFixed(1) + "×" : ""));
 }
 
 function choose(row) {
   for (const other of document.querySelectorAll("tr.chosen")) other.classList.remove("chosen");
   row.classList.add("chosen");
+  row.hidden = false;
   row.scrollIntoView({ block: "nearest" });
-}
-
-function explain(element, text) {
-  const tip = $("#tip");
-  element.addEventListener("mousemove", (event) => {
-    tip.textContent = text;
-    tip.style.display = "block";
-    tip.style.left = Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8) + "px";
-    tip.style.top = event.clientY + 16 + "px";
-  });
-  element.addEventListener("mouseleave", () => (tip.style.display = "none"));
 }
 
 function drawVerification() {
   const checks = data.verification.checks;
   const against = data.verification.in_float64 ? "a float64 run of the original" : "the original; it does not run in float64";
   const rows = checks.map((check) => make("tr", {}, make("td", {}, String(check.input)), make("td", { class: "mono" }, check.output),
-    make("td", {}, check.error.toExponential(1)), make("td", {}, check.eager_error.toExponential(1)), make("td", {}, check.allowed.toExponential(1))));
+    ...[check.error, check.eager_error, check.allowed].map((x) => make("td", { class: "number" }, science(x)))));
   $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. ${data.verification.remembered ? "That was an earlier run with these weights, inputs and kernels; this time it was the original in float32. " : ""}Errors are relative to the largest value of the output.`),
-    make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t) => make("th", {}, t)))), make("tbody", {}, ...rows)));
+    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t, i) => make("th", { class: i > 1 && "number" }, t)))), make("tbody", {}, ...rows))));
   $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}.`;
 }
 

@@ -1,0 +1,28 @@
+"""The names that users import, all of them; `nhwc` hands them on."""
+
+from ._audit import Audit as Audit
+from ._audit import audit as audit
+from ._fuse import fuse as fuse
+from ._strict import strict as strict
+from .benchmark import bench as bench
+from .environment import Environment as Environment
+from .errors import FileError as FileError
+from .errors import FormatLost as FormatLost
+from .errors import InputError as InputError
+from .errors import MissingPackage as MissingPackage
+from .errors import ModelFailed as ModelFailed
+from .errors import ModelNotFound as ModelNotFound
+from .errors import NhwcError as NhwcError
+from .errors import ProcessLost as ProcessLost
+from .errors import VerificationError as VerificationError
+from .files import load as load
+from .files import save as save
+from .formats import Format as Format
+from .formats import convert_ as convert_
+from .formats import format_of as format_of
+from .formats import to_format as to_format
+from .operators import ops as ops
+from .optimizer import optimize as optimize
+from .training import train as train
+from .watch.findings import Finding as Finding
+from .zoo import load_model as load_model

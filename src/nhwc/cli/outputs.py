@@ -1,0 +1,117 @@
+"""Files that a command writes: looked at before the work, written whole, and nothing lost."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..disk import replace_file
+from ..errors import InputError, missing
+from ..render.text import to_show
+from .progress import note
+
+PICTURES = (".svg", ".png")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
+    """--format and -o; the format follows the file's ending where it is not said."""
+    parser.add_argument("--format", choices=formats, help=f"default: {formats[0]}")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write here, not stdout")
+
+
+def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
+    if args.format:
+        return str(args.format)
+    ending = args.output.suffix.lstrip(".") if args.output else ""
+    ending = {"htm": "html", "txt": "text", "md": "markdown"}.get(ending, ending)
+    return ending if ending in formats else formats[0]
+
+
+def check_outputs(*paths: Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Refuse now what could not be written later, or would overwrite what the command `reads`."""
+    sources = [_file_of(str(name)) for name in reads if name is not None]
+    given = [path for path in paths if path is not None]
+    for place, path in enumerate(given):
+        _check_place(path)
+        if path.suffix == ".py" and path.exists():
+            raise InputError(f"{path} is a Python file, which nhwc never writes. Name another.")
+        if any(_same(path, source) for source in sources):
+            raise InputError(f"{path} is what the command reads. Write to another file.")
+        if any(_same(path, other) for other in given[:place]):
+            raise InputError(f"{path} is named for two outputs. Name two files.")
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuse now a folder that could not be made, or written to, later."""
+    if path is None:
+        return
+    present = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not present.is_dir():
+        raise InputError(f"cannot write to {path}: {present} is no folder. Name another.")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to {path}: {present} may not be written to. Name another.")
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse now a picture that could not be drawn later."""
+    if path is None:
+        return
+    if path.suffix not in PICTURES:
+        raise InputError(f"--plot {path} has no known ending. Use .svg or .png.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise missing("matplotlib", "plot")
+
+
+def write_output(text: str, path: Path | None) -> None:
+    """Print `text`, or write it to `path`; what cannot be written there is printed after all."""
+    text = to_show(text)
+    if path is None:
+        _print(text)
+        return
+    try:
+        write_file(path, text.encode())
+    except InputError:
+        _print(text)
+        raise
+    note(f"wrote {path}")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write to a neighbour and rename it: whoever looks sees the old file or the new one."""
+    path = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            # /dev/stdout and pipes are written to; a file put in their place would be none.
+            path.write_bytes(data)
+        else:
+            replace_file(path, [data])
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _print(text: str) -> None:
+    print(text, end="" if text.endswith("\n") else "\n")
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder. Name a file in it.")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no folder. Make it first.")
+    if path.exists() and not path.is_file():
+        return
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {path}: {path.parent} may not be written to.")
+
+
+def _file_of(name: str) -> Path:
+    """The file that a model's or a result's name stands for, if any: `net.py:build` is net.py."""
+    where, _, _ = name.rpartition(":")
+    return Path(where if where.endswith(".py") else name)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -1,0 +1,84 @@
+"""What mixed precision meets on this processor: asked of torch and of the machine, not assumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+from ..formats import CHANNELS_LAST_OF, convert_, format_of, to_format
+from .recipe import Recipe
+
+KINDS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""By one of these names Linux lists a processor's own arithmetic on bfloat16."""
+
+_NARROW = ("DEFAULT", "AVX2")
+"""What torch calls itself where it may not use such instructions, whatever the processor has."""
+
+
+def remarks(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:
+    """What a run of `recipe` should know about this machine: one line for each surprise.
+
+    >>> remarks(nn.Sequential(nn.Conv2d(3, 8, 3)), Recipe(amp=False), torch.device("cpu"))
+    []
+    """
+    dtype = recipe.autocast_dtype(device)
+    if dtype is None or device.type != "cpu":
+        return []
+    name = str(dtype).removeprefix("torch.")
+    lines = []
+    if dtype is torch.bfloat16 and emulates_bfloat16():
+        lines.append(
+            f"{name} is emulated on this processor; float32, without mixed precision, may be faster"
+        )
+    lost = losing_convolutions(model, dtype) if recipe.channels_last else []
+    if lost:
+        lines.append(
+            f"channels last is lost on this processor by {', '.join(lost)} in {name}: torch "
+            "answers contiguous, and the next layer pays to convert"
+        )
+    return lines
+
+
+def emulates_bfloat16() -> bool:
+    """Whether this processor computes bfloat16 by way of float32, as far as the system tells."""
+    if torch.backends.cpu.get_cpu_capability() in _NARROW:
+        return True
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return not words & _BF16_FLAGS
+
+
+def losing_convolutions(model: nn.Module, dtype: torch.dtype) -> list[str]:
+    """The kinds of convolution in `model` that answer a channels-last image of `dtype` otherwise.
+
+    >>> losing_convolutions(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.float32)
+    []
+    """
+    layers = [module for module in model.modules() if isinstance(module, KINDS)]
+    return [
+        ("grouped " if grouped else "") + kind.__name__
+        for kind in KINDS
+        for grouped in (False, True)
+        if any(isinstance(one, kind) and (one.groups > 1) is grouped for one in layers)
+        and not _keeps(skip_init(kind, 16, 16, 3, groups=4 if grouped else 1), dtype)
+    ]
+
+
+@torch.no_grad()
+def _keeps(layer: nn.Module, dtype: torch.dtype) -> bool:
+    """Try a layer on a batch of two: the strides of a single image can be read in two ways."""
+    dims = 5 if isinstance(layer, nn.Conv3d | nn.ConvTranspose3d) else 4
+    image = to_format(torch.zeros(2, 16, *[9] * (dims - 2), dtype=dtype), CHANNELS_LAST_OF[dims])
+    try:
+        answer = convert_(layer.to(dtype))(image)
+    except RuntimeError:
+        # What cannot be computed at all is for the run itself to say.
+        return True
+    return format_of(answer) is CHANNELS_LAST_OF[dims]
