@@ -137,7 +137,7 @@ def test_an_engine_that_dies_takes_nobody_along(zoo):
     (row,) = measure(zoo("Dies"), variants=("eager", "jit")).rows
     alive, dead = row.measurements
     assert alive.turns
-    assert dead.failure.startswith("its process was ended by signal 9")
+    assert dead.failure.startswith("the process died (SIGKILL), out of memory?")
 
 
 def test_ctrl_c_keeps_whole_turns(zoo):
@@ -268,7 +268,7 @@ def test_on_cuda(zoo, train):
 
 
 def test_a_worker_that_hangs_is_ended(zoo, monkeypatch):
-    monkeypatch.setattr("nhwc.benchmark.process.PATIENCE_S", 0.01)
+    monkeypatch.setattr(paired, "PATIENCE_S", 0.01)
     row, interrupted = paired.measure(Task(Case(zoo("net"), (SHAPE,), 1), ("eager",)), seconds=0.1)
     assert not interrupted
-    assert "ended by signal" in row.failure
+    assert row.failure.startswith("it took longer than 0 s")
