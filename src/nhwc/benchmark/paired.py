@@ -27,6 +27,9 @@ FEWEST, MOST = 9, 25
 PATIENCE_S = 900.0
 """After so long without an answer a worker is ended: one that hangs must not stop a suite."""
 
+CONVERSION_S = 600.0
+"""How long an engine's converter may take: some need minutes for a large model, some for ever."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -51,12 +54,12 @@ class _Side:
         if self.worker and not self.failure:
             self.worker.send(request)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, patience_s: float | None = None) -> dict[str, Any]:
         """The worker's answer; a failure is noted, and the answer is empty."""
         if self.worker is None or self.failure:
             return {}
         try:
-            answer: dict[str, Any] = self.worker.hear(PATIENCE_S)
+            answer: dict[str, Any] = self.worker.hear(patience_s or PATIENCE_S)
         except Ended as error:
             answer = {"failure": str(error)}
         self.failure = answer.get("failure", "")
@@ -157,11 +160,32 @@ def _set_up(
         return dataclasses.replace(row, failure=judge.failure)
     for position, side in enumerate(able):
         tell(f"setting up {side.variant}", 0.1 + 0.4 * position / len(able))
-        side.facts = side.ask({"do": "prepare", "variant": side.variant, "truth": truth})
+        with tempfile.TemporaryDirectory(dir=folder) as files:
+            request = {"variant": side.variant, "truth": truth, "folder": files}
+            took_s = _convert(side, nursery, order, request)
+            side.facts = side.ask({"do": "prepare", **request})
         if side.failure and side.worker is not None:
             # A failed engine would only hold memory that the others may need.
             side.worker.end()
+        else:
+            side.facts["setup_s"] += took_s
     return dataclasses.replace(row, propagation=found["propagation"])
+
+
+def _convert(
+    side: _Side, nursery: Nursery, order: dict[str, Any], request: dict[str, Any]
+) -> float:
+    """Convert the model for an engine that reads files, in a process that ends with its mess."""
+    if side.failure or find_engine(side.variant).convert is None:
+        return 0.0
+    with nursery.worker() as process:
+        converter = _Side(side.variant, process)
+        converter.ask(order)
+        converter.send({"do": "convert", **request})
+        facts = converter.receive(CONVERSION_S)
+    if converter.failure:
+        side.failure = f"conversion failed: {converter.failure}"
+    return float(facts.get("setup_s", 0.0))
 
 
 def _take_turns(sides: Sequence[_Side], seconds: float, tell: Callable[[str, float], None]) -> None:

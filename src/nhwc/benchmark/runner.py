@@ -12,7 +12,7 @@ from torch import nn
 
 from ..environment import Environment, available_cores
 from ..errors import InputError
-from .engines import QUICK, find_engine
+from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
 
@@ -58,13 +58,13 @@ def bench(
     2
 
     A model is a name as on the command line, or a module; it is sent to the processes as it is.
-    `batches` and `threads` measure every combination. Ctrl-C returns what was measured so far,
-    with `interrupted` set.
+    `batches` and `threads` measure every combination; the variant "all" stands for every engine
+    that is installed. Ctrl-C returns what was measured so far, with `interrupted` set.
     """
     models = [model] if isinstance(model, (str, nn.Module)) else list(model)
     names, sent = _names_and_bytes(models)
     tasks = [
-        Task(Case(name, (shape,), count, train, amp, device, seed, weights), tuple(variants))
+        Task(Case(name, (shape,), count, train, amp, device, seed, weights), chosen(variants))
         for name in names
         for count in threads or (available_cores(),)
     ]

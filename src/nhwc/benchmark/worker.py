@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -89,13 +90,26 @@ def build(case: Case, sent: bytes) -> Built:
     return Built(case, model.to(case.device), inputs, before)
 
 
+def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:
+    """Write the files that the engine reads into a folder of its own."""
+    engine, folder = find_engine(request["variant"]), Path(request["folder"])
+    # Converters leave more files than they are asked for.
+    os.chdir(folder)
+    start = time.perf_counter()
+    with torch.no_grad():
+        if engine.convert is not None:
+            engine.convert(built.model, built.inputs, folder)
+    return {"setup_s": time.perf_counter() - start}
+
+
 def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, Any]]:
     """Set the engine up, and hold its first answer against the truth."""
     case, engine = built.case, find_engine(request["variant"])
     truth = Truth.load(Path(request["truth"]))
     start = time.perf_counter()
+    source = Path(request["folder"]) if engine.convert else built.model
     with contextlib.nullcontext() if case.train else torch.no_grad():
-        function, arguments = engine.prepare(built.model, built.inputs)
+        function, arguments = engine.prepare(source, built.inputs)
     call: Callable[[], Any]
     if case.train:
         call = Step(built.model, function, arguments, amp=case.amp)
@@ -112,7 +126,7 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
     if not error <= truth.allowed:
         raise WrongOutput(f"wrong output: error {error:.1e}, allowed is {truth.allowed:.1e}")
     # What the engine copied is its own; the original would only sit in its memory figure.
-    del built.model, output, truth
+    del built.model, source, output, truth
     running = Running(call, case.device, built.resident_before)
     reset_peak(case.device)
     seconds = running.burst(WARMUP)["seconds"]
@@ -148,7 +162,8 @@ def warm() -> None:
 def serve(link: Connection) -> None:
     """Answer requests until the parent hangs up, which it also does by dying.
 
-    They come in this order: build; then truth, or prepare, any number of bursts, and finish.
+    They come in this order: build; then truth, or convert, or prepare, any number of bursts, and
+    finish.
     """
     built: Built | None = None
     running: Running | None = None
@@ -161,6 +176,8 @@ def serve(link: Connection) -> None:
                     built = build(request["case"], request["sent"])
                 elif request["do"] == "truth" and built:
                     answer = tell_truth(built, request)
+                elif request["do"] == "convert" and built:
+                    answer = convert(built, request)
                 elif request["do"] == "prepare" and built:
                     running, answer = prepare(built, request)
                 elif request["do"] == "burst" and running:

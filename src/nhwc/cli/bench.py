@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmark import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
-from ..benchmark.engines import ENGINES, QUICK
+from ..benchmark.engines import ALL, ENGINES, QUICK, Engine, chosen
 from ..benchmark.results import Case
 from ..benchmark.runner import SECONDS
 from ..benchmark.runner import run as measure
@@ -19,6 +19,7 @@ from ..render.bench_csv import bench_csv
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
+from ..render.engines_text import engines_text, missing_text
 from .common import (
     add_output_arguments,
     chosen_format,
@@ -44,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that -o wrote, to show it again",
     )
     parser.add_argument("--suite", choices=[s.name for s in SUITES], help="published figures")
-    parser.add_argument("--variants", metavar="A,B,...", help=f"default: {','.join(QUICK)}")
+    parser.add_argument(
+        "--variants",
+        metavar="A,B,...",
+        help=f"default: {','.join(QUICK)}; all: every one that is installed",
+    )
+    parser.add_argument(
+        "--engines", action="store_true", help="what is installed here, and how to get the rest"
+    )
     parser.add_argument("--input", metavar="NxCxHxW", help="default 1x3x224x224")
     parser.add_argument("--batch", metavar="N,...", help="batch sizes, one after the other")
     parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")
@@ -100,6 +108,8 @@ def run_bench(args: argparse.Namespace) -> int:
             write_file(args.output, _json(result.to_dict()).encode())
 
     done = _done(args, format)
+    if missing := _missing(args, tasks):
+        note(missing_text(missing))
     # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -124,6 +134,11 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     _check_plot(args.plot)
+    if args.engines:
+        if chosen_format(args, FORMATS) != "text":
+            raise InputError("--engines has text output alone. Use --format text.")
+        write_output(engines_text(ENGINES), args.output)
+        return 0
     if args.compare:
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
@@ -200,7 +215,15 @@ def _suite_tasks(
 def _variants(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:
     if args.variants is None:
         return default
-    return tuple(dict.fromkeys(name for name in args.variants.split(",") if name))
+    return chosen([name for name in args.variants.split(",") if name])
+
+
+def _missing(args: argparse.Namespace, tasks: list[Task]) -> list[Engine]:
+    """The engines that were asked for and are not installed."""
+    wanted = {variant for task in tasks for variant in task.variants}
+    if args.variants is not None and ALL in args.variants.split(","):
+        wanted = {engine.name for engine in ENGINES}
+    return [engine for engine in ENGINES if engine.name in wanted and engine.missing]
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...]:
