@@ -17,7 +17,7 @@ PACKAGE = House(
     "nhwc",
     (
         ("activations", "disk", "environment", "errors", "preserve", "shown", "source", "timing"),
-        ("windows",),
+        ("windows", "workers"),
         ("cache", "convolutions"),
         ("archives", "formats", "ready", "release", "vision"),
         ("kernels", "stamp", "widened"),

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import nhwc.benchmark.engines
 from nhwc.benchmark import Benchmark
 from nhwc.cli import main
 
@@ -141,3 +142,42 @@ def test_signals_are_put_back(monkeypatch):
     monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: one())
     main(["bench", "resnet50"])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_engines_are_listed_with_their_version_or_their_pip_line(monkeypatch, capsys):
+    from nhwc.benchmark.engines import find_engine
+    from nhwc.benchmark.engines.engine import Engine
+
+    absent = Engine("x", "Engine X", print, packages=("no_such",), requirements=("x-dist>=5", "y"))
+    monkeypatch.setattr("nhwc.cli.bench.ENGINES", (find_engine("eager"), absent))
+    assert main(["bench", "--engines"]) == 0
+    installed, missing = capsys.readouterr().out.split("\n\n")
+    assert re.search(r"^installed\n  eager +eager NCHW +torch 2", installed)
+    assert re.search(r"^not installed\n  x +Engine X +pip install 'x-dist>=5' y$", missing.strip())
+    assert main(["bench", "--engines", "--format", "csv"]) == 2
+
+
+def test_what_is_not_installed_is_named_once_before_any_work(monkeypatch, capsys):
+    from nhwc.benchmark.engines.engine import Engine
+
+    absent = Engine("x", "Engine X", print, packages=("no_such_package",))
+    engines = (*nhwc.benchmark.engines.ENGINES, absent)
+    asked = []
+
+    def measure(tasks, **_):
+        asked.extend(tasks)
+        return one()
+
+    for place in ("nhwc.cli.bench", "nhwc.benchmark.engines"):
+        monkeypatch.setattr(f"{place}.ENGINES", engines)
+    monkeypatch.setattr("nhwc.cli.bench.measure", measure)
+    assert main(["bench", "a", "b", "--variants", "all"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("Engine X (pip install no_such_package)") == 1
+    assert {"eager", "optimized", "jit"} <= set(asked[0].variants)
+    assert "x" not in asked[0].variants
+
+    # Who is asked for by name has a row that says why.
+    assert main(["bench", "a", "--variants", "eager,x"]) == 0
+    assert "Engine X" in capsys.readouterr().err
+    assert asked[-1].variants == ("eager", "x")

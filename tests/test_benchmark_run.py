@@ -137,7 +137,7 @@ def test_an_engine_that_dies_takes_nobody_along(zoo):
     (row,) = measure(zoo("Dies"), variants=("eager", "jit")).rows
     alive, dead = row.measurements
     assert alive.turns
-    assert dead.failure.startswith("its process was ended by signal 9")
+    assert dead.failure.startswith("the process died (SIGKILL), out of memory?")
 
 
 def test_ctrl_c_keeps_whole_turns(zoo):
@@ -246,10 +246,17 @@ def test_engines_are_known_by_one_name_each():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variants", [("jit", "fx", "onnxruntime", "openvino"), ("compile", "compile_frozen")]
+    "variants",
+    [
+        ("jit", "fx", "onnxruntime", "openvino"),
+        ("compile", "compile_frozen"),
+        ("opencv", "ncnn", "mnn", "executorch", "litert"),
+    ],
 )
 def test_the_peers_answer_right(zoo, variants):
     able = [v for v in variants if not find_engine(v).missing]
+    if not able:
+        pytest.skip(f"none of {', '.join(variants)} is installed")
     (row,) = measure(zoo("net"), variants=("eager", *able)).rows
     assert [m.failure for m in row.measurements] == [""] * (len(able) + 1)
 
@@ -268,7 +275,7 @@ def test_on_cuda(zoo, train):
 
 
 def test_a_worker_that_hangs_is_ended(zoo, monkeypatch):
-    monkeypatch.setattr("nhwc.benchmark.process.PATIENCE_S", 0.01)
+    monkeypatch.setattr(paired, "PATIENCE_S", 0.01)
     row, interrupted = paired.measure(Task(Case(zoo("net"), (SHAPE,), 1), ("eager",)), seconds=0.1)
     assert not interrupted
-    assert "ended by signal" in row.failure
+    assert row.failure.startswith("it took longer than 0 s")

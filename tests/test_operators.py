@@ -99,7 +99,7 @@ def test_names_that_are_no_operator():
 
 def test_a_worker_that_does_not_start_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(nhwc.NhwcError, match=r"ended with status 1\. Try: python -m"):
+    with pytest.raises(nhwc.NhwcError, match=r"died \(exit status 1\): .* Try: python -c"):
         nhwc.ops("relu")
 
 

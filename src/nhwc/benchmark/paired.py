@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..workers import Ended, Nursery, Worker
 from .engines import find_engine
-from .process import Nursery, Worker, WorkerFailed
 from .results import Case, Measurement, Published, Row
 
 REST_S = 0.02
@@ -23,6 +23,12 @@ BURST_S = 0.1
 MOST_CALLS = 20
 FEWEST, MOST = 9, 25
 """Turns of each: fewer say nothing, more are worth nothing."""
+
+PATIENCE_S = 900.0
+"""After so long without an answer a worker is ended: one that hangs must not stop a suite."""
+
+CONVERSION_S = 600.0
+"""How long an engine's converter may take: some need minutes for a large model, some for ever."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +50,20 @@ class _Side:
     turns: list[list[float]] = field(default_factory=list)
     failure: str = ""
 
-    def send(self, request: dict[str, Any], sent: bytes = b"") -> None:
+    def send(self, request: dict[str, Any]) -> None:
         if self.worker and not self.failure:
-            self.worker.send(request, sent)
+            self.worker.send(request)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, patience_s: float | None = None) -> dict[str, Any]:
         """The worker's answer; a failure is noted, and the answer is empty."""
         if self.worker is None or self.failure:
             return {}
         try:
-            return self.worker.receive()
-        except WorkerFailed as error:
-            self.failure = str(error)
-            return {}
+            answer: dict[str, Any] = self.worker.hear(patience_s or PATIENCE_S)
+        except Ended as error:
+            answer = {"failure": str(error)}
+        self.failure = answer.get("failure", "")
+        return {} if self.failure else answer
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self.send(request)
@@ -101,10 +108,11 @@ def measure(
     with contextlib.ExitStack() as stack:
         try:
             row = _set_up(row, sides, stack, sent, tell)
-            _take_turns(sides, seconds, tell)
+            if not row.failure:
+                _take_turns(sides, seconds, tell)
             for side in sides:
                 side.facts.update(side.ask({"do": "finish"}))
-        except WorkerFailed as error:
+        except Ended as error:
             row = dataclasses.replace(row, failure=str(error))
         except KeyboardInterrupt:
             interrupted = True
@@ -129,32 +137,55 @@ def _set_up(
     tell("starting", 0.0)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nhwc-bench-")))
     truth = str(folder / "truth.npz")
-    order = {"do": "build", "case": dataclasses.asdict(case), "bytes": len(sent)}
+    order = {"do": "build", "case": case, "sent": sent}
     for side in sides:
         side.failure = find_engine(side.variant).obstacle(
             train=case.train, amp=case.amp, device=case.device
         )
     able = [side for side in sides if not side.failure]
-    nursery = stack.enter_context(Nursery(case.threads))
-    with nursery.worker() as judge:
+    nursery = stack.enter_context(Nursery("nhwc.benchmark.worker", threads=case.threads))
+    with nursery.worker() as process:
+        judge = _Side("", process)
         # All import and build at the same time: nothing is timed yet.
         for side in able:
             side.worker = stack.enter_context(nursery.worker())
-        judge.send(order, sent)
-        for side in able:
-            side.send(order, sent)
+        for side in (judge, *able):
+            side.send(order)
         judge.receive()
         judge.send({"do": "truth", "truth": truth})
         for side in able:
             side.receive()
         found = judge.receive()
+    if judge.failure:
+        return dataclasses.replace(row, failure=judge.failure)
     for position, side in enumerate(able):
         tell(f"setting up {side.variant}", 0.1 + 0.4 * position / len(able))
-        side.facts = side.ask({"do": "prepare", "variant": side.variant, "truth": truth})
+        with tempfile.TemporaryDirectory(dir=folder) as files:
+            request = {"variant": side.variant, "truth": truth, "folder": files}
+            took_s = _convert(side, nursery, order, request)
+            side.facts = side.ask({"do": "prepare", **request})
         if side.failure and side.worker is not None:
             # A failed engine would only hold memory that the others may need.
-            side.worker.close()
+            side.worker.end()
+        else:
+            side.facts["setup_s"] += took_s
     return dataclasses.replace(row, propagation=found["propagation"])
+
+
+def _convert(
+    side: _Side, nursery: Nursery, order: dict[str, Any], request: dict[str, Any]
+) -> float:
+    """Convert the model for an engine that reads files, in a process that ends with its mess."""
+    if side.failure or find_engine(side.variant).convert is None:
+        return 0.0
+    with nursery.worker() as process:
+        converter = _Side(side.variant, process)
+        converter.ask(order)
+        converter.send({"do": "convert", **request})
+        facts = converter.receive(CONVERSION_S)
+    if converter.failure:
+        side.failure = f"conversion failed: {converter.failure}"
+    return float(facts.get("setup_s", 0.0))
 
 
 def _take_turns(sides: Sequence[_Side], seconds: float, tell: Callable[[str, float], None]) -> None:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from ..environment import Environment, available_cores
 from ..errors import InputError
 from ..ready import module_of
-from .engines import QUICK, find_engine
+from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
 
@@ -66,14 +66,14 @@ def bench(
 
     A model is a name as on the command line, a module or an exported program; it is sent to the
     processes as it is.
-    `batches` and `threads` measure every combination. Ctrl-C returns what was measured so far,
-    with `interrupted` set.
+    `batches` and `threads` measure every combination; the variant "all" stands for every engine
+    that is installed. Ctrl-C returns what was measured so far, with `interrupted` set.
     """
     several = isinstance(model, Sequence) and not isinstance(model, str)
     models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
     names, sent = _names_and_bytes(models)
     tasks = [
-        Task(Case(name, (shape,), count, train, amp, device, seed, weights), tuple(variants))
+        Task(Case(name, (shape,), count, train, amp, device, seed, weights), chosen(variants))
         for name in names
         for count in threads or (available_cores(),)
     ]

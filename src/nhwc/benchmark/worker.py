@@ -1,8 +1,7 @@
-"""The process that runs one engine: reads requests as lines of JSON, answers with lines of JSON.
+"""The process that runs one engine: it sleeps on its link whenever another engine is at work.
 
-It sleeps on its pipe whenever another engine is at work. `process.Nursery` alone starts it; a model
-that has no name follows its request as pickled bytes, which come from the same parent through the
-same pipe and never from a file.
+A model that has no name comes as pickled bytes, from the same parent through the same link and
+never from a file.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import pickle
-import signal
-import sys
 import time
 import zipfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +28,7 @@ from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
 from .peak import peak_bytes, reset_peak, resident_bytes
 from .propagation import propagation
-from .results import Case, case_of
+from .results import Case
 from .step import Step, autocast
 from .truth import Truth, find_truth
 
@@ -108,13 +105,26 @@ def _received(sent: bytes) -> nn.Module:
     return module_of(torch.jit.load(file) if is_script else torch.export.load(file), "bench")
 
 
+def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:
+    """Write the files that the engine reads into a folder of its own."""
+    engine, folder = find_engine(request["variant"]), Path(request["folder"])
+    # Converters leave more files than they are asked for.
+    os.chdir(folder)
+    start = time.perf_counter()
+    with torch.no_grad():
+        if engine.convert is not None:
+            engine.convert(built.model, built.inputs, folder)
+    return {"setup_s": time.perf_counter() - start}
+
+
 def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, Any]]:
     """Set the engine up, and hold its first answer against the truth."""
     case, engine = built.case, find_engine(request["variant"])
     truth = Truth.load(Path(request["truth"]))
     start = time.perf_counter()
+    source = Path(request["folder"]) if engine.convert else built.model
     with contextlib.nullcontext() if case.train else torch.no_grad():
-        function, arguments = engine.prepare(built.model, built.inputs)
+        function, arguments = engine.prepare(source, built.inputs)
     call: Callable[[], Any]
     if case.train:
         call = Step(built.model, function, arguments, amp=case.amp)
@@ -131,7 +141,7 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
     if not error <= truth.allowed:
         raise WrongOutput(f"wrong output: error {error:.1e}, allowed is {truth.allowed:.1e}")
     # What the engine copied is its own; the original would only sit in its memory figure.
-    del built.model, output, truth
+    del built.model, source, output, truth
     running = Running(call, case.device, built.resident_before)
     reset_peak(case.device)
     seconds = running.burst(WARMUP)["seconds"]
@@ -159,32 +169,40 @@ def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
     return {"propagation": clean}
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the parent closes the pipe, which it also does by dying.
+def warm() -> None:
+    """Import what every worker needs: that takes seconds, and there are as many as variants."""
+    import_torchvision_if_present()
 
-    They come in this order: build; then truth, or prepare, any number of bursts, and finish.
+
+def serve(link: Connection) -> None:
+    """Answer requests until the parent hangs up, which it also does by dying.
+
+    They come in this order: build; then truth, or convert, or prepare, any number of bursts, and
+    finish.
     """
     built: Built | None = None
     running: Running | None = None
-    for line in requests:
-        request = json.loads(line)
-        answer: dict[str, Any] = {}
-        try:
-            if request["do"] == "build":
-                built = build(case_of(request["case"]), requests.read(request["bytes"]))
-            elif request["do"] == "truth" and built:
-                answer = tell_truth(built, request)
-            elif request["do"] == "prepare" and built:
-                running, answer = prepare(built, request)
-            elif request["do"] == "burst" and running:
-                answer = running.burst(request["calls"])
-            elif request["do"] == "finish" and running:
-                answer = running.finish()
-        except Exception as error:
-            # Engines raise what they like; one that fails is a row that says why.
-            answer = {"failure": reason_of(error)}
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            request = link.recv()
+            answer: dict[str, Any] = {}
+            try:
+                if request["do"] == "build":
+                    built = build(request["case"], request["sent"])
+                elif request["do"] == "truth" and built:
+                    answer = tell_truth(built, request)
+                elif request["do"] == "convert" and built:
+                    answer = convert(built, request)
+                elif request["do"] == "prepare" and built:
+                    running, answer = prepare(built, request)
+                elif request["do"] == "burst" and running:
+                    answer = running.burst(request["calls"])
+                elif request["do"] == "finish" and running:
+                    answer = running.finish()
+            except Exception as error:
+                # Engines raise what they like; one that fails is a row that says why.
+                answer = {"failure": reason_of(error)}
+            link.send(answer)
 
 
 def reason_of(error: BaseException) -> str:
@@ -198,16 +216,3 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, WrongOutput):
         return text
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
-
-
-def main() -> None:
-    """Keep stdout for answers: what engines print there goes to stderr."""
-    # Ctrl-C reaches the whole group; the parent decides what becomes of us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmark import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
-from ..benchmark.engines import ENGINES, QUICK
+from ..benchmark.engines import ALL, ENGINES, QUICK, Engine, chosen
 from ..benchmark.results import Case
 from ..benchmark.runner import SECONDS
 from ..benchmark.runner import run as measure
@@ -20,8 +20,9 @@ from ..render.bench_csv import bench_csv
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
+from ..render.engines_text import engines_text, missing_text
 from .common import add_seed, check_fits, parse_device, parse_shape
-from .extras import check_models, note_missing
+from .extras import check_models
 from .outputs import (
     add_output_arguments,
     check_outputs,
@@ -47,7 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that -o wrote, to show it again",
     )
     parser.add_argument("--suite", choices=[s.name for s in SUITES], help="published figures")
-    parser.add_argument("--variants", metavar="A,B,...", help=f"default: {','.join(QUICK)}")
+    parser.add_argument(
+        "--variants",
+        metavar="A,B,...",
+        help=f"default: {','.join(QUICK)}; all: every one that is installed",
+    )
+    parser.add_argument(
+        "--engines", action="store_true", help="what is installed here, and how to get the rest"
+    )
     parser.add_argument("--input", metavar="NxCxHxW", help="default 1x3x224x224")
     parser.add_argument("--batch", metavar="N,...", help="batch sizes, one after the other")
     parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")
@@ -106,6 +114,8 @@ def run_bench(args: argparse.Namespace) -> int:
                 write_file(args.output, _json(result.to_dict()).encode())
 
     done = _done(args, format)
+    if missing := _missing(args, tasks):
+        note(missing_text(missing))
     # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -132,6 +142,11 @@ def run(args: argparse.Namespace) -> int:
     check_plot(args.plot)
     reads = (*args.models, args.weights, *(args.compare or ()))
     check_outputs(args.output, args.plot, reads=reads)
+    if args.engines:
+        if chosen_format(args, FORMATS) != "text":
+            raise InputError("--engines has text output alone. Use --format text.")
+        write_output(engines_text(ENGINES), args.output)
+        return 0
     if args.compare:
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
@@ -169,7 +184,6 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
     shape = parse_shape(args.input or ("4x3x224x224" if args.train else "1x3x224x224"))
     chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
     check_models(args.models)
-    note_missing(chosen)
     for batch in batches:
         check_fits((batch, *shape[1:]), "input")
     tasks = [
@@ -201,7 +215,6 @@ def _suite_tasks(
             raise InputError(f"--{option} does not go with --suite, which says so itself.")
     chosen = _variants(args, () if suite.train else QUICK)
     check_models(suite.models)
-    note_missing(chosen)
     return suite.tasks(
         chosen,
         batches=batches,
@@ -214,7 +227,15 @@ def _suite_tasks(
 def _variants(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:
     if args.variants is None:
         return default
-    return tuple(dict.fromkeys(name for name in args.variants.split(",") if name))
+    return chosen([name for name in args.variants.split(",") if name])
+
+
+def _missing(args: argparse.Namespace, tasks: list[Task]) -> list[Engine]:
+    """The engines that were asked for and are not installed."""
+    wanted = {variant for task in tasks for variant in task.variants}
+    if args.variants is not None and ALL in args.variants.split(","):
+        wanted = {engine.name for engine in ENGINES}
+    return [engine for engine in ENGINES if engine.name in wanted and engine.missing]
 
 
 def _numbers(text: str | None, option: str, most: int = 1 << 20) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,9 +10,10 @@ import torch
 
 from ..environment import Environment, available_cores
 from ..errors import InputError
+from ..workers import Nursery
 from .inside import layout_copies
-from .pool import Pool
-from .table import Operator, OperatorTable, operator_from_dict
+from .pool import Lane, listed, measure
+from .table import Operator, OperatorTable
 
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
 
@@ -40,19 +42,29 @@ def ops(
     start = time.monotonic()
     report = progress or (lambda done, total, title: None)
     # One process at a time on an accelerator: two would wait for each other, and time each other.
-    with Pool(device, min(4, available_cores()) if device == "cpu" else 1) as pool:
-        found, problems = pool.first.inventory, pool.first.problems
+    count = min(4, available_cores()) if device == "cpu" else 1
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    with contextlib.ExitStack() as stack:
+        nursery = stack.enter_context(
+            Nursery("nhwc.operators.worker", device, threads=1, environment=hidden)
+        )
+        lanes = [stack.enter_context(Lane(nursery)) for _ in range(count)]
+        found, problems = listed(lanes[0])
         wanted = [op for op in found if not names or any(op.answers_to(name) for name in names)]
         _check_names(names, wanted, found, problems)
         total = len(wanted)
-        answers = pool.measure(
-            wanted, dtypes, timed=timed, progress=lambda done, title: report(done, total, title)
+        answers = measure(
+            nursery,
+            lanes,
+            wanted,
+            device,
+            dtypes,
+            timed=timed,
+            progress=lambda done, title: report(done, total, title),
         )
-    operators = [operator_from_dict(answer) for answer in answers.values() if "rows" in answer]
+    operators = [answer for answer in answers.values() if isinstance(answer, Operator)]
     left_out = {name: why for name, why in problems.items() if not names or name in names}
-    for title, answer in answers.items():
-        if "left_out" in answer:
-            left_out[title] = answer["left_out"]
+    left_out.update((title, why) for title, why in answers.items() if isinstance(why, str))
     return OperatorTable(
         environment=Environment.here(device).to_dict(),
         device=device,

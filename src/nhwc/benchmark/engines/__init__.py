@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...errors import InputError
 from .channels_last import ENGINE as CHANNELS_LAST
 from .compiled import ENGINE as COMPILED
 from .compiled_frozen import ENGINE as COMPILED_FROZEN
 from .eager import ENGINE as EAGER
 from .engine import Engine as Engine
+from .executorch import ENGINE as EXECUTORCH
 from .fused import ENGINE as FUSED
 from .fx import ENGINE as FX
 from .jit import ENGINE as JIT
+from .litert import ENGINE as LITERT
+from .mnn import ENGINE as MNN
+from .ncnn import ENGINE as NCNN
 from .onnxruntime import ENGINE as ONNXRUNTIME
+from .onnxruntime_offline import ENGINE as ONNXRUNTIME_OFFLINE
+from .opencv import ENGINE as OPENCV
 from .openvino import ENGINE as OPENVINO
 from .optimized import ENGINE as OPTIMIZED
+from .zentorch import ENGINE as ZENTORCH
 
 ENGINES = (
     EAGER,
@@ -24,12 +33,22 @@ ENGINES = (
     FX,
     COMPILED,
     COMPILED_FROZEN,
+    ZENTORCH,
     ONNXRUNTIME,
+    ONNXRUNTIME_OFFLINE,
     OPENVINO,
+    OPENCV,
+    NCNN,
+    MNN,
+    EXECUTORCH,
+    LITERT,
 )
 
 QUICK = ("eager", "channels_last", "fused", "optimized", "onnxruntime", "openvino")
-"""What is compared unless more is asked for: all but those that compile for many seconds."""
+"""What is compared unless more is asked for: those that need no more than a few seconds."""
+
+ALL = "all"
+"""Stands for every engine that is installed."""
 
 
 def find_engine(name: str) -> Engine:
@@ -43,3 +62,16 @@ def find_engine(name: str) -> Engine:
             return engine
     known = ", ".join(engine.name for engine in ENGINES)
     raise InputError(f"no variant is called {name!r}. There are: {known}.")
+
+
+def chosen(names: Sequence[str]) -> tuple[str, ...]:
+    """Each variant once, in the order asked for, with "all" as those that are installed.
+
+    >>> chosen(["jit", "eager", "jit"])
+    ('jit', 'eager')
+    >>> chosen(["all"])[:3]
+    ('eager', 'channels_last', 'fused')
+    """
+    installed = [engine.name for engine in ENGINES if not engine.missing]
+    wanted = (installed if name == ALL else [find_engine(name).name] for name in names)
+    return tuple(dict.fromkeys(name for group in wanted for name in group))

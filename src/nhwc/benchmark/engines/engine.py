@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,18 +21,24 @@ class Engine:
     """A way to run a model. To add one: write a file like its neighbours, and list it.
 
     `prepare(model, inputs)` may do with the model what it likes: its process owns it. It is called
-    with gradients off unless a training step is measured.
+    with gradients off unless a training step is measured. An engine that reads files of its own
+    has `convert(model, inputs, folder)` write them, in another process and under a time limit; its
+    `prepare` is given the folder instead of the model.
     """
 
     name: str
     label: str
-    prepare: Callable[[nn.Module, tuple[Tensor, ...]], Prepared]
+    prepare: Callable[[Any, tuple[Tensor, ...]], Prepared]
+    convert: Callable[[nn.Module, tuple[Tensor, ...], Path], None] | None = None
     ours: bool = False
     trains: bool = False
     autocasts: bool = False
     cuda: bool = True
     packages: tuple[str, ...] = ()
-    extra: str = "engines"
+    """The packages it imports; the first one does the work."""
+
+    requirements: tuple[str, ...] = ()
+    """What pip calls these packages, where that is something else."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -38,14 +46,22 @@ class Engine:
         return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
 
     @property
+    def pip(self) -> str:
+        """The line that installs what it needs."""
+        return f"pip install {shlex.join(self.requirements or self.packages)}"
+
+    @property
     def version(self) -> str:
         """The version of the package that does the work, where that is not torch."""
-        return importlib.metadata.version(self.packages[0]) if self.packages else ""
+        if not self.packages:
+            return ""
+        found = importlib.metadata.packages_distributions().get(self.packages[0])
+        return importlib.metadata.version(found[0]) if found else ""
 
     def obstacle(self, *, train: bool, amp: bool, device: str) -> str:
         """Why it cannot run such a case here; empty where it can."""
         if self.missing:
-            return f"not installed: pip install 'nhwc[{self.extra}]'"
+            return f"not installed: {self.pip}"
         if train and not self.trains:
             return "inference only"
         if amp and not self.autocasts:

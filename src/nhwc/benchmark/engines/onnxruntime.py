@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ._onnx import export_onnx, input_names
 from .engine import Engine, Prepared
 
 
-def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
+    export_onnx(model, inputs, folder)
+
+
+def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -21,15 +25,16 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     wanted = "CUDAExecutionProvider" if inputs[0].is_cuda else "CPUExecutionProvider"
     if wanted not in onnxruntime.get_available_providers():
         raise RuntimeError("this onnxruntime has no CUDA: pip install onnxruntime-gpu")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
-        session = onnxruntime.InferenceSession(path, options, providers=[wanted])
-    names = [node.name for node in session.get_inputs()]
-    feed = {name: x.cpu().numpy() for name, x in zip(names, inputs, strict=True)}
+    path = folder / "model.onnx"
+    session = onnxruntime.InferenceSession(path, options, providers=[wanted])
+    feed = {name: x.cpu().numpy() for name, x in zip(input_names(inputs), inputs, strict=True)}
     return lambda: session.run(None, feed), ()
 
 
 ENGINE = Engine(
-    "onnxruntime", "ONNX Runtime", prepare, packages=("onnxruntime", "onnx", "onnxscript")
+    "onnxruntime",
+    "ONNX Runtime",
+    prepare,
+    convert,
+    packages=("onnxruntime", "onnx", "onnxscript"),
 )
