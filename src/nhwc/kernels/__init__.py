@@ -6,6 +6,7 @@
     ['direct', 'winograd4x4', 'winograd2x2', 'winograd4x4lean']
 
 They are compiled on first use, by the compiler that numba brings, and kept on disk.
+`docs/kernels.md` explains how they work, floor by floor.
 """
 
 from __future__ import annotations

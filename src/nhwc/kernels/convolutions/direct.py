@@ -11,20 +11,8 @@ One kernel serves 1x1, any other size, stride, dilation and groups; only the pac
 differs (see rows.py). A unit of work is a block of output pixels and some panels of a group. A
 thread packs what the pixels of its unit see, once, and multiplies it panel by panel.
 
-How the work is cut (`_split`):
-
-- a block has at most `_MOST_ROWS` rows, which is where reading a panel costs little beside
-  multiplying by it, and packed it fits into a part of the second-level cache, as each panel reads
-  all of it again;
-- where pixels are few and filters many (the last layers of a network), threads share out panels
-  instead. Then every thread packs all pixels, which is little, and no weight is fetched twice;
-- groups are units of their own, and where there are enough of them nothing else is cut.
-
-A product deeper than `_DEEPEST` is cut into segments: first all panels multiply the first segments
-and leave their sums in the result, then they add the next ones (`ADD`), and the last ones finish
-(`FINAL`: residual and clamp). So the part of a panel that is in use stays cached for all tiles.
-
-While a block is multiplied, its tiles ask for what comes next (`_emit_products`):
+How the work is cut is told in parts.py. While a block is multiplied, its tiles ask for what comes
+next (`_emit_products`):
 
 - the pixels of the next unit, if they are read as they lie (1x1);
 - behind the last unit, what a later linear layer reads (`LATER`, see programs/later.py);
@@ -45,11 +33,12 @@ from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation, clamp
-from ..layers.ending import activate_tile
+from ..layers.ending import Stored, activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
 from ..product.weights import after, pack_convolution
 from ..tape.steps import Scratch, Step, View, step
+from .parts import run_of, segments_of, split
 from .spec import ConvSpec
 
 LATER = ("later", "later_floats")
@@ -65,13 +54,6 @@ _FIELDS = (
     *LATER,
 )
 """`c` and `k` are the channels of one group."""
-
-_MOST_ROWS = 56
-"""How many rows a block may have: from there on, reading a panel of weights costs little."""
-_ROWS_BYTES = 256 << 10
-"""How much of the second-level cache the packed rows of one block may take."""
-_DEEPEST = 2048
-"""How deep a product may be in one go: then the panel stays there as well, beside the rows."""
 
 
 class _Span(NamedTuple):
@@ -173,7 +155,7 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
             )
             # A clamp was applied in registers; what is more than that has a function to call.
             with e.when(final & (a.code > int(Activation.RELU6))):
-                activate_tile(e, y, a.y_pixel, (count, columns), (a.code, a.slope))
+                activate_tile(e, Stored(y, a.y_pixel, count, columns), a.code, a.slope)
 
 
 DIRECT = Kernel("direct", _FIELDS, _emit)
@@ -198,8 +180,8 @@ def direct_steps(
     k = spec.k // spec.groups
     padded_k = -(-k // isa.width) * isa.width
     panels = -(-k // panel_columns(isa))
-    parts = _split(spec, panels, isa, torch.get_num_threads())
-    cut = _segments(spec, x, isa)
+    parts = split(spec, panels, isa, torch.get_num_threads())
+    cut = segments_of(spec, x, isa)
     block_rows = -(-spec.pixels // parts.rows)
     scratch_floats = block_rows * cut.segments * (-(-cut.segment // isa.width) * isa.width)
     low, high = clamp(spec.activation)
@@ -253,73 +235,8 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
         "pad_w": spec.padding[1],
         "dilation_h": spec.dilation[0],
         "dilation_w": spec.dilation[1],
-        "run": _run(spec, x),
+        "run": run_of(spec, x),
         "segment": segment,
         "flat": int(spec.is_flat),
         "whole": int(c % isa.width == 0),
     }
-
-
-class _Parts(NamedTuple):
-    """How many parts the output pixels are cut into, and the panels of each group."""
-
-    rows: int
-    columns: int
-
-
-def _split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> _Parts:
-    """The cut of a convolution into units of work.
-
-    A part of pixels is small enough to stay in the cache when packed. Pixels so few that the
-    weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
-    same weights from memory.
-    """
-    depth = -(-spec.depth // isa.width) * isa.width
-    fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
-    parts = -(-spec.pixels // fitting)
-    if spec.groups >= threads:
-        return _Parts(parts, 1)
-    if outweighs(spec.k, spec.pixels):
-        return _Parts(1, min(panels, threads))
-    if spec.pixels < isa.rows * threads:
-        return _Parts(parts, min(panels, threads))
-    return _Parts(-(-parts // threads) * threads, 1)
-
-
-def outweighs(columns: int, rows: int) -> bool:
-    """Whether threads should share out `columns` of weights rather than the rows they multiply.
-
-    They should where the rows, which each thread then reads, are little beside the weights.
-    """
-    return columns >= 16 * rows
-
-
-class _Segments(NamedTuple):
-    """The length of a segment, how many there are, and how many are multiplied in one go."""
-
-    segment: int
-    segments: int
-    at_once: int
-
-
-def _segments(spec: ConvSpec, x: View, isa: Isa) -> _Segments:
-    """The cut of the inner dimension, so short that a panel of weights stays in the cache.
-
-    Where c fills whole vectors any cut between them will do. Else each run of taps is a segment, as
-    its last chunk is not full, and several are multiplied in one go.
-    """
-    c = spec.c // spec.groups
-    if c % isa.width:
-        segment = _run(spec, x) * c
-        return _Segments(segment, spec.depth // segment, max(1, _DEEPEST // segment))
-    vectors = spec.depth // isa.width
-    cuts = next(n for n in range(-(-spec.depth // _DEEPEST), vectors + 1) if vectors % n == 0)
-    # A prime number of vectors can be cut only into single ones: then rather not at all.
-    cuts = cuts if spec.depth // cuts > _DEEPEST // 4 else 1
-    return _Segments(spec.depth // cuts, cuts, 1)
-
-
-def _run(spec: ConvSpec, x: View) -> int:
-    """How many taps of a row of the filter lie side by side in memory."""
-    c = spec.c // spec.groups
-    return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1

@@ -44,7 +44,7 @@ from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation, clamp
-from ..layers.ending import ENDING, activate_tile, ending
+from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
@@ -289,4 +289,5 @@ def _emit_expansion(
     )
     # Clamps were applied to the sums in registers.
     with e.when(a.inner_code > int(Activation.RELU6)):
-        activate_tile(e, band.wide, stride, (rows, columns), (a.inner_code, a.inner_slope))
+        tile = Stored(band.wide, stride, rows, columns)
+        activate_tile(e, tile, a.inner_code, a.inner_slope)

@@ -36,7 +36,7 @@ from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation, clamp, emit_activations
-from ..layers.ending import ENDING, activate_tile, ending
+from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
@@ -200,4 +200,4 @@ def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
             residual=emit_moved(e, a.residual, begin * a.residual_pixel + column),
         )
         with e.when(a.code > int(Activation.RELU6)):
-            activate_tile(e, y, a.y_pixel, (pixels, columns), (a.code, a.slope))
+            activate_tile(e, Stored(y, a.y_pixel, pixels, columns), a.code, a.slope)

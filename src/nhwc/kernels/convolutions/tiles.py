@@ -12,13 +12,13 @@ the same element of the filters. So 36 matrix products take the place of the con
     +--+--+--+       [tile 0: k]       [tile 0: k]   [tile 0: k]
                      [tile 1: k]  ...                                `sums`
                          |
-                         +--> `_emit_output`: 4 x 4 pixels of each tile, finished and stored
+                         +--> `emit_output`: 4 x 4 pixels of each tile, finished and stored
 
 `_emit_input` transforms a vector of channels at a time, and writes the 36 elements in the
 micro-kernel's chunks. A tile at the border is first copied, with
-zeros beside the image, to a patch of its own. `_emit_output` reads the 36 sums of a vector of
-filters, adds bias and residual, applies the activation and stores: what comes after the convolution
-costs no memory traffic of its own.
+zeros beside the image, to a patch of its own. `emit_output` (tile_outputs.py) reads the 36
+sums of a vector of filters and finishes 4 x 4 pixels: what comes after the convolution costs no
+memory traffic of its own.
 
 The loop over panels is around the products and the way back, so that sums are of one panel alone
 and stay in the second-level cache, as do the packed tiles of the block, which every panel reads.
@@ -29,19 +29,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
-from itertools import product
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from ..language.compiler import Args, Kernel
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, emit_activation
-from ..layers.pooling import emit_larger
 from ..product.microkernel import TileCall, even, panel_columns, tile_of, tiles_of
 from . import lean
-from .pooled import POOL, emit_pooled
+from .pooled import POOL
+from .tile_outputs import Sums, corner_of, emit_output
 from .transforms import F2, F4, Product, Transform, emit_twice
 
 _FIELDS = (
@@ -62,14 +60,6 @@ and done in the first way.
 """
 
 
-class _Place(NamedTuple):
-    """A tile: the image it is cut from, and its corner in the output."""
-
-    image: Value
-    top: Value
-    left: Value
-
-
 class _Work(NamedTuple):
     """A block of tiles, packed, and a panel of filters; the sums have room behind them."""
 
@@ -77,18 +67,6 @@ class _Work(NamedTuple):
     panel: Value
     packed: Value
     sums: Value
-
-
-class _Sums(NamedTuple):
-    """Sums of one tile and a vector of channels: of its first element, and how far on the next."""
-
-    start: Value
-    apart: Value
-
-
-def _place(a: Args, tile: Value, t: Transform) -> _Place:
-    row = tile // a.tiles_w
-    return _Place(row // a.tiles_h, row % a.tiles_h * t.outputs, tile % a.tiles_w * t.outputs)
 
 
 def _tiles(a: Args) -> Value:
@@ -162,13 +140,13 @@ def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
 
 def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
     """Transform one tile of all channels into the packed rows of its block."""
-    depth, place = emit_whole(e, a.c), _place(a, tile, t)
+    depth, corner = emit_whole(e, a.c), corner_of(a, tile, t)
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
     first, rows = tile_of(e, tile - begin, count, even(e, count))
     # Tiles lie at even steps in the result; the input they see begins with the padding.
-    top, left = place.top - a.pad_h, place.left - a.pad_w
-    source = a.x.floats() + ((place.image * a.h + top) * a.w + left) * a.x_pixel
+    top, left = corner.top - a.pad_h, corner.left - a.pad_w
+    source = a.x.floats() + ((corner.image * a.h + top) * a.w + left) * a.x_pixel
     inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
     into = packed + (first * depth + (tile - begin - first) * e.width)
     patch = e.stack(t.size**2 * e.width)
@@ -226,7 +204,7 @@ def _emit_panel(
     form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
-        _emit_output(e, a, t, _Sums(source, count * columns), first + i, begin + column)
+        emit_output(e, a, t, Sums(source, count * columns), first + i, begin + column)
 
 
 def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
@@ -239,89 +217,6 @@ def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
         at, filters = element * p.count, p.filters + element * floats
         y = p.sums + at * p.columns
         call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=y, ahead=filters + floats)
-
-
-def _emit_output(
-    e: Emitter, a: Args, t: Transform, sums: _Sums, tile: Value, channel: Value
-) -> None:
-    """Transform the sums of one tile and one vector of channels back, finish and store them."""
-    place = _place(a, tile, t)
-    pixel = (place.image * a.out_h + place.top) * a.out_w + place.left
-    y, y_width = _target(e, a, place, channel)
-    residual = a.residual.floats() + (pixel * a.residual_pixel + channel)
-    grid = [
-        [e.load(sums.start + sums.apart * (i * t.size + j)) for j in range(t.size)]
-        for i in range(t.size)
-    ]
-    bias = e.load(a.bias.floats() + channel)
-    low, high = e.float_of_bits(a.low), e.float_of_bits(a.high)
-    results = [[e.variable(0.0) for _ in range(t.outputs)] for _ in range(t.outputs)]
-    for line, values in zip(results, emit_twice(e, t.output, grid), strict=True):
-        for variable, value in zip(line, values, strict=True):
-            variable.value = value + bias
-    rows, columns = a.out_h - place.top, a.out_w - place.left
-    simple = (rows >= t.outputs) & (columns >= t.outputs) & (channel + e.width <= a.k)
-    each = [(i, j, results[i][j]) for i in range(t.outputs) for j in range(t.outputs)]
-
-    def at_once() -> None:
-        """A whole tile, whole vectors, and nothing more than a clamp: all stays in registers."""
-        with e.when(a.residual != 0):
-            for i, j, variable in each:
-                other = residual + (a.out_w * i + j) * a.residual_pixel
-                variable.value = variable.value + e.load(other)
-        for line in results:
-            for variable in line:
-                variable.value = e.max(low, e.min(high, variable.value))
-
-        def pool() -> None:
-            for i, j in product(range(0, t.outputs, 2), repeat=2):
-                window = [results[i + m][j + n].value for m in (0, 1) for n in (0, 1)]
-                largest = reduce(partial(emit_larger, e), window)
-                e.store(largest, y + (y_width * (i // 2) + j // 2) * a.y_pixel)
-
-        def store() -> None:
-            for i, j, variable in each:
-                e.store(variable.value, y + (y_width * i + j) * a.y_pixel)
-
-        e.branch(a.pool != 0, pool, store)
-
-    def one_by_one() -> None:
-        """Results go to the stack, and loops run over those that there are."""
-        kept = e.stack(t.outputs**2 * e.width)
-        for number, (_, _, variable) in enumerate(each):
-            e.store(variable.value, kept + number * e.width)
-        mask = e.lanes(a.k - channel)
-        slope = e.float_of_bits(a.slope)
-        last_row, last_column = e.min(rows, t.outputs), e.min(columns, t.outputs)
-        with e.range(0, last_row) as i, e.range(0, last_column) as j:
-            value, at = e.variable(0.0), kept + (i * t.outputs + j) * e.width
-            value.value = e.load(at)
-            with e.when(a.residual != 0):
-                pixels = i * a.out_w + j
-                value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
-            e.store(emit_activation(e, value.value, a.code, slope), at)
-        side = a.pool + 1
-        last_row, last_column = emit_pooled(e, a, last_row), emit_pooled(e, a, last_column)
-        with e.range(0, last_row) as i, e.range(0, last_column) as j:
-            corner = kept + (i * side * t.outputs + j * side) * e.width
-            largest = e.variable(0.0)
-            largest.value = e.load(corner)
-            with e.when(a.pool != 0):
-                for number in (1, t.outputs, t.outputs + 1):
-                    other = e.load(corner + number * e.width)
-                    largest.value = emit_larger(e, largest.value, other)
-            e.store(largest.value, y + (i * y_width + j) * a.y_pixel, mask)
-
-    e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
-
-
-def _target(e: Emitter, a: Args, place: _Place, channel: Value) -> tuple[Value, Value]:
-    """The address of a tile's corner in the result, pooled or not, and the result's width."""
-    height, width, top, left = (
-        emit_pooled(e, a, count) for count in (a.out_h, a.out_w, place.top, place.left)
-    )
-    pixel = (place.image * height + top) * width + left
-    return a.y.floats() + (pixel * a.y_pixel + channel), width
 
 
 WINOGRAD2 = Form("winograd2x2", F2, F2.size**2, _multiply)

@@ -40,7 +40,8 @@ from ..product.microkernel import TILE, panel_columns
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room
 from ..tape.steps import Scratch, Step, View, step
-from .direct import outweighs, pack_direct
+from .direct import pack_direct
+from .parts import outweighs
 from .spec import ConvSpec
 from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
 from .transforms import Transform

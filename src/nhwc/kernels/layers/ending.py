@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..language.compiler import Args
 from ..language.loops import Place, each_vector
@@ -58,19 +58,22 @@ def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place
         e.store(value, target + a.y_pixel * number, mask)
 
 
-def activate_tile(
-    e: Emitter, y: Value, pixel: Any, size: tuple[Value, Value], how: tuple[Value, Value]
-) -> None:
-    """Apply what is more than a clamp to a tile just stored, while it is in the nearest cache.
+class Stored(NamedTuple):
+    """Channels of neighbouring pixels, just stored: from `start` on, `pixel` floats apart."""
 
-    `size` is its pixels, `pixel` floats apart, and its channels; `how` the code and the slope.
-    """
-    (pixels, channels), (code, slope) = size, how
-    with e.range(0, pixels) as i:
+    start: Value
+    pixel: Any
+    pixels: Value
+    channels: Value
+
+
+def activate_tile(e: Emitter, tile: Stored, code: Value, slope: Value) -> None:
+    """Apply an activation that is more than a clamp, while the tile is in the nearest cache."""
+    with e.range(0, tile.pixels) as i:
 
         def apply(channel: Value, mask: Value | None) -> None:
-            place = y + (i * pixel + channel)
+            place = tile.start + (i * tile.pixel + channel)
             value = emit_activation(e, e.load(place, mask), code, e.float_of_bits(slope))
             e.store(value, place, mask)
 
-        each_vector(e, e.i64(0), channels, apply)
+        each_vector(e, e.i64(0), tile.channels, apply)

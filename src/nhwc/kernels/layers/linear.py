@@ -1,6 +1,21 @@
-"""A linear layer on the weights as they lie: they are the largest of all, and each is read once."""
+"""A linear layer on the weights as they lie: they are the largest of all, and each is read once.
+
+A classifier multiplies a few images by a few million weights: it waits for memory, whatever it
+computes. So weights are not packed, which would take as much memory again. An output is a sum along
+a row of weights, in vectors, added across in the end:
+
+    weights of output 0   [wwww][wwww][wwww] ...      _TOGETHER rows are read side by side, and
+    weights of output 1   [wwww][wwww][wwww] ...      each vector is multiplied for ROWS images
+    ...                     x     x     x
+    image                 [xxxx][xxxx][xxxx] ...
+
+Threads share out panels of outputs, so that no weight is read twice while images are few. Many rows
+are computed as a 1x1 convolution instead, with packed weights.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -60,26 +75,40 @@ def _in_order(weight: Tensor, image: tuple[int, int, int]) -> Tensor:
     return rows.reshape(len(weight), -1).contiguous()
 
 
+class _Images(NamedTuple):
+    """Images computed together: the number of the first, and how many."""
+
+    first: Value
+    number: int
+
+
+class _Outputs(NamedTuple):
+    """Outputs whose weights are read side by side: the number of the first, and how many."""
+
+    first: Value
+    number: int
+
+
 def _emit_linear(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share((a.outputs + (_PANEL - 1)) // _PANEL, thread, threads)
     sums = e.stack(ROWS * _PANEL)
     with e.range(begin, end) as panel:
         whole = a.n // ROWS * ROWS
         with e.range(0, whole, ROWS) as row:
-            _emit_panel(e, a, panel * _PANEL, (row, ROWS), sums)
+            _emit_panel(e, a, panel * _PANEL, _Images(row, ROWS), sums)
         with e.range(whole, a.n) as row:
-            _emit_panel(e, a, panel * _PANEL, (row, 1), sums)
+            _emit_panel(e, a, panel * _PANEL, _Images(row, 1), sums)
 
 
-def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], sums: Value) -> None:
-    """Some outputs of some images: their products, one after the other, then all their endings."""
+def _emit_panel(e: Emitter, a: Args, first: Value, images: _Images, sums: Value) -> None:
+    """Compute some outputs of some images: first all sums, then bias, residual and activation."""
     row, rows = images
     count = e.min(a.outputs - first, e.i64(_PANEL))
     together = count // _TOGETHER * _TOGETHER
     with e.range(0, together, _TOGETHER) as output:
-        _emit_products(e, a, (first + output, _TOGETHER), images, sums + output)
+        _emit_products(e, a, _Outputs(first + output, _TOGETHER), images, sums + output)
     with e.range(together, count) as output:
-        _emit_products(e, a, (first + output, 1), images, sums + output)
+        _emit_products(e, a, _Outputs(first + output, 1), images, sums + output)
     with e.range(0, count, e.width) as offset:
         bias = e.load(a.bias.floats() + (first + offset))
         totals = [e.load(sums + (r * _PANEL + offset)) + bias for r in range(rows)]
@@ -90,10 +119,8 @@ def _emit_panel(e: Emitter, a: Args, first: Value, images: tuple[Value, int], su
             finish(e, a, totals, row, Place(first + offset, e.lanes(left)))
 
 
-def _emit_products(
-    e: Emitter, a: Args, which: tuple[Value, int], images: tuple[Value, int], sums: Value
-) -> None:
-    """The products of some rows of weights, read side by side, with some images."""
+def _emit_products(e: Emitter, a: Args, which: _Outputs, images: _Images, sums: Value) -> None:
+    """Multiply some rows of weights, read side by side, by some images."""
     (output, outputs), (row, rows) = which, images
     weights, x = a.weights.floats() + output * a.inputs, a.x.floats() + row * a.x_row
     # An addition takes four cycles: what is left of the registers goes to sums further apart.

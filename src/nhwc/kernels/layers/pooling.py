@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..language.compiler import Args, Kernel
 from ..language.loops import Place, each_block, each_vector, emit_vectors
 from ..language.values import Value
@@ -139,8 +141,9 @@ def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         inner = (bottom - top) * (right - left)
         count = e.select(a.count_padding != 0, high * wide, inner)
         count = e.select(a.divisor != 0, a.divisor, count)
-        area = (window.image, window.top + top, window.top + bottom)
-        _mean(e, a, area, (window.left + left, window.left + right), count, pixel)
+        rows = window.top + top, window.top + bottom
+        area = _Area(window.image, *rows, window.left + left, window.left + right)
+        _mean(e, a, area, count, pixel)
 
 
 def _emit_adaptive(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -149,21 +152,23 @@ def _emit_adaptive(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         oh, ow = pixel // a.out_w % a.out_h, pixel % a.out_w
         top, bottom = oh * a.h // a.out_h, ((oh + 1) * a.h + a.out_h - 1) // a.out_h
         left, right = ow * a.w // a.out_w, ((ow + 1) * a.w + a.out_w - 1) // a.out_w
-        area = (pixel // (a.out_h * a.out_w), top, bottom)
-        _mean(e, a, area, (left, right), (bottom - top) * (right - left), pixel)
+        area = _Area(pixel // (a.out_h * a.out_w), top, bottom, left, right)
+        _mean(e, a, area, (bottom - top) * (right - left), pixel)
 
 
-def _mean(
-    e: Emitter,
-    a: Args,
-    rows: tuple[Value, Value, Value],
-    columns: tuple[Value, Value],
-    count: Value,
-    pixel: Value,
-) -> None:
-    """Store the sum over a rectangle (image, first row, last row; columns) over `count`."""
-    image, top, bottom = rows
-    left, right = columns
+class _Area(NamedTuple):
+    """Rows from `top` up to `bottom` and columns from `left` up to `right` of an image."""
+
+    image: Value
+    top: Value
+    bottom: Value
+    left: Value
+    right: Value
+
+
+def _mean(e: Emitter, a: Args, area: _Area, count: Value, pixel: Value) -> None:
+    """Store the sum over an area, divided by `count`."""
+    image, top, bottom, left, right = area
     divisor = e.broadcast(e.to_float(count))
 
     def channels(places: list[Place]) -> None:

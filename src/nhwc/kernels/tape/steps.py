@@ -10,24 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from ...errors import InputError
-
-
-class Kernel(Protocol):
-    """The part of a compiled kernel that a step needs."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def fields(self) -> tuple[str, ...]: ...
-
-    @property
-    def address(self) -> int: ...
+from ..language.compiler import Kernel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""How the work of a convolution is cut: output pixels, panels of filters, the inner dimension.
+
+    output pixels                 panels                      inner dimension
+    +----+----+----+----+         +------+------+------+      +---------+---------+
+    | row_parts: blocks |    x    | column_parts       |  of  | segments          |
+    +----+----+----+----+         +------+------+------+      +---------+---------+
+
+- a block has at most `_MOST_ROWS` rows, which is where reading a panel costs little beside
+  multiplying by it, and packed it fits into a part of the second-level cache, as each panel reads
+  all of it again;
+- where pixels are few and filters many (the last layers of a network), threads share out panels
+  instead. Then every thread packs all pixels, which is little, and no weight is fetched twice;
+- groups are units of their own, and where there are enough of them panels are not cut.
+
+A product deeper than `_DEEPEST` is cut into segments: first all panels multiply the first segments
+and leave their sums in the result, then they add the next ones (`ADD`), and the last ones finish
+(`FINAL`: residual and clamp). So the part of a panel that is in use stays cached for all tiles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..language.isa import Isa
+from ..tape.steps import View
+from .spec import ConvSpec
+
+_MOST_ROWS = 56
+"""How many rows a block may have: from there on, reading a panel of weights costs little."""
+_ROWS_BYTES = 256 << 10
+"""How much of the second-level cache the packed rows of one block may take."""
+_DEEPEST = 2048
+"""How deep a product may be in one go: then the panel stays there as well, beside the rows."""
+
+
+class Parts(NamedTuple):
+    """How many parts the output pixels are cut into, and the panels of each group."""
+
+    rows: int
+    columns: int
+
+
+def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> Parts:
+    """The cut of a convolution into units of work.
+
+    A part of pixels is small enough to stay in the cache when packed. Pixels so few that the
+    weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
+    same weights from memory.
+    """
+    depth = -(-spec.depth // isa.width) * isa.width
+    fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
+    parts = -(-spec.pixels // fitting)
+    if spec.groups >= threads:
+        return Parts(parts, 1)
+    if outweighs(spec.k, spec.pixels):
+        return Parts(1, min(panels, threads))
+    if spec.pixels < isa.rows * threads:
+        return Parts(parts, min(panels, threads))
+    return Parts(-(-parts // threads) * threads, 1)
+
+
+def outweighs(columns: int, rows: int) -> bool:
+    """Whether threads should share out `columns` of weights rather than the rows they multiply.
+
+    They should where the rows, which each thread then reads, are little beside the weights.
+    """
+    return columns >= 16 * rows
+
+
+class Segments(NamedTuple):
+    """The length of a segment, how many there are, and how many are multiplied in one go."""
+
+    segment: int
+    segments: int
+    at_once: int
+
+
+def segments_of(spec: ConvSpec, x: View, isa: Isa) -> Segments:
+    """The cut of the inner dimension, so short that a panel of weights stays in the cache.
+
+    Where c fills whole vectors any cut between them will do. Else each run of taps is a segment, as
+    its last chunk is not full, and several are multiplied in one go.
+    """
+    c = spec.c // spec.groups
+    if c % isa.width:
+        segment = run_of(spec, x) * c
+        return Segments(segment, spec.depth // segment, max(1, _DEEPEST // segment))
+    vectors = spec.depth // isa.width
+    cuts = next(n for n in range(-(-spec.depth // _DEEPEST), vectors + 1) if vectors % n == 0)
+    # A prime number of vectors can be cut only into single ones: then rather not at all.
+    cuts = cuts if spec.depth // cuts > _DEEPEST // 4 else 1
+    return Segments(spec.depth // cuts, cuts, 1)
+
+
+def run_of(spec: ConvSpec, x: View) -> int:
+    """How many taps of a row of the filter lie side by side in memory."""
+    c = spec.c // spec.groups
+    return spec.s if x.pixel == c and spec.dilation[1] == 1 else 1
