@@ -84,7 +84,7 @@ class Budget:
                 waiting += [(part, depth + 1) for pair in item.items() for part in pair]
             elif isinstance(item, (list, tuple)):
                 if len(item) > left:
-                    raise Foreign(f"a sequence of {len(item)} values")
+                    raise Foreign(f"a sequence of more than {_LEAVES} values")
                 waiting += [(part, depth + 1) for part in item]
             elif isinstance(item, int) and item.bit_length() > _BITS:
                 raise Foreign(f"a number of {item.bit_length()} bits")
@@ -99,6 +99,7 @@ class _Trial(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, budget: Budget) -> None:
         super().__init__(graph)
         self.budget = budget
+        self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
