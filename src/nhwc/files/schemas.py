@@ -39,7 +39,7 @@ _NOT = re.compile(
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
-_ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out"))
+_ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out", "as_tuple"))
 """Keywords that torch's Python takes for those of a schema, or adds to them."""
 
 
