@@ -66,7 +66,7 @@ def is_pure(name: str) -> bool:
     (True, True, False, False)
     """
     known = _overloads().get(name)
-    return bool(known) and is_safe_name(name) and all(map(_computes, known.values()))
+    return known is not None and is_safe_name(name) and all(map(_computes, known.values()))
 
 
 def is_safe_name(name: str) -> bool:

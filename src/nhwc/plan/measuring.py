@@ -9,7 +9,7 @@ from torch import fx
 
 from .. import kernels
 from ..formats import Format, to_format
-from ..memory import Memory, is_time
+from ..memory import Memory
 from ..release import trim
 from .calls import is_opaque
 from .candidates import Candidate, candidates_of
@@ -41,8 +41,8 @@ def measure(
 def conversion_seconds(seen: Seen, memory: Memory) -> float:
     """What a copy of this tensor into the other layout takes."""
     key = f"convert {seen}"
-    known = memory.get(key)
-    if not is_time(known):
+    known = memory.seconds(key)
+    if known is None:
         x = sample(seen, Format.CONTIGUOUS)
         known = fastest({"": lambda: to_format(x, Format.CHANNELS_LAST)}, seen.device)[""]
         memory.put(key, known)
@@ -53,8 +53,8 @@ def switch_seconds(memory: Memory) -> float:
     """What it costs to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
-    known = memory.get("call of a program")
-    if not is_time(known):
+    known = memory.seconds("call of a program")
+    if known is None:
         from .native.stretch import call_seconds
 
         known = call_seconds()
