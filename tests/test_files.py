@@ -4,6 +4,7 @@ import json
 import math
 import struct
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,6 +187,19 @@ def test_batch_norms_that_a_pass_made_come_back(model, image, tmp_path):
     nhwc.save(graph, tmp_path / "m.nhwc")
     torch.testing.assert_close(graph(image), model(image))
     assert torch.equal(nhwc.load(tmp_path / "m.nhwc").portable(image), graph(image))
+
+
+@torch.no_grad()
+def test_a_file_of_the_first_version_still_loads():
+    loaded = nhwc.load(Path(__file__).parent / "data" / "version-1.nhwc")
+    assert len(loaded.recipes) == 1
+    x = torch.linspace(-1, 1, 192).view(1, 3, 8, 8)
+    answer = loaded(x)
+    # As it was when the file was written.
+    torch.testing.assert_close(answer["flat"].sum().item(), 1139.9652, rtol=1e-5, atol=0)
+    sums = torch.tensor([[284.1844, 318.6498, 273.1310, 264.0]])
+    torch.testing.assert_close(answer["sum"][0], sums, rtol=1e-5, atol=0)
+    assert answer["sum"][1] == 1
 
 
 class Own(nn.Module):

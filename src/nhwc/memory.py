@@ -49,6 +49,11 @@ class Memory:
     def get(self, key: str) -> Any:
         return self._new.get(key, self._known.get(key))
 
+    def seconds(self, key: str) -> float | None:
+        """The time that was put, unless something else stands there."""
+        known = self.get(key)
+        return known if is_time(known) else None
+
     def forget(self) -> None:
         """Know nothing any more. What is put and saved from now on replaces what the file has."""
         self._known = {}

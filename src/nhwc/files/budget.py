@@ -8,9 +8,11 @@ which are not known here, is left to whoever calls the model: it is loaded, and 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .examples import Example
 from .plain import Foreign
 
 _ABSURD = 1 << 36
@@ -47,19 +50,17 @@ class Budget:
     """What is left to be done for one file."""
 
     def __init__(self) -> None:
-        self.work, self.calls, self.leaves = _WORK, _CALLS, 100 * _LEAVES
+        self.work = float(_WORK)
+        self.calls, self.leaves = _CALLS, 100 * _LEAVES
 
-    def check(self, graph: fx.GraphModule, make: Callable[[], Sequence[Any]]) -> None:
-        """Raise OverBudget, or Foreign, if a run of `graph` on what `make` makes is too much.
-
-        `make` is called where tensors have no memory.
-        """
+    def check(self, graph: fx.GraphModule, example: Sequence[Example]) -> None:
+        """Raise OverBudget, or Foreign, if a run of `graph` on this example is too much."""
         # What fakes tensors takes half a second to import.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
+        with _quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
             try:
-                _Trial(graph, self).run(*make())
+                _Trial(graph, self).run(*(one.shaped() for one in example))
             except (Foreign, OverBudget):
                 raise
             except Exception as error:
@@ -84,7 +85,7 @@ class Budget:
                 waiting += [(part, depth + 1) for pair in item.items() for part in pair]
             elif isinstance(item, (list, tuple)):
                 if len(item) > left:
-                    raise Foreign(f"a sequence of {len(item)} values")
+                    raise Foreign(f"a sequence of more than {_LEAVES} values")
                 waiting += [(part, depth + 1) for part in item]
             elif isinstance(item, int) and item.bit_length() > _BITS:
                 raise Foreign(f"a number of {item.bit_length()} bits")
@@ -93,12 +94,24 @@ class Budget:
             self.leaves -= 1
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs with a traceback what an operator says of shapes that it cannot take."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 class _Trial(fx.Interpreter):
     """Runs the steps one after the other, and looks at each before and after."""
 
     def __init__(self, graph: fx.GraphModule, budget: Budget) -> None:
         super().__init__(graph)
         self.budget = budget
+        self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

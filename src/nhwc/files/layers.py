@@ -92,7 +92,7 @@ def _dump_argument(module: nn.Module, name: str, path: str) -> Any:
 def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
     """The layer that `dump_layer` was given, without values for its parameters."""
     kind = modules()[data["class"]]
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for name, value in data["arguments"].items():
         if name not in _arguments_of(kind):
             raise Foreign(f"a {kind.__name__} with {name[:40]!r}")

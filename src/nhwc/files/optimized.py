@@ -146,7 +146,7 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
     found = []
     for example in examples:
         try:
-            budget.check(graph, lambda example=example: [one.shaped() for one in example])
+            budget.check(graph, example)
         except OverBudget:
             continue
         found.append(tuple(one.drawn() for one in example))

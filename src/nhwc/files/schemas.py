@@ -39,7 +39,7 @@ _NOT = re.compile(
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
-_ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out"))
+_ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out", "as_tuple"))
 """Keywords that torch's Python takes for those of a schema, or adds to them."""
 
 
@@ -66,7 +66,7 @@ def is_pure(name: str) -> bool:
     (True, True, False, False)
     """
     known = _overloads().get(name)
-    return bool(known) and is_safe_name(name) and all(map(_computes, known.values()))
+    return known is not None and is_safe_name(name) and all(map(_computes, known.values()))
 
 
 def is_safe_name(name: str) -> bool:

@@ -169,9 +169,11 @@ def recall(memory: Memory, digest: str, kernels: str) -> Verification | None:
         checks = tuple(map(_check_of, known["checks"]))
         if not checks or type(known["in_float64"]) is not bool:
             return None
-        return Verification(checks, known["in_float64"], remembered=True)
+        found = Verification(checks, known["in_float64"], remembered=True)
     except (TypeError, KeyError, ValueError):
         return None
+    # Only what passed is kept.
+    return found if found.passed else None
 
 
 def _check_of(data: dict[str, Any]) -> Check:

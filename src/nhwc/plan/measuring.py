@@ -43,8 +43,8 @@ def measure(
 def conversion_seconds(seen: Seen, memory: Memory) -> float:
     """The time of a copy of this tensor into the other layout."""
     key = f"convert {seen}"
-    known = memory.get(key)
-    if not is_time(known):
+    known = memory.seconds(key)
+    if known is None:
         x = sample(seen, Format.CONTIGUOUS)
         known = fastest({"": lambda: to_format(x, Format.CHANNELS_LAST)}, seen.device)[""]
         memory.put(key, known)
@@ -55,8 +55,8 @@ def switch_seconds(memory: Memory) -> float:
     """The time it takes to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
-    known = memory.get("call of a program")
-    if not is_time(known):
+    known = memory.seconds("call of a program")
+    if known is None:
         known = _call_seconds()
         memory.put("call of a program", known)
     return known

@@ -177,3 +177,25 @@ def test_without_the_compiler_it_says_why():
     code += "from nhwc import kernels; print(kernels.available(), kernels.unavailable())"
     done = python(code)
     assert done.stdout.startswith("False llvmlite, which comes with numba, is not installed")
+
+
+ADD_TWO = Kernel("add_two", ("x", "count"), lambda e, a, thread, threads: None)
+
+
+def test_the_code_of_another_kernel_is_not_run_in_its_place(fresh, monkeypatch, tmp_path):
+    _ = ADD_ONE.address, ADD_TWO.address
+    one, two = sorted((tmp_path / "kernels").iterdir())
+    content = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(content)
+    forget(monkeypatch)
+    assert works(ADD_ONE.address)
+    assert fresh == ["add_one", "add_two", "add_one"]
+
+
+def test_code_in_a_folder_that_others_can_write_to_is_not_run(fresh, monkeypatch, tmp_path):
+    assert works(ADD_ONE.address)
+    (tmp_path / "kernels").chmod(0o777)
+    forget(monkeypatch)
+    assert works(ADD_ONE.address)
+    assert fresh == ["add_one", "add_one"]

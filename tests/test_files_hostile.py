@@ -1,0 +1,488 @@
+"""Files made to do harm, every checksum right: nothing in them runs, no work is without end."""
+
+import contextlib
+import json
+import os
+import struct
+import time
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+import nhwc
+from nhwc import FileError, InputError
+from nhwc.files.container import read, write
+from nhwc.files.generated import check_code
+from nhwc.files.plain import Foreign, checked_part, identifier
+from nhwc.shown import printable, shown
+
+
+class Small(nn.Module):
+    """A step of each kind, with arguments of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x, gain=2.0):
+        y = F.relu(self.conv(x) * self.scale) + gain
+        y = F.interpolate(y, scale_factor=2.0, mode="nearest")[:, :, 1:]
+        return {"flat": torch.flatten(y, start_dim=1), "sum": [y.sum(dim=(2, 3)), y.shape]}
+
+
+IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "small.nhwc"
+    nhwc.save(Small().eval(), path)
+    header, tensors = read(path)
+    del header["tensors"]
+    write(path, header | {"planned": [["1x3x8x8 float32"]]}, tensors)
+    return path
+
+
+def changed(path, tmp_path, change):
+    """The file with its header changed and every checksum right again."""
+    header, tensors = read(path)
+    del header["tensors"]
+    change(header)
+    write(tmp_path / "changed.nhwc", header, tensors)
+    return tmp_path / "changed.nhwc"
+
+
+def step(header, target):
+    return next(n for n in header["nodes"] if n["target"] == target)
+
+
+def insert(header, target, *args, op="call_function", kwargs=(), name="planted"):
+    """A step behind the arguments, on whose result everything else waits."""
+    node = {"op": op, "name": name, "target": target}
+    node |= {"args": {"tuple": list(args)}, "kwargs": {"dict": list(kwargs)}}
+    header["nodes"].insert(2, node)
+
+
+X = {"node": "x"}
+PLANTED = "__import__('pathlib').Path({!r}).touch()"
+
+
+@torch.no_grad()
+def test_the_file_itself_is_planned_and_right(path):
+    loaded = nhwc.load(path)
+    assert len(loaded.recipes) == 1
+    model = Small().eval()
+    model.load_state_dict(loaded.portable.state_dict())
+    torch.testing.assert_close(loaded(IMAGE), model(IMAGE))
+
+
+def test_the_name_of_a_keyword_runs_nothing(path, tmp_path):
+    harm = tmp_path / "harm"
+    code = PLANTED.format(str(harm))
+
+    def plant(header):
+        step(header, "torch.flatten")["kwargs"] = {
+            "dict": [[f"start_dim=1 + 0*({code} or 0), end_dim", -1]]
+        }
+
+    with pytest.raises(FileError, match=r"the name .start_dim=1"):
+        nhwc.load(changed(path, tmp_path, plant))
+    assert not harm.exists()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["name", "target", "key", "keyword", "module", "state", "class", "dtype", "device", "example",
+     "default", "string", "file", "argument"],
+)  # fmt: skip
+def test_code_in_any_text_of_a_file_is_never_run(path, tmp_path, place):
+    harm = tmp_path / "harm"
+    code = PLANTED.format(str(harm))
+    texts = [code, f"x={code}, y", f'a"), {code}, ("', f"a\n    {code}\n", f"{code} #", f"x.{code}"]
+
+    def plant(header, text):
+        flat = step(header, "torch.flatten")
+        first = header["nodes"][0]
+        match place:
+            case "name":
+                flat["name"] = text
+            case "target":
+                step(header, "conv")["target"] = text
+            case "key":
+                insert(header, "torch.flatten", {"dict": [[text, 1]]})
+            case "keyword":
+                flat["kwargs"]["dict"][0][0] = text
+            case "module":
+                header["modules"][text] = header["modules"].pop("conv")
+                step(header, "conv")["target"] = text
+            case "state":
+                header["state"][0]["path"] = text
+            case "class":
+                header["modules"]["conv"]["class"] = text
+            case "dtype":
+                insert(header, "torch.ones", 1, kwargs=[["dtype", {"dtype": text}]])
+            case "device":
+                insert(header, "torch.ones", 1, kwargs=[["device", {"device": text}]])
+            case "example":
+                header["planned"] = [[text]]
+            case "default":
+                first["args"] = {"tuple": [text]}
+            case "string":
+                insert(header, "torch.flatten", X, text)
+            case "file":
+                header["name"] = text
+            case "argument":
+                header["modules"]["conv"]["arguments"]["padding_mode"] = text
+
+    for text in texts:
+        target = changed(path, tmp_path, lambda header, text=text: plant(header, text))
+        # Some texts are arguments that no operator takes.
+        with contextlib.suppress(Exception):
+            nhwc.load(target)(IMAGE)
+        assert not harm.exists(), text
+
+
+NOTHING_TO_CALL = """
+    builtins.eval builtins.exec builtins.open builtins.__import__ builtins.range os.system
+    torch.load torch.save torch.hub.load torch.compile torch.from_file torch.from_numpy
+    torch.frombuffer torch.utils.cpp_extension.load torch.set_num_threads torch.manual_seed
+    torch.ops.load_library torch.classes.load_library torch.segment_reduce torch.lu_solve
+    torch.sparse_csr_tensor torch.linalg.lu_solve torch.linalg._linalg torch.nn.functional.math
+    torch.nn.functional.boolean_dispatch torch.nn.functional.triplet_margin_with_distance_loss
+    operator.call operator.methodcaller operator.attrgetter aten.from_file.default
+    aten.save.default aten.set_.source_Storage aten.__class__.default aten.add.__class__
+    prim.Print.default nhwc.load math.__loader__
+"""
+
+
+@pytest.mark.parametrize("target", NOTHING_TO_CALL.split())
+def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, target):
+    with pytest.raises(FileError, match="the function"):
+        nhwc.load(changed(path, tmp_path, lambda h: insert(h, target, X)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["apply_", "map_", "numpy", "storage", "data_ptr", "backward", "register_hook", "set_", "type",
+     "share_memory_", "resize_", "__class__", "__reduce_ex__", "format", "requires_grad_", "new"],
+)  # fmt: skip
+def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
+    with pytest.raises(FileError, match="the method"):
+        nhwc.load(changed(path, tmp_path, lambda h: insert(h, name, X, op="call_method")))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda h: insert(h, "torch.relu", X, kwargs=[["nothing", 1]]),
+            "torch.relu with 'nothing'",
+        ),
+        (lambda h: insert(h, "torch.relu", X, kwargs=[["class", 1]]), "the name 'class'"),
+        (lambda h: insert(h, "operator.add", X, 1, kwargs=[["b", 1]]), "operator.add with 'b'"),
+        (lambda h: insert(h, "builtins.max", X, kwargs=[["key", X]]), "builtins.max with 'key'"),
+        (
+            lambda h: insert(h, "relu", X, op="call_method", kwargs=[["func", 1]]),
+            "relu with 'func'",
+        ),
+        (
+            lambda h: insert(h, "format", "{0.__class__}", X, op="call_method"),
+            "the method 'format'",
+        ),
+        (lambda h: insert(h, "split", "a b", op="call_method"), "the method 'split'"),
+        (
+            lambda h: insert(h, "conv", X, op="call_module", kwargs=[["hook", 1]]),
+            "conv with 'hook'",
+        ),
+        (lambda h: insert(h, "builtins.getattr", X, "__class__"), "getattr of"),
+        (lambda h: insert(h, "builtins.getattr", X, "shape", X), "getattr of"),
+        (lambda h: h["nodes"][0].update(target="self"), "the name 'self'"),
+        (lambda h: h["nodes"][0].update(target="torch"), "torch hide what its code calls"),
+        (lambda h: h["nodes"][0].update(target="__debug__"), "the name '__debug__'"),
+        (lambda h: h["nodes"][0].update(target="*x"), r"the name '\*x'"),
+        (lambda h: h["nodes"][0].update(target="\uff53elf"), "the name"),
+        (lambda h: h["nodes"][0].update(args={"tuple": [{"tuple": []}]}), "default"),
+        (lambda h: h["nodes"].insert(1, h["nodes"][0]), "two steps named x"),
+        (lambda h: h["nodes"][-1].update(args={"tuple": []}), "'output' with 0 arguments"),
+        (lambda h: h["nodes"][-1].update(kwargs={"dict": [["a", 1]]}), "output with 'a'"),
+        (lambda h: h["state"][0].update(path="forward"), "the name 'forward'"),
+        (lambda h: h["state"][0].update(path="training"), "the name 'training'"),
+        (lambda h: h["state"][0].update(path="graph"), "the name 'graph'"),
+        (lambda h: h["state"][0].update(path="\ufe4d\ufe4dclass\ufe4d\ufe4d"), "the name"),
+        (lambda h: h["modules"]["conv"]["arguments"].update(device="cpu"), "Conv2d with 'device'"),
+        (lambda h: h["modules"]["conv"].update({"class": "nn.Sequential"}), "nn.Sequential"),
+        (lambda h: h["modules"]["conv"].update({"class": "nn.Module"}), "nn.Module"),
+        (lambda h: h["modules"]["conv"]["arguments"].update(out_channels=10**9), "does not fit"),
+        (lambda h: h["modules"]["conv"]["arguments"].update(kernel_size=[10**9] * 2), "describes"),
+        (lambda h: h.update(exact="yes"), "exact is 'yes'"),
+        (lambda h: h.update(planned=[["1x3x8x8 _dynamo"]]), "describes no model"),
+    ],
+)
+def test_what_no_model_was_saved_as_is_refused(path, tmp_path, change, says):
+    with pytest.raises(FileError, match=says):
+        nhwc.load(changed(path, tmp_path, change))
+
+
+def deep(levels, kind):
+    value = X
+    for _ in range(levels):
+        value = {"tuple": [value]} if kind == "tuple" else [value]
+    return value
+
+
+def doubling(header):
+    """A value that holds the one before it twice: a hundred of them hold 2 ** 100."""
+    before = "x"
+    for number in range(100):
+        pair = {"tuple": [{"node": before}, {"node": before}]}
+        insert(header, "builtins.tuple", pair, name=f"pair_{number}")
+        header["nodes"].insert(2 + number, header["nodes"].pop(2))
+        before = f"pair_{number}"
+
+
+NDIM = {"node": "ndim"}
+
+
+def computed(*steps):
+    """Steps of Python on a number that the graph takes from its input."""
+
+    def change(header):
+        planted = [("builtins.getattr", X, "ndim"), *steps]
+        for number, (target, *args) in enumerate(planted):
+            insert(header, target, *args, name="ndim" if number == 0 else f"made_{number}")
+            header["nodes"].insert(2 + number, header["nodes"].pop(2))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda h: insert(h, "operator.pow", 9, 10**9), "which Python computes, of constants"),
+        (lambda h: insert(h, "operator.mul", [0], 10**12), "which Python computes, of constants"),
+        (lambda h: insert(h, "torch.full", {"tuple": [10**12]}, 1.0), "a tensor of 1000000000000"),
+        (lambda h: insert(h, "torch.arange", 10**15), "a tensor of 1000000000000000"),
+        (lambda h: insert(h, "torch.relu", 1 << 70), "a number of 71 bits"),
+        (lambda h: insert(h, "torch.relu", "a" * 20_000), "a text of more than 10000 letters"),
+        (lambda h: insert(h, "torch.relu", deep(100, "tuple")), "more than 32 deep"),
+        (lambda h: insert(h, "torch.relu", deep(400, "list")), "more than 32 deep"),
+        (computed(("operator.pow", NDIM, 10**9)), "4 to the power of 1000000000"),
+        (computed(("operator.pow", 3, NDIM), ("operator.pow", {"node": "made_1"}, 60),
+                  ("operator.mul", {"node": "made_2"}, 1)), "81 to the power of 60|a number of"),
+        (computed(("operator.mul", [0], NDIM), ("operator.mul", {"node": "made_1"}, 10**9)),
+         "a sequence of 4000000000 values"),
+        (computed(("operator.mul", "a", NDIM)), "arithmetic with a text"),
+        (computed(("operator.mod", "%999999999d", NDIM)), "arithmetic with a text"),
+        (computed(("builtins.round", NDIM, -(10**9))), "rounded to -1000000000 digits"),
+        (doubling, "a sequence of more than"),
+        (lambda h: h.update(planned=[["1x3x8x8 float32"]] * 100_000), "more than 256 sets"),
+        (lambda h: h.update(planned=[["1x3x8x8 float32"] * 100_000]), "no list of inputs"),
+        (lambda h: h.update(planned=[["[" * 900]]), "describes no model"),
+        (lambda h: h.update(planned=[["99999999x99999999 float32"]]), "a tensor of 9999"),
+        (lambda h: h.update(nodes=[{}] * 100_001), "steps, of which there may be 100000"),
+    ],
+)  # fmt: skip
+def test_work_without_end_is_refused_at_once(path, tmp_path, change, says):
+    began = time.monotonic()
+    with pytest.raises(FileError, match=says):
+        nhwc.load(changed(path, tmp_path, change))
+    # What is not refused takes hours, or all memory: seconds are no measure of a machine's speed.
+    assert time.monotonic() - began < 60
+
+
+def test_a_recurrent_layer_of_a_billion_layers_is_refused(tmp_path):
+    path = tmp_path / "lstm.nhwc"
+    nhwc.save(nn.Sequential(nn.LSTM(4, 4)).eval(), path)
+
+    def grow(header):
+        (layer,) = header["modules"].values()
+        layer["arguments"]["num_layers"] = 10**9
+
+    with pytest.raises(FileError, match="a LSTM of 1000000000 layers"):
+        nhwc.load(changed(path, tmp_path, grow))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.update(planned=[["100000x3x100x100 float32"]]),
+        lambda h: insert(h, "torch.randn", 60_000, 60_000),
+        lambda h: insert(h, "expand", X, 1000, 1000, 10, 3, 8, 8, op="call_method"),
+        lambda h: insert(h, "torch.linalg.svdvals", {"node": "wide"}),
+        lambda h: insert(h, "torch.nonzero", X),
+    ],
+)
+def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(path, tmp_path, change):
+    def planted(header):
+        change(header)
+        if "wide" in json.dumps(header):
+            insert(header, "torch.ones", 20_000, 20_000, name="wide")
+
+    assert nhwc.load(changed(path, tmp_path, planted)).recipes == ()
+
+
+def test_a_graph_that_raises_on_its_example_loads_and_says_so_when_called(path, tmp_path):
+    loaded = nhwc.load(changed(path, tmp_path, lambda h: insert(h, "torch.relu", X, 1, 2)))
+    assert loaded.recipes == ()
+    with pytest.raises(TypeError):
+        loaded(IMAGE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"3", b'{"nodes": NaN}', b"9" * 10_000, b"\xff"],
+)
+def test_a_header_that_is_no_header_is_damage(path, tmp_path, content):
+    import hashlib
+
+    fixed = struct.pack("<8sIQQ", b"\x89NHWC\r\n\x1a", 1, len(content), 60 + len(content))
+    target = tmp_path / "f.nhwc"
+    target.write_bytes(fixed + hashlib.sha256(fixed + content).digest() + content)
+    with pytest.raises(FileError, match="is damaged"):
+        nhwc.load(target)
+
+
+def test_a_file_that_says_it_is_longer_than_it_is_is_not_read(tmp_path):
+    target = tmp_path / "long.nhwc"
+    target.write_bytes(struct.pack("<8sIQQ", b"\x89NHWC\r\n\x1a", 1, 1 << 60, 60) + b"\0" * 32)
+    with pytest.raises(FileError, match="is longer than"):
+        nhwc.load(target)
+    with pytest.raises(FileError, match="begins with 00 00"):
+        nhwc.load("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"shape": "12"}, {"shape": [1] * 100}, {"shape": [-1]}, {"shape": [1.0]}, {"shape": [True]},
+     {"shape": {"a": 1}}, {"shape": [1 << 70]}, {"shape": [0, 1 << 62]}, {"dtype": "object"},
+     {"dtype": []}, {"format": 3}, {"format": {}}, {"crc32": "x"}],
+)  # fmt: skip
+def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monkeypatch):
+    import nhwc.files.container as container
+
+    real = container._entry
+    monkeypatch.setattr(container, "_entry", lambda tensor: real(tensor) | entry)
+    header, tensors = read(path)
+    del header["tensors"]
+    write(tmp_path / "t.nhwc", header, tensors)
+    with pytest.raises(FileError, match="damaged"):
+        nhwc.load(tmp_path / "t.nhwc")
+
+
+def test_an_error_of_a_file_is_one_line_without_escapes(path, tmp_path):
+    text = "\x1b[2J\n\x1b]0;title\x07\u202eevil" * 100
+    with pytest.raises(FileError) as caught:
+        nhwc.load(changed(path, tmp_path, lambda h: insert(h, text, X)))
+    said = str(caught.value).replace(str(tmp_path), "")
+    assert said.isprintable()
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "", "1a", "x=1", "a.b", "a,b", "self", "for", "__x", "\uff58"]
+)
+def test_what_is_no_name_is_no_name(name):
+    with pytest.raises(Foreign):
+        identifier(name)
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "a'b", "a\\", "a\nb", "class", "forward", "_modules", "a b"]
+)
+def test_what_no_module_is_called_is_refused(name):
+    with pytest.raises(Foreign):
+        checked_part(name)
+
+
+# The last check knows none of the fields: it reads what torch wrote.
+
+
+def graph_of(build):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(build(graph, x))
+    return graph
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, x: g.call_function(torch.flatten, (x,), {"start_dim=print(1), end_dim": -1}),
+        lambda g, x: g.call_function(torch.flatten, (x,), {"start_dim=1, end_dim": -1}),
+        lambda g, x: g.call_function(torch.flatten, (x,), {"a=[i for i in x], b": -1}),
+        lambda g, x: g.call_function(torch.flatten, (x,), {"a=(lambda: 1), b": -1}),
+        lambda g, x: g.call_method('relu"), print("', (x,)),
+        lambda g, x: g.call_method("relu", (x,), {"**{}, **x": 1}),
+        lambda g, x: g.create_node("get_attr", 'a"), print("b'),
+        lambda g, x: g.create_node("call_module", "a.__class__", (x,)),
+        lambda g, x: g.create_node("placeholder", "y=print(1), z"),
+        lambda g, x: g.create_node("placeholder", "y", (x,)),
+        lambda g, x: g.create_node("placeholder", "torch"),
+        lambda g, x: g.create_node("placeholder", "*y"),
+        lambda g, x: g.create_node("call_function", torch.relu, (x,), type_expr=int),
+    ],
+)
+def test_the_code_of_a_graph_has_nothing_but_its_steps(build):
+    with pytest.raises(Foreign):
+        check_code(graph_of(build))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda g, x: g.call_function(torch.flatten, (x,), {"start_dim": -1}),
+        lambda g, x: g.call_function(torch.full, ((2,), float("-inf")), {"dtype": torch.half}),
+        lambda g, x: g.call_function(torch.ones, (2,), {"device": torch.device("cpu", 0)}),
+        lambda g, x: (g.call_method("to", (x, torch.channels_last)), slice(None, x, -1), ..., 1j),
+        lambda g, x: {"a": [x, (x,)], "b": -1, 'q"\n': "t'\\"},
+        lambda g, x: g.call_function(getattr, (x, "shape")),
+        lambda g, x: g.call_module("a.0-1.b", (x,), {"input": x}),
+        lambda g, x: g.placeholder("input", default_value=float("inf")),
+    ],
+)
+def test_what_torch_writes_for_steps_of_all_kinds_passes(build):
+    check_code(graph_of(build))
+
+
+# What is saved can be loaded, or is refused in words and not written.
+
+
+class Named(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Conv2d(3, 3, 1)})
+        self.name = name
+
+    def forward(self, x):
+        return self.parts[self.name](x)
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a b", "a-b", "é"])
+def test_what_is_saved_can_be_loaded(name, tmp_path):
+    try:
+        nhwc.save(Named(name).eval(), tmp_path / "m.nhwc")
+    except InputError:
+        assert list(tmp_path.iterdir()) == []
+    else:
+        nhwc.load(tmp_path / "m.nhwc")(IMAGE)
+
+
+def test_text_of_others_is_shown_not_obeyed():
+    assert printable("a\x1b[31m\x9b2J\u202e\u2028\r") == r"a\x1b[31m\x9b2J\u202e\u2028\r"
+    assert printable("größe 3×3\n\tx") == "größe 3×3\n\tx"
+    assert shown("a\n b\x07" + "c" * 1000).startswith(r"a b\x07ccc")
+    assert len(shown("c" * 1000)) == 300
+
+
+def test_a_file_named_with_escapes_is_shown_by_the_command_line(tmp_path, capsys):
+    from nhwc.cli import main
+
+    path = tmp_path / "a\x1b[2Jb.nhwc"
+    path.write_bytes(b"\x89NHWC\r\n\x1a" + os.urandom(5))
+    assert main(["audit", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert r"\x1b[2J" in said
