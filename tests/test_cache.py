@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nhwc.plan.options import remembered
 from torch import nn
 
 import nhwc
@@ -15,7 +16,6 @@ from nhwc.cache import make_own, read_own, why_unsafe, write_own
 from nhwc.memory import Memory
 from nhwc.optimizer.contest import _are_pairs
 from nhwc.optimizer.verdict import recall
-from nhwc.plan.options import remembered
 from nhwc.release import from_file
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no such users")

@@ -74,7 +74,7 @@ def _remember_parameter(parameter: nn.Parameter) -> _Restore:
             parameter.grad = grad
         for one in reversed(restores):
             one()
-        if parameter.requires_grad is not wanted:
+        if parameter.requires_grad is not wanted:  # which torch lets nobody set on some tensors
             parameter.requires_grad_(wanted)
 
     return restore

@@ -2,6 +2,8 @@
 
 from .captured import Captured as Captured
 from .captured import capture as capture
+from .captured import capture_closed as capture_closed
+from .captured import check_copies as check_copies
 from .captured import graphs as graphs
 from .captured import is_one_call as is_one_call
 from .captured import is_one_layer as is_one_layer
@@ -14,5 +16,6 @@ from .edit import filled as filled
 from .edit import fresh_name as fresh_name
 from .edit import module_of as module_of
 from .edit import replace_module as replace_module
+from .names import user_path as user_path
 from .writes import may_be_view as may_be_view
 from .writes import written_into as written_into

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from ..errors import InputError
 from ..preserve import undrawn
 from ..ready import check_initialized
 from ..release import apart
+from .edit import attribute
 from .layers import Spread, assert_none
+from .names import renamed_parts, sayable, user_path
 from .report import Opaque
-from .shells import open_shell
+from .shells import TraceChild, open_shell
 from .state import State
 from .traced import check_writes, is_constant
-from .tracer import Tracer, explain, is_leaf, opaque_by_nature
+from .tracer import HOOKS, Tracer, explain, is_leaf, opaque_by_nature
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
     check_initialized(model)
-    with undrawn(), torch.no_grad():
+    check_copies(model)
+    with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
         opaque: list[Opaque] = []
         concrete = _optional_arguments(own)
@@ -56,6 +60,17 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
             return Captured(_as_one_call(own), tuple(opaque))
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in concrete.items())
     return Captured(graph, tuple(opaque), notes)
+
+
+def capture_closed(model: nn.Module, reason: str) -> Captured:
+    """A copy of `model` as a graph that only calls it, where a graph of its inside is no good.
+
+    >>> is_one_call(capture_closed(nn.ReLU(), "it answers otherwise").module)
+    True
+    """
+    with undrawn(), torch.inference_mode(False), torch.no_grad():
+        opaque = Opaque("", type(model).__name__, reason)
+        return Captured(_as_one_call(own_copy(model)), (opaque,))
 
 
 def graphs(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
@@ -71,6 +86,22 @@ def is_one_call(graph: fx.GraphModule) -> bool:
     return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
 
 
+def check_copies(model: nn.Module) -> None:
+    """Refuse a model in which a part calls itself its own copy: changes would reach the model."""
+    for name, part in model.named_modules():
+        if isinstance(part, fx.GraphModule) or not hasattr(type(part), "__deepcopy__"):
+            continue
+        try:
+            same = copy.deepcopy(part) is part
+        except Exception:  # told where the whole model is copied
+            continue
+        if same:
+            raise InputError(
+                f"cannot copy {name or 'the model'}: the __deepcopy__ of {type(part).__name__} "
+                "returns the module itself. Let it return a copy."
+            )
+
+
 def own_copy(model: nn.Module) -> nn.Module:
     """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
     memo: dict[int, Any] = {}
@@ -83,12 +114,50 @@ def own_copy(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, memo)
+        result = copy.deepcopy(model, memo)
+        for module in result.modules():
+            _rebind(module, memo)
+        for module in model.modules():
+            _copy_slots(module, memo)
+        return result
     except Exception as error:
         raise InputError(
             f"cannot copy the {type(model).__name__}: {error}. "
             "Take what copy.deepcopy refuses off the model first."
         ) from error
+
+
+def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Let functions that hang on a copied module enclose the copy: deepcopy leaves them alone."""
+    for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
+        for key, function in list(held.items()):
+            cells = getattr(function, "__closure__", None) or ()
+            known = [_enclosed(cell, memo) for cell in cells]
+            if isinstance(function, types.FunctionType) and known != list(cells):
+                held[key] = types.FunctionType(
+                    *(function.__code__, function.__globals__, function.__name__),
+                    *(function.__defaults__, tuple(known)),
+                )
+
+
+def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Give the copy of `module` what is in slots: torch's modules copy their dictionary alone."""
+    for base in type(module).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(module, name) and id(module) in memo:
+                setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
+
+
+def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
+    """`cell`, or one with the copy of the module or container that is in it."""
+    try:
+        inside = cell.cell_contents
+    except ValueError:  # it is not filled yet
+        return cell
+    copied = memo.get(id(inside))
+    kinds = (nn.Module, list, dict, set)
+    return types.CellType(copied) if copied is not None and isinstance(inside, kinds) else cell
 
 
 def is_one_layer(graph: fx.GraphModule) -> bool:
@@ -101,10 +170,11 @@ def _trace(
 ) -> fx.GraphModule | None:
     """A GraphModule of `module`, or None with the reason in `opaque`; either way opened up."""
     tracer, state = Tracer(), State(module)
-    reason = opaque_by_nature(module)
+    reason = opaque_by_nature(module) or _unlike_forward(module)
     if reason is None:
         try:
             graph = tracer.trace(module, concrete)
+            tracer.check_refusal()
             check_writes(graph)
             tracer.check_constants()
             state.check()
@@ -122,23 +192,82 @@ def _trace(
     inner_reasons = tracer.opaque
     vars(tracer).clear()
     if reason is not None:
-        opaque.append(Opaque(path, type(module).__name__, reason))
-        open_shell(module, path, trace_child)
+        _open(module, path, reason, opaque, trace_child)
         return None
     name_placeholders(graph, module)
-    result = fx.GraphModule(module, renamed(graph), type(module).__name__)
+    called = dict.fromkeys(str(n.target) for n in graph.nodes if n.op == "call_module")
+    result = graph_module(graph, module, type(module).__name__)
     result.meta["path"] = path
-    for name, holder in result.named_modules():
+    for inner in called:
+        if inner in inner_reasons:
+            part = module.get_submodule(inner)
+            below = f"{path}.{inner}" if path else inner
+            _open(part, below, inner_reasons[inner], opaque, trace_child)
+    return result
+
+
+def _unlike_forward(module: nn.Module) -> str | None:
+    """Why a call of `module` is more than a graph of its `forward` would be."""
+    if not isinstance(module, fx.GraphModule) and type(module).__call__ is not nn.Module.__call__:
+        return "it has a __call__ of its own"
+    if "forward" in vars(module):
+        return "its forward was set from outside"
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if not _is_sayable(parameter):
+            return f"generated code cannot have its argument {parameter.name}"
+    return None
+
+
+def _is_sayable(parameter: inspect.Parameter) -> bool:
+    """Whether generated code can have such an argument, by its name and by its default."""
+    plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN)
+    return plain and parameter.name not in _SAID
+
+
+_SAID = {
+    *("self", "getattr", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"),
+    *("slice", "range", "operator", "math", "nhwc"),
+}
+"""What generated code means by these names is something else."""
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
+    """A GraphModule of `graph`, traced from `root`, with names for parts that code can say."""
+    graph = renamed(graph)
+    names = renamed_parts(graph, root)
+    parts: Any = root
+    if names:
+        targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
+        parts = {target: attribute(root, names.get(target, target)) for target in targets}
+    result = fx.GraphModule(parts, graph, sayable(name) if name.isidentifier() else "Model")
+    result.training = root.training
+    if names:
+        result.meta["names"] = names
+    for path, holder in result.named_modules():
         # The modules that torch.fx makes to hold others would be in training mode.
         if type(holder) is nn.Module:
-            holder.training = module.get_submodule(name).training
-    for inner in dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"):
-        if inner in inner_reasons:
-            part = result.get_submodule(inner)
-            below = f"{path}.{inner}" if path else inner
-            opaque.append(Opaque(below, type(part).__name__, inner_reasons[inner]))
-            open_shell(part, below, trace_child)
+            holder.training = _training_of(root, path)
     return result
+
+
+def _training_of(root: nn.Module, path: str) -> bool:
+    try:
+        return root.get_submodule(path).training
+    except AttributeError:  # its name is another one in the graph
+        return root.training
+
+
+def _open(
+    part: nn.Module, path: str, reason: str, opaque: list[Opaque], trace_child: TraceChild
+) -> None:
+    """Put graphs inside an opaque part, and say why it is one, and why there are none, if so."""
+    place, kind = len(opaque), type(part).__name__
+    opaque.append(Opaque(path, kind, reason))
+    unseen = open_shell(part, path, trace_child)
+    if unseen:
+        opaque[place] = Opaque(path, kind, f"{reason}; its parts stay as they are: {unseen}")
 
 
 def renamed(graph: fx.Graph) -> fx.Graph:
@@ -161,13 +290,17 @@ def give_copies(graph: fx.Graph) -> None:
 
 
 def _optional_arguments(module: nn.Module) -> dict[str, Any]:
-    """The arguments of `forward` with plain defaults: user code branches on those."""
-    plain = (type(None), bool, int, float, str)
-    parameters = inspect.signature(module.forward).parameters.values()
+    """The arguments of `forward` with plain defaults: user code branches on those.
+
+    What comes first is what a model is called with, also where it may be left out.
+    """
+    parameters = list(inspect.signature(module.forward).parameters.values())
     return {
         p.name: p.default
         for p in parameters
-        if p.default is not p.empty and isinstance(p.default, plain)
+        if p.default is not p.empty
+        and isinstance(p.default, _PLAIN)
+        and (p is not parameters[0] or p.default is not None)
     }
 
 
@@ -216,7 +349,7 @@ def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
     """`graph`, traced from `root`, with layers where the trace went through graphs of one."""
     for node in graph.graph.find_nodes(op="call_module"):
         path, _, name = str(node.target).rpartition(".")
-        around = root.get_submodule(path)
+        around = root.get_submodule(user_path(graph, str(node.target)).rpartition(".")[0])
         if name == "layer" and isinstance(around, fx.GraphModule) and is_one_layer(around):
             graph.set_submodule(path, around.get_submodule(name))
             node.target = path
@@ -232,7 +365,11 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     args: list[fx.Node] = []
     kwargs: dict[str, Any] = {}
     star = double = None
-    for p in inspect.signature(module.forward).parameters.values():
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if not all(map(_is_sayable, parameters)):
+        # Code that is generated cannot say them: they go through as they come.
+        parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
+    for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             star = graph.placeholder(f"*{p.name}")
         elif p.kind is p.VAR_KEYWORD:

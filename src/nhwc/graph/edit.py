@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from .names import sayable
+
 
 def module_of(node: object) -> nn.Module | None:
     """The module a `call_module` node calls; None for anything else."""
@@ -91,6 +93,8 @@ def _needed_elsewhere(node: fx.Node) -> bool:
 
 
 def fresh_name(owner: nn.Module, name: str) -> str:
+    """A name like `name` that `owner` has not, and that code can say."""
+    name = sayable(name)
     count, fresh = 0, name
     while hasattr(owner, fresh):
         count += 1

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..preserve import preserved, undrawn
 from ..verify import cloned
-from .captured import give_copies, name_placeholders, renamed, unwrap_layers
+from .captured import give_copies, graph_module, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled
 from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
@@ -61,13 +61,14 @@ def capture_sized(
         tracer, state = _Sized(root, inputs), State(root)
         with undrawn(), _without_nested():
             traced = tracer.trace(root, tracer.fixed)
+        tracer.check_refusal()
         check_writes(traced)
         tracer.check_constants()
         state.check()
         tracer.spare_writes()
         give_copies(traced)
         name_placeholders(traced, root)
-        result = fx.GraphModule(root, renamed(traced), type(graph).__name__)
+        result = graph_module(traced, root, type(graph).__name__)
         return unwrap_layers(result, root), tracer.opaque
 
 
@@ -176,6 +177,9 @@ class _Sized(Tracer):
         except KeyError:
             return None
         return next((kind for kind in (Tensor, tuple, list) if isinstance(value, kind)), None)
+
+    def _may_be_none(self, node: fx.Node) -> bool:
+        return node not in self._seen and super()._may_be_none(node)
 
     def spare_writes(self) -> None:
         """Let `x.add_(y)` be `x.add(y)` where nothing else sees x: plans are for pure graphs."""

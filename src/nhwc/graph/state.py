@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, jit, nn
 
 from ..ready import versions_of
 from .traced import CONSTANT
@@ -17,23 +19,24 @@ class State:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.attributes = {
-            key: list(value) if isinstance(value, list | set) else value
-            for key, value in vars(module).items()
-        }
+        # TorchScript keeps its methods once they are asked for.
+        parts = (part for part in module.modules() if not isinstance(part, jit.ScriptModule))
+        self.attributes = [(part, _copied(part)) for part in parts]
         self.slots = {**module._parameters, **module._buffers}
         self.versions = versions_of(_tensors(module))
         self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
         self.random = torch.get_rng_state(), random.getstate()
 
     def check(self) -> None:
-        for key, value in vars(self.module).items():
-            if key.startswith(CONSTANT):  # set by the tracer itself
-                continue
-            old = self.attributes.get(key, self)
-            same = list(value) == old if isinstance(value, list | set) else value is old
-            if not same:
-                raise fx.proxy.TraceError(f"its forward changes self.{key}")
+        for part, before in self.attributes:
+            for key, value in vars(part).items():
+                if key.startswith(CONSTANT) or key in _SLOTS:  # set by the tracer, or seen below
+                    continue
+                if not _same(value, before.get(key, self)):
+                    raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
+            if {*before} - {*vars(part)}:
+                key = min({*before} - {*vars(part)})
+                raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
         slots = {**self.module._parameters, **self.module._buffers}
         if any(value is not self.slots.get(key, self) for key, value in slots.items()):
             raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
@@ -43,26 +46,78 @@ class State:
         if plain != self.random[1] or not torch.equal(state, self.random[0]):
             raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
 
+    def _name_of(self, part: nn.Module) -> str:
+        names: dict[nn.Module, str] = {module: name for name, module in self.module.named_modules()}
+        return names.get(part, "")
+
     def restore(self) -> None:
-        for key in set(vars(self.module)) - set(self.attributes):
-            del vars(self.module)[key]
-        for key, old in self.attributes.items():
-            now = vars(self.module).get(key)
-            if isinstance(now, list):
-                now[:] = old
-            elif isinstance(now, set):
-                now.clear()
-                now.update(old)
-            else:
-                vars(self.module)[key] = old
+        for part, before in self.attributes:
+            now = vars(part)
+            for key in [key for key in now if key not in before]:
+                del now[key]
+            for key, old in before.items():
+                if key not in _SLOTS:
+                    now[key] = _put_back(old)
         # A buffer that was assigned to holds a traced value now.
         for slots in (self.module._parameters, self.module._buffers):
             held: dict[str, Any] = slots  # type: ignore[assignment]
             for key in held:
                 held[key] = self.slots.get(key)
-        for buffer, version, before in self.data:
+        for buffer, version, values in self.data:
             if buffer._version != version:
-                buffer.copy_(before)
+                buffer.copy_(values)
+
+
+_SLOTS = ("_parameters", "_buffers")
+"""What is looked at by its tensors."""
+
+_CONTAINERS = (list, dict, set)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """A container that a module has, and what was in it."""
+
+    container: Any
+    kept: Any
+
+
+def _copied(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, with what is in the containers among them."""
+    return {
+        key: _Contents(value, copy.copy(value)) if isinstance(value, _CONTAINERS) else value
+        for key, value in vars(module).items()
+    }
+
+
+def _same(value: Any, old: Any) -> bool:
+    if not isinstance(old, _Contents):
+        return value is old
+    if value is not old.container or len(value) != len(old.kept):
+        return False
+    if isinstance(value, dict):
+        return all(value.get(key, _same) is held for key, held in old.kept.items())
+    if isinstance(value, list):
+        return all(one is held for one, held in zip(value, old.kept, strict=True))
+    return bool(value == old.kept)
+
+
+def _put_back(old: Any) -> Any:
+    if not isinstance(old, _Contents):
+        return old
+    if not _same(old.container, old):
+        old.container.clear()
+        held: Any = old.container
+        held.extend(old.kept) if isinstance(held, list) else held.update(old.kept)
+    return old.container
+
+
+def _changes(key: str, part: str) -> str:
+    if key.endswith("_hooks"):
+        return f"its forward sets hooks on {part or 'itself'} while it runs"
+    if key == "_modules":
+        return f"its forward replaces parts of {part or 'itself'}"
+    return f"its forward changes {part or 'self'}.{key}"
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

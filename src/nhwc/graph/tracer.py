@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, jit, nn
 from torch.utils._pytree import tree_leaves
 
+from .mentions import mentions_of, reads_state
+from .names import is_sayable
+from .questions import asks_for_none, assigned_in, may_write, why_asking
+from .reached import methods_of
 from .state import State
 from .traced import (
     OURS,
@@ -24,8 +31,12 @@ from .traced import (
 from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+
+_ASKS_FOR_NONE = "it asks whether what a part that is no graph returns is None"
+
+_BY_HOOKS = "what hooks write"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
@@ -48,14 +59,23 @@ class Tracer(fx.Tracer):
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
+        self._modes = _modes()
+        self._written: list[str] = []
+        self._watched: dict[nn.Module, tuple[int, ...]] = {}
+        self._asking: dict[type[nn.Module], str] = {}
+        self._refusal: fx.proxy.TraceError | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions once, which must not be while some of them are wrapped.
         torch.overrides.get_overridable_functions()
         # fx looks through all of them for each that is used.
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        self._watched = {module: _watchers(module) for module in root.modules()}
         with spelled_out(root):
+            self._check_arguments(root, concrete_args or {})
             graph = super().trace(root, concrete_args)
+            self._check_written(root, 0)
+            self._check_code(root)
         for node in graph.nodes:
             if node.target in _RECORDED:
                 # It would have the graph's code wrap a name with a dot in it, which cannot be.
@@ -64,6 +84,29 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Value(node, self)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Stop the trace of the innermost module, whatever errors its code catches."""
+        raise self.refusal(reason)
+
+    def refusal(self, reason: str) -> fx.proxy.TraceError:
+        """An error that `check_refusal` raises once more if code catches it."""
+        self._refusal = fx.proxy.TraceError(reason)
+        return self._refusal
+
+    def check_refusal(self) -> None:
+        """Raise what code caught that was not meant for it."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        self.refuse("it branches on data")
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        self.refuse("it loops over data")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        self.refuse("it unpacks a traced value with **")
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         leaf = is_leaf(m) and not is_spelled_out(m)
@@ -77,21 +120,29 @@ class Tracer(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         path = self.path_of_module(m)
+        self._check_watched(m)
         reason = opaque_by_nature(m)
         if reason is not None:
             self.opaque[path] = reason
+        if path in self.opaque:
+            self._note_written(m, (*args, *kwargs.values()))
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
         depth, renamed = len(self.module_stack), len(self._renamed)
         before = next(iter(reversed(self.graph.nodes)), None)
-        state = State(m)
+        state, written = State(m), len(self._written)
         try:
+            self._check_given(m, (*args, *kwargs.values()))
             result = super().call_module(m, forward, args, kwargs)
+            self.check_refusal()
+            self._check_written(m, written)
+            self._check_code(m)
             check_writes(self.graph)
             self.check_constants()
             state.check()
             return result
         except Exception as error:
+            self._refusal = None
             state.restore()
             for value, node in reversed(self._renamed[renamed:]):
                 value.node = node
@@ -99,8 +150,110 @@ class Tracer(fx.Tracer):
             self._erase_after(before)
             while len(self.module_stack) > depth:
                 self.module_stack.popitem()
+            self._check_watched(m)
             self.opaque[path] = explain(error)
+            self._note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
+
+    def _check_watched(self, module: nn.Module) -> None:
+        """Refuse code that sets hooks or another `forward` on its parts while it runs."""
+        for part in module.modules():
+            if self._watched.get(part, ()) != _watchers(part):
+                self.refuse("it sets hooks or another forward on its parts while it runs")
+
+    def _note_written(self, module: nn.Module, given: Iterable[Any]) -> None:
+        """Note what a part that stays a call writes when it runs: nothing of it is seen here."""
+        for part in module.modules():
+            if not isinstance(part, jit.ScriptModule) and not is_leaf(part):
+                self._written += mentions_of(part).written
+            if any(map(may_write, _hooks_of(part))):
+                self._written.append(_BY_HOOKS)
+        if isinstance(module, jit.ScriptModule) or is_leaf(module):
+            return
+        filled = mentions_of(module).written & {*inspect.signature(module.forward).parameters}
+        if filled and any(isinstance(value, list | dict | set) for value in given):
+            self.refuse("a list or dict is filled by a part that cannot be traced")
+
+    def _check_written(self, module: nn.Module, since: int) -> None:
+        """Refuse code that reads what its opaque parts write."""
+        written = {*self._written[since:]}
+        if not written or isinstance(module, fx.GraphModule) or is_leaf(module):
+            return
+        said = mentions_of(module)
+        seen = written & (said.read_off_others | (said.otherwise & {*vars(module)}))
+        if seen:
+            raise fx.proxy.TraceError(f"a part that cannot be traced writes {min(seen)}")
+        reads = reads_state(module) if _BY_HOOKS in written else ""
+        if reads:
+            raise fx.proxy.TraceError(
+                f"parts of it have hooks, and what they do it may see: {reads}"
+            )
+
+    def _check_code(self, module: nn.Module) -> None:
+        """Refuse code that asks of its values what a traced one cannot answer."""
+        kind = type(module)
+        own = any(isinstance(value, FunctionType) for value in vars(module).values())
+        if kind not in self._asking or own:
+            graph = isinstance(module, fx.GraphModule)
+            self._asking[kind] = "" if graph else why_asking(module)
+        if self._asking[kind]:
+            raise fx.proxy.TraceError(self._asking[kind])
+
+    def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
+        """Refuse code that asks whether what it is given is None, where nobody knows."""
+        if isinstance(module, fx.GraphModule):
+            return
+        function = module.forward
+        code = getattr(function, "__code__", None)
+        if code and any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
+            asked = asks_for_none(code, function.__globals__, method=True)
+            if asked & {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}:
+                raise fx.proxy.TraceError(_ASKS_FOR_NONE)
+
+    def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
+        """Refuse code that asks whether an argument is None that may be either."""
+        code = getattr(root.forward, "__code__", None)
+        if isinstance(root, fx.GraphModule) or code is None:
+            return
+        names = [p for p in inspect.signature(root.forward).parameters if p not in concrete]
+        asked = asks_for_none(code, root.forward.__globals__, method=True) & {*names[1:]}
+        if asked:
+            raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
+
+    def _check_none(self) -> None:
+        """Refuse code that asks whether what it gets here is None: nobody knows."""
+        frame: Any = sys._getframe(2)
+        while frame.f_code.co_filename.startswith((TORCH, OURS)):
+            frame = frame.f_back
+        code = frame.f_code
+        module: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
+        method = isinstance(module, nn.Module)
+        asked = asks_for_none(code, frame.f_globals, method=method)
+        if "" in asked or asked & assigned_in(code):
+            self.refuse(_ASKS_FOR_NONE)
+        for other in methods_of(module) if method else ():
+            # It may be passed on to that.
+            if other.__code__ is not code and asks_for_none(
+                other.__code__, other.__globals__, method=True
+            ):
+                self.refuse(_ASKS_FOR_NONE)
+
+    def _may_be_none(self, node: fx.Node) -> bool:
+        """Whether nobody knows that `node` gives anything at all."""
+        if node.op == "placeholder":
+            return node.prev.op == "placeholder"  # what comes first is what a model is for
+        if node.op == "call_module":
+            return node.target in self.opaque
+        if node.op == "call_method":
+            return not hasattr(Tensor, str(node.target))
+        if node.target in (operator.getitem, getattr):
+            owner, key = node.args[:2]
+            of_input = isinstance(owner, fx.Node) and owner.op == "placeholder"
+            inside = isinstance(owner, fx.Node) and self._may_be_none(owner)
+            return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
+        home = getattr(node.target, "__module__", None) or "torch"
+        ours = home.startswith(("torch", "_operator", "builtins", "math", "nhwc"))
+        return node.op == "call_function" and not ours
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         name = self._names.get(attr_val) if isinstance(attr_val, nn.Parameter) else None
@@ -123,7 +276,14 @@ class Tracer(fx.Tracer):
         return result
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
+        if unsayable:
+            self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
         result = super().create_proxy(kind, target, *args, **kwargs)
+        if _modes() != self._modes:
+            self.refuse("it runs parts in another precision, or with gradients")
+        if kind != "placeholder" and self._may_be_none(result.node):
+            self._check_none()
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
             return result
@@ -189,9 +349,29 @@ def opaque_by_nature(module: nn.Module) -> str | None:
     """Why no graph may look inside `module`, whatever its code; None if it may."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a TorchScript module"
-    if any(vars(module).get(kind) for kind in _HOOKS):
+    if any(vars(module).get(kind) for kind in HOOKS):
         return "it has hooks, which a graph of its inside would not call"
     return None
+
+
+def _modes() -> tuple[object, ...]:
+    """What torch does with all calls for a while."""
+    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
+    return torch.is_grad_enabled(), *kinds
+
+
+_KINDS = ("cpu", "cuda")
+
+
+def _watchers(module: nn.Module) -> tuple[int, ...]:
+    """What watches the calls of a module: its hooks, and a `forward` of its own, by identity."""
+    if isinstance(module, jit.ScriptModule):  # it keeps its methods once they are asked for
+        return ()
+    return (id(vars(module).get("forward")), *map(id, _hooks_of(module)))
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [hook for kind in HOOKS for hook in vars(module)[kind].values()]
 
 
 def explain(error: Exception) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..environment import Environment
-from ..errors import InputError
-from ..graph import capture, graphs
+from ..errors import InputError, NhwcError
+from ..graph import capture, capture_closed, check_copies, graphs
 from ..graph.captured import own_copy
 from ..memory import Memory
 from ..passes import PASSES, Pass, run_passes
@@ -71,8 +71,8 @@ def optimize(
             work.judge.runs(inputs)
         say("capturing the graph")
         work.rewrite(passes)
+        work.check_graph()
         with preserved(work.graph):
-            work.judge.check(work.graph)
             work.open(passes, (example_inputs, *more))
             work.time("graph", work.graph)
         work.shelve()
@@ -111,6 +111,7 @@ class _Work:
     def rewrite(self, passes: Sequence[Pass]) -> None:
         # A plan for other shapes than these is in the way of one for them.
         captured = capture(unplanned(self.model), layers=True)
+        self.closed = False
         self.opaque = captured.opaque
         self.graph: fx.GraphModule = captured.module
         self.passes = run_passes(self.graph, passes)
@@ -118,10 +119,29 @@ class _Work:
             parameter.requires_grad_(False)
         trim()
 
+    def check_graph(self) -> None:
+        """Hold the graph against the original; where it cannot even run, the model stays closed."""
+        try:
+            with preserved(self.graph):
+                self.judge.check(self.graph)
+        except NhwcError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
+            captured = capture_closed(unplanned(self.model), reason)
+            self.opaque, self.graph, self.passes = captured.opaque, captured.module, ()
+            self.closed = True
+            with preserved(self.graph):
+                self.judge.check(self.graph)
+
     def open(self, passes: Sequence[Pass], examples: Sequence[tuple[Any, ...]]) -> None:
         """Look into opaque parts with the sizes of each example."""
         self.examples = examples
-        self.sized = [for_sizes(self.graph, one, self.opaque, passes) for one in examples]
+        self.sized = [
+            None if self.closed else for_sizes(self.graph, one, self.opaque, passes)
+            for one in examples
+        ]
 
     def shelve(self) -> None:
         """Let the weights lie in a file while there are kernels with copies of their own."""
@@ -228,13 +248,21 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         )
     check_threads()
     check_initialized(model)
+    check_copies(model)
     check_devices(model, tensors)
-    training = [name for name, module in model.named_modules() if module.training]
+    exported = {p for whole in model.modules() if _is_exported(whole) for p in whole.modules()}
+    found = [(name, m) for name, m in model.named_modules() if m not in exported]
+    training = [name for name, module in found if module.training]
     if training:
         raise InputError(
             f"{training[0] or type(model).__name__} is in training mode; optimizing is for "
             "inference. Call model.eval() first."
         )
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether torch.export made it: such a module takes no `eval()`, and its flag says nothing."""
+    return isinstance(module, fx.GraphModule) and "eval" in vars(module)
 
 
 def _digest(lines: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..graph import folded, module_of
+from ..graph import folded, module_of, user_path
 from ..graph.traced import definer
 from ..graph.tracer import is_frozen_batch_norm, opaque_by_nature
 
@@ -24,7 +24,8 @@ def is_batch_norm(module: nn.Module | None) -> bool:
 def name_of(node: fx.Node) -> str:
     """How the report calls a node: the module's path, or the function and the module it is in."""
     if node.op in ("call_module", "get_attr", "placeholder"):
-        return str(node.target)
+        owner = node.graph.owning_module
+        return str(node.target) if owner is None else user_path(owner, str(node.target))
     function = getattr(node.target, "__name__", str(node.target))
     stack = node.meta.get("nn_module_stack")
     path = next(reversed(stack.values()))[0] if stack else ""

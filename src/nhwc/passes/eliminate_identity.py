@@ -7,7 +7,7 @@ from torch import fx, nn
 from ..graph import clean, erase, module_of
 from ..graph.report import PassReport, Site
 from ..graph.tracer import opaque_by_nature
-from ._folding_sites import input_of
+from ._folding_sites import input_of, name_of
 
 
 def eliminate_identity(gm: fx.GraphModule) -> PassReport:
@@ -20,7 +20,7 @@ def eliminate_identity(gm: fx.GraphModule) -> PassReport:
         reason = opaque_by_nature(module) or ("" if value is not None else "its input is constant")
         if not reason and value is not None:
             erase(node, value)
-        sites.append(Site(str(node.target), "Identity", not reason, reason))
+        sites.append(Site(name_of(node), "Identity", not reason, reason))
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("eliminate_identity", tuple(sites))

@@ -87,7 +87,7 @@ def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners)
         call.target = calls[0].target
     if len(calls) > 1:
         note = f"called at {len(calls)} sites, each followed by this batch norm"
-    return [Site(str(norm.target), what, True, note)] * len(calls)
+    return [Site(name_of(norm), what, True, note)] * len(calls)
 
 
 def _folded(layer: Any, norm: Any, batches: bool) -> tuple[nn.Module | None, str | None]:
@@ -141,7 +141,7 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     note = tied_note(conv, owners)
     erase(norm, source)
     replace_module(conv, either)
-    return Site(str(norm.target), what, True, note)
+    return Site(name_of(norm), what, True, note)
 
 
 def _pads_zeros(conv: Any) -> bool:
@@ -180,4 +180,4 @@ def _lone(before: fx.Node | None) -> str:
 
 
 def _skip(norm: fx.Node, what: str, reason: str) -> Site:
-    return Site(str(norm.target), what, False, reason)
+    return Site(name_of(norm), what, False, reason)

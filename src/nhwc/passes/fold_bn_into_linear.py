@@ -78,7 +78,7 @@ def _fold(
         dims = 3 if rows else 2
         folded, reason = _folded(layer, batch_norm, input_of(first), dims, first is linear)
     if folded is None or instead is None:
-        return Site(str(node.target), what, False, reason or "")
+        return Site(name_of(node), what, False, reason or "")
     owner = node.graph.owning_module
     assert owner is not None
     note = tied_note(linear, owners_of(owner))
@@ -90,7 +90,7 @@ def _fold(
     else:
         erase(norm, instead)
     replace_module(linear, folded)
-    return Site(str(node.target), what, True, note)
+    return Site(name_of(node), what, True, note)
 
 
 def _folded(

@@ -43,6 +43,8 @@ _RAW_NORM = (
 )
 _TENSORS = ("weight", "bias", "running_mean", "running_var")
 
+_ATEN = torch.ops.aten
+
 _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv1d: (_CONV, nn.Conv1d),
     F.conv2d: (_CONV, nn.Conv2d),
@@ -54,6 +56,19 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
+    # What an exported program is made of.
+    _ATEN.conv1d.default: (_CONV, nn.Conv1d),
+    _ATEN.conv2d.default: (_CONV, nn.Conv2d),
+    _ATEN.conv3d.default: (_CONV, nn.Conv3d),
+    _ATEN.conv_transpose1d.default: (_TRANSPOSE, nn.ConvTranspose1d),
+    _ATEN.conv_transpose2d.input: (_TRANSPOSE, nn.ConvTranspose2d),
+    _ATEN.conv_transpose3d.input: (_TRANSPOSE, nn.ConvTranspose3d),
+    _ATEN.linear.default: (("input", "weight", "bias"), nn.Linear),
+    _ATEN.layer_norm.default: (
+        ("input", "normalized_shape", "weight", "bias", "eps"),
+        nn.LayerNorm,
+    ),
+    _ATEN.batch_norm.default: (_RAW_NORM, BatchNorm),
 }
 
 

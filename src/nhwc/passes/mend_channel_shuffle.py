@@ -35,7 +35,7 @@ def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
         for old in reversed(chain):
             gm.graph.erase_node(old)
         shuffles.append((call, groups))
-        sites.append(Site(str(call.target), "channel shuffle", True))
+        sites.append(Site(name_of(call), "channel shuffle", True))
     clean(gm)  # what only read the sizes of a cat is gone, and the cat has one user
     for call, groups in shuffles:
         joined = _absorb_cat(gm, call, groups)
@@ -59,7 +59,7 @@ def _absorb_cat(gm: fx.GraphModule, call: fx.Node, groups: int) -> Site | None:
     call.replace_all_uses_with(both)
     gm.graph.erase_node(call)
     gm.graph.erase_node(cat)
-    return Site(str(both.target), "cat + channel shuffle", True)
+    return Site(name_of(both), "cat + channel shuffle", True)
 
 
 def _chain(first: fx.Node) -> list[fx.Node] | None:

@@ -12,6 +12,7 @@ from ..graph.layers import BatchNorm
 from ..graph.mended import InstanceNorm
 from ..graph.report import PassReport, Site
 from ..graph.tracer import opaque_by_nature
+from ._folding_sites import name_of
 
 
 def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
@@ -29,7 +30,7 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
             reason = "it has hooks or a forward of its own"
         elif norm.track_running_stats and norm.training:
             reason = "it is in training mode and keeps running statistics"
-        sites.append(Site(str(node.target), type(norm).__name__, not reason, reason))
+        sites.append(Site(name_of(node), type(norm).__name__, not reason, reason))
         if not reason:
             tracked = norm.track_running_stats and norm.running_mean is not None
             replace_module(node, _as_batch_norm(norm) if tracked else _wrapped(norm))

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from ..graph import add_module, clean, erase, module_of
 from ..graph.report import PassReport, Site
 from ..graph.tracer import opaque_by_nature
+from ._folding_sites import name_of
 from .lift_functional import layer
 
 _ARGUMENTS = (
@@ -33,7 +34,7 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
             continue
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
         reason = _unfit(node, attention, given)
-        sites.append(Site(str(node.target), type(attention).__name__, not reason, reason))
+        sites.append(Site(name_of(node), type(attention).__name__, not reason, reason))
         if not reason:
             _split(node, attention, given)
     if any(site.applied for site in sites):

@@ -1,0 +1,234 @@
+"""What the code of a module says of itself and of its parts, as it is written.
+
+Code may do more with its parts than call them: ask for their class, read their weights, hook them,
+or hand itself to a function that does. What cannot be read here is taken to do all of that.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from .reached import functions_of, methods_of, names_in
+
+_LOOKING = {
+    *("modules", "named_modules", "children", "named_children", "_modules", "get_submodule"),
+    *("parameters", "named_parameters", "_parameters", "get_parameter", "buffers", "_buffers"),
+    *("named_buffers", "get_buffer", "state_dict", "load_state_dict", "apply", "_apply"),
+    *("__dict__", "functional_call"),
+}
+"""Ways to all parts of a module, or to all its tensors."""
+
+_PLAIN = {"dtype", "device", "is_cuda"}
+"""What folding leaves as it is, of the first parameter of a module too."""
+
+
+@dataclass
+class Mentions:
+    """How the code of a module speaks of other things; `unseen` if it may do anything with them.
+
+    `written` are the attributes and variables that it assigns to, or whose contents it changes.
+    """
+
+    otherwise: set[str] = field(default_factory=set)
+    read_off_others: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    unseen: str = ""
+
+
+def mentions_of(module: nn.Module, others: Iterable[str] = ()) -> Mentions:
+    """What the code says that runs when `module`, or a method called like `others`, is called."""
+    said = Mentions()
+    if "forward" in vars(module):
+        said.unseen = "its forward was set from outside"
+        return said
+    for name in ("__getattr__", "__getattribute__"):
+        if getattr(type(module), name) is not getattr(nn.Module, name):
+            # A graph has attributes that the part has not: copies go by one of them.
+            said.unseen = f"it has a {name} of its own"
+            return said
+    methods = {function.__code__ for function in methods_of(module, others)}
+    for function in functions_of(module, others):
+        tree = _tree(function)
+        if tree is None and function.__code__ not in methods:
+            said.names.add("vars")  # it may look at what it is given
+            continue
+        if tree is None:
+            said.unseen = f"the code of {function.__name__} cannot be read"
+            return said
+        own = _first_argument(tree) if function.__code__ in methods else ""
+        _read(_Reading(module, function, own, methods), tree, said)
+    return said
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A function that is read, what it calls the module, and the functions that are its methods."""
+
+    module: nn.Module
+    function: types.FunctionType
+    own: str
+    methods: set[types.CodeType]
+
+
+def reads_state(module: nn.Module) -> str:
+    """What the code of `module` reads that hooks on its parts may write; '' if nothing can be."""
+    said = mentions_of(module)
+    if said.unseen:
+        return said.unseen
+    plain = (int, float, str, bytes, tuple, types.FunctionType, types.MethodType, type)
+    for name in sorted(said.otherwise & {*vars(module)}):
+        if not isinstance(vars(module)[name], plain):
+            return f"it reads self.{name}"
+    for function in functions_of(module):
+        for name in names_in(function.__code__):
+            if isinstance(function.__globals__.get(name), list | dict | set):
+                return f"it reads {name}"
+    return ""
+
+
+def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.Lambda | None:
+    """The code of a function; None where it cannot be told from other code."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    name = function.__code__.co_name
+    found = [
+        node
+        for node in ast.walk(body)
+        if (isinstance(node, ast.Lambda) and name == "<lambda>")
+        or (isinstance(node, ast.FunctionDef) and node.name == name)
+    ]
+    if isinstance(body.body[0], ast.FunctionDef) and name != "<lambda>":
+        return found[0] if found else None
+    return found[0] if len(found) == 1 else None
+
+
+def _first_argument(tree: ast.FunctionDef | ast.Lambda) -> str:
+    """What stands for the module; with `*args` alone, all of them do."""
+    named = [*tree.args.posonlyargs, *tree.args.args]
+    first = named[0] if named else tree.args.vararg
+    return first.arg if first else ""
+
+
+def _read(reading: _Reading, tree: ast.AST, said: Mentions) -> None:
+    own, function = reading.own, reading.function
+    around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and _writes(node, around):
+            said.written.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+        if isinstance(node, ast.Attribute):
+            if _is(node.value, own):
+                if not _is_harmless(node, around):
+                    said.otherwise.add(node.attr)
+            else:
+                said.read_off_others.add(node.attr)
+            if _looks_around(node.attr) and not own:
+                said.names.add("vars")  # a helper looks at what it is given
+            elif _looks_around(node.attr) and not _asks_type(node, around):
+                said.unseen = said.unseen or f"it looks through its parts ({_line(function, node)})"
+        elif isinstance(node, ast.Name):
+            said.names.add(node.id)
+            if _looks_around(node.id) and node.id not in ("children", "modules", "parameters"):
+                said.unseen = said.unseen or f"it sets hooks ({_line(function, node)})"
+            if _is(node, own) and _escapes(node, around, reading, said):
+                where = _line(function, node)
+                said.unseen = said.unseen or f"it hands itself to other code ({where})"
+
+
+_CHANGING = {
+    *("append", "extend", "insert", "add", "update", "setdefault"),
+    *("clear", "pop", "popitem", "remove", "discard"),
+}
+
+
+def _writes(node: ast.Attribute | ast.Name, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether this is what `node.append(x)` or `node[0] = x` changes, or `self.node = x`."""
+    user = around.get(node)
+    if isinstance(user, ast.Subscript) and user.value is node:
+        return not isinstance(user.ctx, ast.Load)
+    if isinstance(user, ast.Attribute) and user.attr in _CHANGING:
+        return isinstance(around.get(user), ast.Call)
+    return isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_harmless(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether the code calls what it reads, or asks whether it is None."""
+    user = around[node]
+    if isinstance(user, ast.Call):
+        return user.func is node
+    none = isinstance(user, ast.Compare) and user.left is node
+    return none and all(_is_none(side) for side in user.comparators)  # type: ignore[attr-defined]
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _looks_around(name: str) -> bool:
+    return name in _LOOKING or (name.startswith("register_") and "hook" in name)
+
+
+def _asks_type(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether this is the `x.parameters` in `next(x.parameters()).dtype`."""
+    call = around[node]
+    first = around.get(call)
+    named = isinstance(first, ast.Call) and _is(first.func, "next")
+    read = around.get(first) if named and first is not None else None
+    return isinstance(read, ast.Attribute) and read.attr in _PLAIN
+
+
+def _escapes(
+    node: ast.Name, around: dict[ast.AST, ast.AST], reading: _Reading, said: Mentions
+) -> bool:
+    """Whether the module itself goes where this file does not follow."""
+    user = around[node]
+    if isinstance(user, ast.Attribute | ast.arg):
+        return False
+    if isinstance(user, ast.Starred):
+        user = around[user]
+    if not isinstance(user, ast.Call):
+        return True
+    if isinstance(user.func, ast.Attribute) and _is(user.func.value, reading.own):
+        return not _goes_on(user, node, reading, said)
+    if not isinstance(user.func, ast.Name):
+        return True
+    called, given = user.func.id, user.args
+    if called in ("getattr", "hasattr") and len(given) > 1 and isinstance(given[1], ast.Constant):
+        said.otherwise.add(str(given[1].value))
+        return False
+    if called in ("super", "isinstance", "type"):
+        return False
+    # A decorator calls the method that it decorates.
+    closed = inspect.getclosurevars(reading.function).nonlocals.get(called)
+    return getattr(closed, "__code__", None) not in reading.methods
+
+
+def _goes_on(call: ast.Call, node: ast.Name, reading: _Reading, said: Mentions) -> bool:
+    """Whether this is `self.run(self, x)`, a function kept on the module: its code is read then."""
+    function = vars(reading.module).get(call.func.attr)  # type: ignore[attr-defined]
+    if not isinstance(function, types.FunctionType) or call.args[0] is not node:
+        return False
+    tree = _tree(function)
+    if tree is None or function is reading.function:
+        return False
+    own = _first_argument(tree)
+    _read(_Reading(reading.module, function, own, reading.methods), tree, said)
+    return True
+
+
+def _line(function: types.FunctionType, node: ast.expr) -> str:
+    code = function.__code__
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno + node.lineno - 1}"

@@ -1,0 +1,165 @@
+"""Questions that code asks of a value and that no value can answer for itself.
+
+`type(x)`, `callable(x)` and `x is None` look past everything a class can define: of a traced value
+they tell of the value that stands there, and code goes one way without a word. So they are looked
+for in the code itself, before it is traced; and so is what no graph shows: errors that are caught
+and a precision that is set for a while.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in
+from .shapes import SHAPE_ATTRIBUTES
+
+_BUILTINS = {"type": type, "callable": callable}
+_SHORT = 100
+"""A helper like `exists(x)` has fewer bytes of code; what does more asks for reasons of its own."""
+
+_CATCHING = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
+_SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "NOP", "NOT_TAKEN")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a function asks: `reason` not to trace it, and which of its variables may be None.
+
+    The name of a variable is empty where the result of a call is asked about without one.
+    """
+
+    reason: str
+    none: frozenset[str]
+
+
+def why_asking(module: nn.Module) -> str:
+    """Why the code of `module` is not to be traced: a question of what its values are; or ''."""
+    methods = list(methods_of(module))
+    for method in methods:
+        if "autocast" in names_in(method.__code__):
+            return f"it runs parts in another precision ({_place(method.__code__)})"
+        if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
+            return f"it catches errors, which a graph would not ({_place(method.__code__)})"
+    for function in functions_of(module):
+        own = function in methods and hasattr(type(module), function.__code__.co_name)
+        found = questions_of(function.__code__, function.__globals__, method=own)
+        if found.reason:
+            return found.reason
+    return ""
+
+
+def asks_for_none(
+    code: types.CodeType, names: dict[str, Any], *, method: bool = False
+) -> frozenset[str]:
+    """The variables that `code`, or a helper that it calls, asks whether they are None.
+
+    >>> def pick(x, y):
+    ...     return x if y is None else y
+    >>> sorted(asks_for_none(pick.__code__, globals()))
+    ['y']
+    """
+    asked = questions_of(code, names, method=method).none
+    for helper in _helpers(code, names):
+        if (
+            helper.__code__ is not code
+            and len(helper.__code__.co_code) < _SHORT
+            and asks_for_none(helper.__code__, helper.__globals__)
+        ):
+            return asked | {*code.co_varnames, ""}
+    return asked
+
+
+def assigned_in(code: types.CodeType) -> frozenset[str]:
+    """The variables that `code` gives a value to, its arguments aside."""
+    found: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            found |= {*step.argval} if isinstance(step.argval, tuple) else {step.argval}
+    return frozenset(found)
+
+
+def may_write(function: Any) -> bool:
+    """Whether a hook may do more than look at what it is given and return something.
+
+    >>> may_write(lambda module, args, result: result + 1)
+    False
+    """
+    if not isinstance(function, types.FunctionType):
+        return True
+    steps = {step.opname for code in codes_in(function.__code__) for step in _steps(code)}
+    return any(name.startswith(("STORE_", "CALL", "DELETE_")) for name in steps - {"STORE_FAST"})
+
+
+def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -> Questions:
+    """What `code` asks; the first argument of a `method` is a module, which can be asked."""
+    reason, none = "", set()
+    for inner in codes_in(code):
+        steps = _steps(inner)
+        own = code.co_varnames[0] if method and code.co_varnames else ""
+        for place, step in enumerate(steps):
+            if _loads_builtin(step, names) and not _names(steps, place + 1, own):
+                reason = f"it asks for the type of a value ({_place(inner)})"
+            elif step.opname == "IS_OP" and not _loads(steps[place - 1], None):
+                if _compares_values(steps[:place]):
+                    reason = f"it asks whether two values are the same ({_place(inner)})"
+            elif step.opname == "IS_OP":
+                none.add(_asked(steps, place - 2, own))
+            elif "_NONE" in step.opname and "JUMP" in step.opname:
+                none.add(_asked(steps, place - 1, own))
+    return Questions(reason, frozenset(name for name in none if name is not None))
+
+
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+
+
+def _loads_builtin(step: dis.Instruction, names: dict[str, Any]) -> bool:
+    if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in _BUILTINS:
+        return False
+    return names.get(step.argval, _BUILTINS[step.argval]) is _BUILTINS[step.argval]
+
+
+def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
+    """Whether what is loaded next is `self`, or something that hangs on it."""
+    step = steps[place]
+    return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and step.argval == own
+
+
+def _loads(step: dis.Instruction, value: object) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is value
+
+
+def _compares_values(steps: list[dis.Instruction]) -> bool:
+    """Whether `is` compares variables or results of calls, or attributes that are traced."""
+    last = steps[-1].opname
+    attributes = {step.argval for step in steps[-4:] if step.opname == "LOAD_ATTR"}
+    return last.startswith(("LOAD_FAST", "CALL")) or bool(attributes & SHAPE_ATTRIBUTES)
+
+
+def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
+    """The variable that is asked about, itself or by an attribute; None for what hangs on self."""
+    while place >= 0 and steps[place].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        place -= 1
+    step = steps[place]
+    if step.opname.startswith("LOAD_FAST") or step.opname.startswith("STORE_FAST"):
+        name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        return None if name == own else str(name)
+    return None if step.opname in ("LOAD_GLOBAL", "LOAD_CONST", "LOAD_NAME") else ""
+
+
+def _helpers(code: types.CodeType, names: dict[str, Any]) -> Iterator[types.FunctionType]:
+    """Functions of the user's own that `code` names."""
+    for name in names_in(code):
+        found = names.get(name)
+        if isinstance(found, types.FunctionType) and not is_of_torch(found):
+            yield found
+
+
+def _place(code: types.CodeType) -> str:
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"

@@ -1,0 +1,125 @@
+"""The functions that run when a module is called, as far as its code names them."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_TORCH = f"{Path(torch.__file__).parent}/"
+
+_OURS = f"{Path(__file__).parents[1]}/"
+
+_CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "_call_impl")
+"""What torch and Python call by themselves."""
+
+
+def is_of_torch(function: types.FunctionType) -> bool:
+    """Whether the code of `function` is torch's own, or ours."""
+    return function.__code__.co_filename.startswith((_TORCH, _OURS))
+
+
+def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
+    """`forward`, what it names of its class and of its own file, and so on; torch's own left out.
+
+    Methods that are called `others` are taken to be named, too: those that code around the module
+    may call. What decorators hide is there, and so are the decorators.
+    """
+    return _followed(
+        module,
+        others,
+        lambda function: [*_named(function), *map(vars(module).get, names_in(function.__code__))],
+    )
+
+
+def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
+    """Those of `functions_of` that are given the module itself as their first argument."""
+    return _followed(module, others, lambda function: [])
+
+
+def _followed(
+    module: nn.Module,
+    others: Iterable[str],
+    named: Callable[[types.FunctionType], list[Any]],
+) -> Iterator[types.FunctionType]:
+    todo: list[Any] = []
+    for name in (*_CALLED, *others):
+        todo += _attribute(module, name)
+    found: dict[types.CodeType, types.FunctionType] = {}
+    while todo:
+        function = todo.pop()
+        if not isinstance(function, types.FunctionType) or function.__code__ in found:
+            continue
+        todo.append(getattr(function, "__wrapped__", None))
+        if is_of_torch(function):
+            continue
+        found[function.__code__] = function
+        for name in names_in(function.__code__):
+            todo += _attribute(module, name)
+        todo += [*named(function), *_closed_over(function)]
+    yield from found.values()
+
+
+def _attribute(module: nn.Module, name: str) -> list[Any]:
+    """The functions behind an attribute of the module's class, or a method that hangs on itself."""
+    value = inspect.getattr_static(type(module), name, None)
+    own = vars(module).get(name)
+    if name == "forward" and own is not None:
+        value = own
+    match value:
+        case property():
+            return [value.fget, value.fset]
+        case functools.cached_property():
+            return [value.func]
+        case staticmethod() | classmethod() | types.MethodType():
+            return [value.__func__]
+        case functools.partial() | functools.partialmethod():
+            return [value.func]
+    return [value]
+
+
+def _named(function: types.FunctionType) -> list[Any]:
+    """What `function` names among the globals of its file, and in modules that it names there."""
+    found: list[Any] = []
+    for code in codes_in(function.__code__):
+        last: Any = None
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                last = function.__globals__.get(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, types.ModuleType):
+                last = getattr(last, step.argval, None)
+            elif step.opname not in ("CACHE", "PUSH_NULL"):
+                last = None
+            found.append(last)
+    return found
+
+
+def _closed_over(function: types.FunctionType) -> list[Any]:
+    """What a decorator keeps of the function that it decorates, and of others."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # it is not filled yet
+            continue
+    return values
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """All names that `code` and the functions in it look up, variables of their own aside."""
+    return {name for one in codes_in(code) for name in one.co_names}
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """`code`, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
