@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import nhwc
 from nhwc.optimizer.parts import verify_or_parts
-from nhwc.ready import tensors_of
+from nhwc.trees import tensors_of
 from nhwc.verify import Truth, observe, random_inputs
 from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from nhwc.plan.options import remembered
 from torch import nn
 
 import nhwc
@@ -201,15 +200,6 @@ HOSTILE = [
 
 @pytest.mark.parametrize("value", HOSTILE, ids=str)
 def test_entries_of_other_kinds_are_no_entries(tmp_path, value):
-    option = {"kernel": "nhwc direct", "reads": None, "writes": None, "s": 0.5}
-    assert remembered([option])
-    for name in ("kernel", "s", "reads"):
-        # None and nothing are formats of what is no image; and a kernel may have any name.
-        if not (name == "reads" and not value) and not (
-            name == "kernel" and isinstance(value, str)
-        ):
-            assert remembered([option | {name: value}]) is None, name
-    assert remembered(value) is None
     assert not any(map(_are_pairs, (value, [value, value], [[value], [value]], [[0.5], [value]])))
     memory = Memory(tmp_path / "m.json")
     check = {

@@ -18,10 +18,11 @@ from torch.export import ExportedProgram
 from .convolutions import convolution_weights
 from .environment import Environment
 from .formats import CHANNELS_LAST_OF, Format, convert_, format_of
+from .kinds import module_of
 from .preserve import preserved
-from .ready import module_of, tensors_of
 from .runtime import Optimized
 from .timing import Comparison, interleave
+from .trees import tensors_of
 from .watch.calls import Call
 from .watch.effects import Effect, Outcome, Tracker
 from .watch.findings import Finding, find, hidden_weights, is_note, unconverted_weights

@@ -9,8 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
+from .kinds import rewritable
 from .passes import FOLDING, Pass, run_passes
-from .ready import rewritable
 
 
 def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModule:

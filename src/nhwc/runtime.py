@@ -17,10 +17,10 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from .errors import InputError
+from .forks import check_threads
 from .formats import format_of
 from .plan import Identifier, UnknownKernel, Unplannable, remake_plan
 from .plan.cuda import on_device
-from .ready import check_threads
 from .stamp import Stamp
 
 _wants_gradients = operator.attrgetter("requires_grad")

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from .archives import kind_of
 from .errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
 from .files.container import is_saved
-from .ready import module_of
+from .kinds import module_of
 from .vision import import_torchvision, import_torchvision_if_present
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")

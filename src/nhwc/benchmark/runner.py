@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from ..environment import Environment, available_cores
 from ..errors import InputError
-from ..ready import module_of
+from ..kinds import module_of
 from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ready import module_of
+from ..kinds import module_of
 from ..timing import timer_for
 from ..vision import import_torchvision_if_present
 from ..zoo import load_model, randomize_batchnorm_, randomize_constants_

@@ -11,13 +11,14 @@ from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
+from ..forks import check_threads
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
+from ..kinds import rewritable
 from ..memory import Memory
 from ..plan import make_plan
-from ..ready import check_threads, rewritable
 from ..release import in_memory, trim, unread
 from ..runtime import Optimized, Recipe, describe, signature
 from ..shown import shown

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
+from ..kinds import check_initialized
 from ..preserve import undrawn
-from ..ready import check_initialized
 from ..release import apart
 from .edit import attribute
 from .layers import Spread, assert_none

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ..ready import versions_of
+from ..trees import versions_of
 from .traced import CONSTANT
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 
 from ..graph import graphs
 from ..preserve import preserved
-from ..ready import tensors_of
 from ..runtime import Optimized, signature
+from ..trees import tensors_of
 from ..verify import cloned
 
 _Model = TypeVar("_Model", bound=nn.Module)

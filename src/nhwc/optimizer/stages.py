@@ -12,14 +12,16 @@ from torch import Tensor, fx, nn
 
 from ..environment import Environment
 from ..errors import InputError, NhwcError
+from ..forks import check_threads
 from ..graph import capture, capture_closed, check_copies, graphs
 from ..graph.captured import own_copy
+from ..kinds import check_devices, check_initialized, rewritable
 from ..memory import Memory
 from ..passes import PASSES, Pass, run_passes
 from ..preserve import preserved
-from ..ready import check_devices, check_initialized, check_threads, rewritable, tensors_of
 from ..release import in_memory, shelve, trim, unread
 from ..runtime import Optimized, describe
+from ..trees import tensors_of
 from ..verify import Verification
 from .contest import Contest, winner
 from .inner import unplanned

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, fx
 
 from ..memory import Memory
-from ..ready import tensors_of
 from ..release import trim, unread
+from ..trees import tensors_of
 from .assigning import assign
 from .binding import Packed, bind
 from .implementation import Choice, Identifier, Timed, Timings

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from ..formats import Format, format_of
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
-from ..ready import versions_of
 from ..release import unread
+from ..trees import versions_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from ..graph.report import PassReport
 from ..optimizer.report import LayerReport, OptimizeReport, PlanReport
-from ..ready import some
+from ..trees import some
 from .text import milliseconds, paint, plural, wrap
 
 _STAGES = {

@@ -10,8 +10,8 @@ from torch import nn
 
 from ..convolutions import convolution_weights
 from ..formats import Format, format_of
-from ..ready import some
 from ..source import CONVOLUTIONS
+from ..trees import some
 from .calls import Call, Site
 from .effects import MIXING, Effect, Outcome, short_name
 from .remedies import remedy

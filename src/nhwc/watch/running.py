@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 from ..convolutions import convolution_weights, packed_convolutions
 from ..errors import InputError, ModelFailed, NhwcError
 from ..formats import CHANNELS_LAST_OF, to_format
-from ..ready import check_devices, check_initialized, some, tensors_of
+from ..kinds import check_devices, check_initialized
 from ..runtime import Optimized
+from ..trees import some, tensors_of
 from .recorder import is_users
 
 
