@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from nhwc.benchmark import Case, Task
-from nhwc.benchmark.paired import measure
-from nhwc.environment import Environment, available_cores
-from nhwc.timing import Comparison, verdict_of
+from nhwc._bench import Case, Task
+from nhwc._bench.paired import measure
+from nhwc.machine.environment import Environment, available_cores
+from nhwc.machine.timing import Comparison, verdict_of
 
 SLOWED = """
 import time

@@ -11,10 +11,10 @@ import argparse
 import json
 from pathlib import Path
 
-from nhwc.benchmark import Benchmark, Case, Task
-from nhwc.benchmark.runner import run
+from nhwc._bench import Benchmark, Case, Task
+from nhwc._bench.runner import run
 from nhwc.cli.bench import read
-from nhwc.environment import available_cores
+from nhwc.machine.environment import available_cores
 
 MODELS = ("resnet50", "mobilenet_v2")
 VARIANTS = ("eager", "optimized", "onnxruntime", "openvino")

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nhwc.benchmark import Benchmark, Row
-from nhwc.benchmark.results import geometric_mean
+from nhwc._bench import Benchmark, Row
+from nhwc._bench.results import geometric_mean
 from nhwc.cli import main as nhwc
 from nhwc.cli.bench import read
-from nhwc.timing import Comparison
+from nhwc.machine.timing import Comparison
 
 VARIANTS = "eager,channels_last,fused,optimized,jit,fx,compile_frozen,onnxruntime,openvino"
 

@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from nhwc.environment import Environment
 from nhwc.formats import Format, strides_of
 from nhwc.kernels import conv2d_candidates, prepare
 from nhwc.kernels.language.compiler import Kernel
 from nhwc.kernels.tape import threads
 from nhwc.kernels.tape.invoke import Call
 from nhwc.kernels.tape.steps import View
-from nhwc.timing import interleave
+from nhwc.machine.environment import Environment
+from nhwc.machine.timing import interleave
 
 from .layers import MODELS, layers
 

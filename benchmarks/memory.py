@@ -76,8 +76,8 @@ def child(work: str, name: str) -> None:
     import torch
 
     import nhwc
-    from nhwc.benchmark.peak import peak_bytes, reset_peak
-    from nhwc.vision import import_torchvision
+    from nhwc._bench.peak import peak_bytes, reset_peak
+    from nhwc.models.vision import import_torchvision
     from nhwc.zoo import load_model
 
     import_torchvision()

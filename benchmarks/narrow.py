@@ -17,7 +17,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from nhwc.environment import cache_dir
+from nhwc.machine.environment import cache_dir
 
 LIBRARIES = {
     "onnxruntime": ("capi/onnxruntime_pybind11_state*.so",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from nhwc.operators import Operator, OperatorTable, Outcome, load_table
+from nhwc._ops import Operator, OperatorTable, Outcome, load_table
 
 BOTH = """
 abs acos add addcdiv addcmul asin atan2 ceil digamma div erfinv expm1 floor log log10 log1p log2

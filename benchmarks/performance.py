@@ -10,11 +10,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from nhwc.benchmark import Benchmark, Row
-from nhwc.benchmark.results import geometric_mean
+from nhwc._bench import Benchmark, Row
+from nhwc._bench.results import geometric_mean
 from nhwc.cli.bench import read
+from nhwc.machine.timing import Comparison
 from nhwc.render.bench_words import environment, label
-from nhwc.timing import Comparison
 
 from . import aa, curve
 

@@ -11,13 +11,13 @@ import argparse
 import torch
 import torch.nn.functional as F
 
-from nhwc.environment import Environment
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.layers import copies, elementwise, linear, pooling
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Call
 from nhwc.kernels.tape.steps import Step, View
-from nhwc.timing import interleave
+from nhwc.machine.environment import Environment
+from nhwc.machine.timing import interleave
 
 DEPTHWISE = (
     *((32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (192, 28, 3, 1)),

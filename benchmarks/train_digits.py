@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from nhwc import Environment
-from nhwc.timing import Comparison, Samples
-from nhwc.training import Data, ImageFolder, Loader, Recipe, Trainer
+from nhwc._train import Data, ImageFolder, Loader, Recipe, Trainer
+from nhwc.machine.timing import Comparison, Samples
 
 EPOCHS, BATCH, SIZE, GOAL = 6, 64, 32, 97.0
 WARMUP = 5

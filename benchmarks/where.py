@@ -16,11 +16,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+from nhwc._ops.windows import places
 
 import nhwc
-from nhwc.environment import Environment
-from nhwc.optimizer.report import LayerReport, OptimizeReport
-from nhwc.windows import places
+from nhwc._optimize.report import LayerReport, OptimizeReport
+from nhwc.machine.environment import Environment
 
 from .kernels import peak_gflops
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from nhwc.vision import import_torchvision
+from nhwc.models.vision import import_torchvision
 from nhwc.zoo import load_model
 
 SIZES = Path(__file__).parent / "results" / "zoo_sizes.json"

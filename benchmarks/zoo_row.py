@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 import nhwc
-from nhwc.optimizer.parts import verify_or_parts
-from nhwc.trees import tensors_of
+from nhwc._optimize.parts import verify_or_parts
+from nhwc.models.trees import tensors_of
+from nhwc.models.vision import import_torchvision
 from nhwc.verify import Truth, observe, random_inputs
-from nhwc.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_
 
 # Here, so that the rows forked from a process with this module need not do it each.

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nhwc.training import process_group
-from nhwc.training.distributed import parallel
+from nhwc._train import process_group
+from nhwc._train.distributed import parallel
 
 
 def threads() -> str:

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Mapping
 
-from nhwc.benchmark import SUITES, Benchmark, Case, Measurement, Row
-from nhwc.environment import Environment
+from nhwc._bench import SUITES, Benchmark, Case, Measurement, Row
+from nhwc.machine.environment import Environment
 
 SPEEDS = {"eager": 1.0, "channels_last": 0.7, "fused": 0.65, "optimized": 0.4, "onnxruntime": 0.5}
 """Seconds per call, as shares of eager's."""

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
-from .kinds import rewritable
+from .models.kinds import rewritable
 from .passes import FOLDING, Pass, run_passes
 
 

@@ -2,10 +2,13 @@
 
 from ._audit import Audit as Audit
 from ._audit import audit as audit
+from ._audit.findings import Finding as Finding
+from ._audit.strict import strict as strict
+from ._bench import bench as bench
 from ._fuse import fuse as fuse
-from ._strict import strict as strict
-from .benchmark import bench as bench
-from .environment import Environment as Environment
+from ._ops import ops as ops
+from ._optimize import optimize as optimize
+from ._train import train as train
 from .errors import FileError as FileError
 from .errors import FormatLost as FormatLost
 from .errors import InputError as InputError
@@ -21,8 +24,5 @@ from .formats import Format as Format
 from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
-from .operators import ops as ops
-from .optimizer import optimize as optimize
-from .training import train as train
-from .watch.findings import Finding as Finding
+from .machine.environment import Environment as Environment
 from .zoo import load_model as load_model

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nhwc.models.vision import import_torchvision
 from nhwc.passes import FOLDING
 from nhwc.passes.eliminate_dropout import eliminate_dropout
 from nhwc.passes.eliminate_identity import eliminate_identity
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.lift_functional import lift_functional
-from nhwc.vision import import_torchvision
 
 from ..fusing import Block, assert_same, outputs, rewrite
 

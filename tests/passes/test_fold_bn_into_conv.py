@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from nhwc import fuse
+from nhwc.models.vision import import_torchvision
 from nhwc.passes._arithmetic import fold_after, fold_before, scale_and_shift
-from nhwc.vision import import_torchvision
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_
 

@@ -100,7 +100,7 @@ def _is_said(error: Exception, line: str) -> bool:
     """Whether another of torchrun's processes says the same."""
     if "WORLD_SIZE" not in os.environ:
         return False
-    from ..training.distributed import said_by_first
+    from .._train.distributed import said_by_first
 
     # Nobody else says which process lost another.
     return said_by_first(line, wait=not isinstance(error, ProcessLost))
@@ -117,7 +117,7 @@ class _Version(argparse.Action):
     """Version, processor and torch: what a report of a problem should begin with."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from ..environment import Environment
+        from ..machine.environment import Environment
 
         print(f"nhwc {__version__}; {Environment.here()}")
         parser.exit()

@@ -9,18 +9,18 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ..benchmark import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
-from ..benchmark.engines import ALL, ENGINES, QUICK, Engine, chosen
-from ..benchmark.results import Case
-from ..benchmark.runner import SECONDS
-from ..benchmark.runner import run as measure
-from ..environment import available_cores
+from .._bench import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
+from .._bench.engines import ALL, ENGINES, QUICK, Engine, chosen
+from .._bench.results import Case
+from .._bench.runner import SECONDS
+from .._bench.runner import run as measure
 from ..errors import FileError, InputError
+from ..machine.environment import available_cores
 from ..render.bench_csv import bench_csv
+from ..render.bench_engines_text import engines_text, missing_text
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
-from ..render.engines_text import engines_text, missing_text
 from .common import add_seed, check_fits, parse_device, parse_shape
 from .extras import check_models
 from .outputs import (

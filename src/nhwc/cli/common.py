@@ -11,8 +11,8 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from ..environment import memory_bytes
 from ..errors import InputError
+from ..machine.environment import memory_bytes
 from ..zoo import load_model
 from .values import SEEDS, whole
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from .._audit import audit
-from ..optimizer import optimize
+from .._optimize import optimize
 from ..render.audit_html import audit_html
 from ..render.audit_text import audit_text
 from ..render.optimize_text import optimize_text

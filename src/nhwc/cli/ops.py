@@ -9,20 +9,12 @@ from pathlib import Path
 
 import torch
 
+from .._ops import DTYPES, OperatorTable, check_operator, check_rules, difference, load_table, ops
 from ..errors import InputError
-from ..operators import (
-    DTYPES,
-    OperatorTable,
-    check_operator,
-    check_rules,
-    difference,
-    load_table,
-    ops,
-)
 from ..render.ops_html import ops_html
 from ..render.ops_markdown import ops_markdown
+from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
-from ..render.rules_text import rules_markdown, rules_text
 from ..zoo import find_builder
 from .common import colors, parse_device, parse_shape
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
@@ -107,7 +99,7 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
 
 
 def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
-    from ..environment import Environment
+    from ..machine.environment import Environment
 
     dtypes = tuple(args.dtype or ("float32",))
     shapes = [parse_shape(text) for text in args.input or ["2x16x32x32"]]

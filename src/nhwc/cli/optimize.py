@@ -10,14 +10,14 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from .._audit import audit
+from .._optimize import optimize
+from .._optimize.inner import unplanned
+from .._optimize.report import OptimizeReport
 from ..errors import FileError, InputError, NhwcError
 from ..files import save
-from ..optimizer import optimize
-from ..optimizer.inner import unplanned
-from ..optimizer.report import OptimizeReport
+from ..optimized import Optimized
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
-from ..runtime import Optimized
 from ..shown import printable
 from .common import add_model_arguments, build, colors, parse_shape
 from .outputs import check_outputs, write_file, write_output

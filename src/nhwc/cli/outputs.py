@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..disk import replace_file
 from ..errors import InputError, missing
+from ..machine.disk import replace_file
 from ..render.text import to_show
 from .progress import note
 

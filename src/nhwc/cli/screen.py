@@ -7,10 +7,10 @@ import time
 import torch
 from torch import nn
 
-from ..environment import Environment
-from ..render.training_text import log_line
-from ..training import Point, Recipe
-from ..training.distributed import rank_and_world
+from .._train import Point, Recipe
+from .._train.distributed import rank_and_world
+from ..machine.environment import Environment
+from ..render.train_text import log_line
 from .progress import ProgressLine, note
 
 

@@ -13,11 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..environment import available_cores
-from ..errors import InputError
-from ..formats import convert_
-from ..render.training_text import log_line
-from ..training import (
+from .._train import (
     Data,
     MetricsLog,
     Point,
@@ -31,9 +27,13 @@ from ..training import (
     synthetic,
     train,
 )
-from ..training.checkpoint import evaluation_weights
-from ..training.distributed import rank_and_world
-from ..training.recipe import OPTIMIZERS, PRECISIONS
+from .._train.checkpoint import evaluation_weights
+from .._train.distributed import rank_and_world
+from .._train.recipe import OPTIMIZERS, PRECISIONS
+from ..errors import InputError
+from ..formats import convert_
+from ..machine.environment import available_cores
+from ..render.train_text import log_line
 from ..zoo import load_model
 from .common import check_fits, parse_device
 from .interrupt import Interrupt
@@ -235,7 +235,7 @@ def _train(
 
 def _finish(args: argparse.Namespace, run: Training, checkpoint: Path | None) -> None:
     if args.plot and run.points:
-        from ..render.training_plot import training_plot
+        from ..render.train_plot import training_plot
 
         write_file(args.plot, training_plot(run, args.plot.suffix[1:]))
         note(f"wrote {args.plot}")

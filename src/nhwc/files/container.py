@@ -27,10 +27,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..disk import replace_file
 from ..errors import FileError, NhwcError
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..release import from_file, raw
+from ..machine.disk import replace_file
+from ..machine.host_memory import from_file, raw
 from ..shown import shown
 
 MAGIC = b"\x89NHWC\r\n\x1a"

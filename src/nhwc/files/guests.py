@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import FileError, MissingPackage
-from ..vision import import_torchvision
+from ..models.vision import import_torchvision
 
 _WINDOWS = "window_reverse"
 

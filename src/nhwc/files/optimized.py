@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..environment import Environment
 from ..errors import InputError, NhwcError
-from ..forks import check_threads
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
-from ..kinds import rewritable
-from ..memory import Memory
+from ..machine.environment import Environment
+from ..machine.forks import check_threads
+from ..machine.host_memory import in_memory, trim, unread
+from ..models.kinds import rewritable
+from ..optimized import Optimized, Recipe, describe, signature
 from ..plan import make_plan
-from ..release import in_memory, trim, unread
-from ..runtime import Optimized, Recipe, describe, signature
+from ..plan.ledger import Ledger
 from ..shown import shown
 from ..verify import Truth, flatten, verify
 from .budget import Budget, OverBudget
@@ -155,7 +155,7 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
 
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
-    memory = Memory.of(Environment.here())
+    ledger = Ledger.of(Environment.here())
     recipes: list[Recipe] = []
     programs: dict[Hashable, Callable[..., Any]] = {}
     packed: set[int] = set()
@@ -163,7 +163,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
         try:
             with torch.no_grad():
                 answer = dict(flatten(graph(*inputs)))
-            plan = make_plan(graph, inputs, memory, exact=exact)
+            plan = make_plan(graph, inputs, ledger, exact=exact)
         except Exception:
             continue  # The graph runs as it is, and says itself what is wrong with such inputs.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
@@ -172,7 +172,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
         recipes.append(Recipe(key, describe(inputs), plan.kernels))
         programs[key] = plan.program
         packed |= {id(weight) for weight in plan.weights(graph)}
-    memory.save()
+    ledger.save()
     for tensor in (*graph.parameters(), *graph.buffers()):
         if id(tensor) not in packed:
             tensor.data = in_memory(tensor.data)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
-from ..kinds import check_initialized
-from ..preserve import undrawn
-from ..release import apart
+from ..machine.host_memory import apart
+from ..models.kinds import check_initialized
+from ..models.preserve import undrawn
 from .edit import attribute
 from .layers import Spread, assert_none
 from .names import renamed_parts, sayable, user_path

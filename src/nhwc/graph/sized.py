@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..preserve import preserved, undrawn
+from ..models.preserve import preserved, undrawn
 from ..verify import cloned
 from .captured import give_copies, graph_module, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ..trees import versions_of
+from ..models.trees import versions_of
 from .traced import CONSTANT
 
 

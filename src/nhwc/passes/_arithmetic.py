@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..graph.folded import FOLDED, FrozenConv2d
-from ..release import apart, trim
+from ..machine.host_memory import apart, trim
 
 _LARGE = 1 << 22
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..activations import FUNCTIONS, MODULES
 from ..graph import module_of
 from ..graph.tracer import opaque_by_nature
+from ..operators.activations import FUNCTIONS, MODULES
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 

@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..activations import NAMES
 from ..graph import module_of
 from ..graph.traced import definer
+from ..operators.activations import NAMES
 
 _KEEPS = {*NAMES, "contiguous", "float", "to", "clone", "dropout", "elu", "linear", "softmax"}
 _KEEPS |= {

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from ..graph import attribute, clean, fresh_name, written_into
 from ..graph.report import PassReport, Site
-from ..release import apart
+from ..machine.host_memory import apart
 from ._folding_sites import name_of
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")

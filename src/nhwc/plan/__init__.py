@@ -33,13 +33,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..memory import Memory
-from ..release import trim, unread
-from ..trees import tensors_of
+from ..machine.host_memory import trim, unread
+from ..models.trees import tensors_of
 from .assigning import assign
 from .binding import Packed, bind
 from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
+from .ledger import Ledger
 from .measuring import conversion_seconds, measure, switch_seconds
 from .program import Program
 from .recording import layout_of
@@ -93,7 +93,7 @@ class Plan:
 def make_plan(
     graph: fx.GraphModule,
     inputs: Sequence[Any],
-    memory: Memory,
+    ledger: Ledger,
     *,
     exact: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
@@ -101,36 +101,36 @@ def make_plan(
     """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason."""
     scene = scene_of(graph, inputs, exact=exact)
     unread(graph.parameters())
-    before = memory.measured
+    before = ledger.measured
     with torch.no_grad():
-        timings = measure(scene, memory, progress)
-        choice, program = _choose(scene, without_waste(scene, timings), memory)
+        timings = measure(scene, ledger, progress)
+        choice, program = _choose(scene, without_waste(scene, timings), ledger)
     # What packing left, and the programs that were not chosen.
     trim()
-    return Plan(program, scene.layers, choice, timings, memory.measured - before)
+    return Plan(program, scene.layers, choice, timings, ledger.measured - before)
 
 
-def _choose(scene: Scene, timings: Timings, memory: Memory) -> tuple[Choice, Program]:
+def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Program]:
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
     mixture stands against the best without our kernels, and the best with as many as can be. Each
     holds all weights: there is only one at a time, and others' are packed once for all.
     """
-    conversion = lambda seen: conversion_seconds(seen, memory)
-    switch = switch_seconds(memory)
+    conversion = lambda seen: conversion_seconds(seen, ledger)
+    switch = switch_seconds(ledger)
     choices = [assign(scene, timings, conversion, switch)]
     for ours in (True, False):
         choice = assign(scene, _where_possible(timings, ours), conversion, switch)
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
-    choices = [join(scene, choice, memory) for choice in choices]
+    choices = [join(scene, choice, ledger) for choice in choices]
     # Packed weights are next, and large; what was measured is in their way.
     trim()
     if len(choices) == 1:
         return choices[0], bind(scene, choices[0])
     key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
-    best, program = memory.get(key), None
+    best, program = ledger.get(key), None
     if type(best) is not int or not 0 <= best < len(choices):
         places = scene.graph.graph.find_nodes(op="placeholder")
         inputs = [sample(scene.record.values[node], None) for node in places]
@@ -143,7 +143,7 @@ def _choose(scene: Scene, timings: Timings, memory: Memory) -> tuple[Choice, Pro
             program = bind(scene, choice, packed)
             seconds.insert(0, shortest(program, inputs))
         best = seconds.index(min(seconds))
-        memory.put(key, best)
+        ledger.put(key, best)
         if best:
             program = None
             trim()
@@ -160,15 +160,15 @@ def _where_possible(timings: Timings, ours: bool) -> Timings:
     return {node: some[node] or timed for node, timed in timings.items()}
 
 
-def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], memory: Memory) -> bool:
+def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], ledger: Ledger) -> bool:
     """Whether the program of `plan` was faster than `graph` on these inputs, in their layout."""
     layouts = [str(layout_of(x)) for x in tensors_of(inputs)]
     key = " ".join(["gain of", _digest(plan.words), *layouts])
-    known = memory.get(key)
+    known = ledger.get(key)
     if not isinstance(known, bool):
         known = shortest(plan.program, inputs) < shortest(graph, inputs)
         unread(graph.parameters())
-        memory.put(key, known)
+        ledger.put(key, known)
     return known
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from .. import kernels
 from ..formats import Format
 from ..kernels.tape.pages import side_by_side
-from ..release import trim
+from ..machine.host_memory import trim
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .program import Program, Slot, Step, with_drops

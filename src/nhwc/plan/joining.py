@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..memory import Memory, is_time
-from ..timing import interleave
+from ..machine.timing import interleave
 from .binding import handed_over, stretches
 from .implementation import Choice, Implementation, Timed
+from .ledger import Ledger, is_time
 from .scene import Scene
 from .specs import Layer
 from .stretch import together
@@ -16,7 +16,7 @@ _LEAST_GAIN = 0.02
 """As a share of the time of the two: the next measurement may deny less."""
 
 
-def join(scene: Scene, choice: Choice, memory: Memory) -> Choice:
+def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
     """`choice`, with the joint of its second layer where two neighbours gain most by one."""
     gains = []
     for unit in stretches(scene.layers, handed_over(scene, choice)):
@@ -25,7 +25,7 @@ def join(scene: Scene, choice: Choice, memory: Memory) -> Choice:
             joint = scene.joints.get(layer.node)
             if joint is None or joint.before is None or joint.before.node not in nodes:
                 continue
-            alone, joined = _seconds(scene, layer, joint, choice, memory)
+            alone, joined = _seconds(scene, layer, joint, choice, ledger)
             if alone - joined > _LEAST_GAIN * alone:
                 gains.append((alone - joined, joined, joint.layers(layer), joint))
     found, taken = dict(choice), set[Layer]()
@@ -40,17 +40,17 @@ def join(scene: Scene, choice: Choice, memory: Memory) -> Choice:
 
 
 def _seconds(
-    scene: Scene, layer: Layer, joint: Implementation, choice: Choice, memory: Memory
+    scene: Scene, layer: Layer, joint: Implementation, choice: Choice, ledger: Ledger
 ) -> tuple[float, float]:
     """The time of the two layers as two steps and as one, taken in turns or remembered."""
     words = [
         f"{one.spec.key} by {choice[one.node].implementation.name}" for one in joint.layers(layer)
     ]
     key = f"{', '.join(words)}, or {joint.name}"
-    known = memory.get(key)
+    known = ledger.get(key)
     if not isinstance(known, list) or len(known) != 2 or not all(map(is_time, known)):
         known = _time(scene, layer, joint, choice)
-        memory.put(key, known)
+        ledger.put(key, known)
     return known[0], known[1]
 
 

@@ -11,10 +11,10 @@ import torch
 
 from .. import kernels
 from ..formats import Format, to_format
-from ..memory import Memory, is_time
-from ..release import trim
-from ..timing import interleave
+from ..machine.host_memory import trim
+from ..machine.timing import interleave
 from .implementation import Identifier, Implementation, Timed, Timings
+from .ledger import Ledger, is_time
 from .recognize import is_opaque
 from .recording import Seen
 from .scene import Scene, UnknownKernel
@@ -25,7 +25,7 @@ _LOOKING_S = 0.1
 
 
 def measure(
-    scene: Scene, memory: Memory, progress: Callable[[int, int, str], None] | None = None
+    scene: Scene, ledger: Ledger, progress: Callable[[int, int, str], None] | None = None
 ) -> Timings:
     """The implementations of every layer with their times; of each kind one layer is timed."""
     kinds = scene.kinds()
@@ -34,31 +34,31 @@ def measure(
         if progress is not None:
             progress(number, len(kinds), layers[0].spec.key)
         if _has_choice(scene, layers[0]):
-            found |= _timed(scene, kind, layers, memory)
+            found |= _timed(scene, kind, layers, ledger)
         else:
             found |= {layer.node: _only(scene, layer) for layer in layers}
     return found
 
 
-def conversion_seconds(seen: Seen, memory: Memory) -> float:
+def conversion_seconds(seen: Seen, ledger: Ledger) -> float:
     """The time of a copy of this tensor into the other layout."""
     key = f"convert {seen}"
-    known = memory.seconds(key)
+    known = ledger.seconds(key)
     if known is None:
         x = sample(seen, Format.CONTIGUOUS)
         known = fastest({"": lambda: to_format(x, Format.CHANNELS_LAST)}, seen.device)[""]
-        memory.put(key, known)
+        ledger.put(key, known)
     return known
 
 
-def switch_seconds(memory: Memory) -> float:
+def switch_seconds(ledger: Ledger) -> float:
     """The time it takes to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
-    known = memory.seconds("call of a program")
+    known = ledger.seconds("call of a program")
     if known is None:
         known = _call_seconds()
-        memory.put("call of a program", known)
+        ledger.put("call of a program", known)
     return known
 
 
@@ -92,13 +92,13 @@ def _only(scene: Scene, layer: Layer) -> tuple[Timed, ...]:
     return (Timed(known[0] if known else _as_recorded(scene, layer), 0.0),)
 
 
-def _timed(scene: Scene, kind: str, layers: Sequence[Layer], memory: Memory) -> Timings:
+def _timed(scene: Scene, kind: str, layers: Sequence[Layer], ledger: Ledger) -> Timings:
     """The times of all layers of a kind, remembered or measured on one of them."""
-    known = _read(scene, layers, memory.get(kind))
+    known = _read(scene, layers, ledger.get(kind))
     if known is None:
-        timed = time_layer(scene, layers[-1], switch_seconds(memory))
+        timed = time_layer(scene, layers[-1], switch_seconds(ledger))
         entries = [_entry(one) for one in timed or _only(scene, layers[-1])]
-        memory.put(kind, entries)
+        ledger.put(kind, entries)
         trim()
         known = _read(scene, layers, entries)
         assert known is not None

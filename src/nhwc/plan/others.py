@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..activations import Activation, in_onednn, in_torch
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
+from ..operators.activations import Activation, in_onednn, in_torch
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
 from .recording import Record

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..activations import of_module
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
+from ..operators.activations import of_module
 from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, Operator
 

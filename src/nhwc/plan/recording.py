@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from ..formats import Format, format_of
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
-from ..release import unread
-from ..trees import versions_of
+from ..machine.host_memory import unread
+from ..models.trees import versions_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .. import kernels
 from ..formats import Format
 from ..graph import may_be_view, written_into
 from ..graph.shapes import is_size
-from ..trees import tensors_of
+from ..models.trees import tensors_of
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .recognize import is_opaque, layers_of

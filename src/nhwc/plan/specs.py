@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..activations import Activation
-from ..release import in_memory
-from ..windows import places
+from ..machine.host_memory import in_memory
+from ..operators.activations import Activation
+from ..operators.windows import places
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from ..formats import Format, to_format
 from ..kernels.tape.pages import side_by_side
-from ..release import apart
-from ..timing import interleave
+from ..machine.host_memory import apart
+from ..machine.timing import interleave
 from .implementation import Implementation, Run, Timed
 from .recording import Seen, layout_of
 from .scene import Scene

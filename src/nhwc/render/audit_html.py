@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._audit import Audit
-from ..watch.findings import KINDS
+from .._audit.findings import KINDS
 from .audit_text import clean_words
 from .page import page
 

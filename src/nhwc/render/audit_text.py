@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .._audit import Audit
-from ..watch.findings import KINDS, Finding
+from .._audit.findings import KINDS, Finding
 from .text import milliseconds, paint, plural, shape, size, wrap
 
 _COLORS = {"lost": "red", "misread": "red"}

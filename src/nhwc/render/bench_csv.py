@@ -6,7 +6,7 @@ import csv
 import io
 import math
 
-from ..benchmark import Benchmark, Measurement, Row
+from .._bench import Benchmark, Measurement, Row
 
 FIELDS = (
     *("model", "batch", "input", "threads", "train", "amp", "device", "variant", "version"),

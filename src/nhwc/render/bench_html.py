@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..benchmark import Benchmark, Measurement, Row
-from ..benchmark.engines import find_engine
+from .._bench import Benchmark, Measurement, Row
+from .._bench.engines import find_engine
 from . import bench_words as words
 from .page import page
 from .text import size

@@ -7,10 +7,10 @@ import textwrap
 from itertools import groupby
 from typing import Any
 
-from ..benchmark import Benchmark, Case, Row
-from ..benchmark.engines import find_engine
+from .._bench import Benchmark, Case, Row
+from .._bench.engines import find_engine
 from ..errors import InputError, missing
-from ..timing import Comparison
+from ..machine.timing import Comparison
 from . import bench_words as words
 
 OURS, OURS_LIGHT = "#0e8f84", "#79c3bb"

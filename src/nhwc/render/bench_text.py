@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ..benchmark import Benchmark, Changes, Row
+from .._bench import Benchmark, Changes, Row
 from . import bench_words as words
 from .text import width, wrap
 

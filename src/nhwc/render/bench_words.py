@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ..benchmark import Benchmark, Case, Changes, Row
-from ..benchmark.engines import ENGINES, Engine, find_engine
-from ..timing import Comparison
+from .._bench import Benchmark, Case, Changes, Row
+from .._bench.engines import ENGINES, Engine, find_engine
+from ..machine.timing import Comparison
 from .text import milliseconds, plural
 
 

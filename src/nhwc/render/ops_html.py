@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..operators import OperatorTable
-from ..operators.table import ASPECTS, MEANING
+from .._ops import OperatorTable
+from .._ops.table import ASPECTS, MEANING
 from .page import page
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..operators import Operator, OperatorTable, Outcome, Row
-from ..operators.table import ASPECTS, MEANING
+from .._ops import Operator, OperatorTable, Outcome, Row
+from .._ops.table import ASPECTS, MEANING
 
 MARKS = {
     Outcome.WRONG: "**wrong values**",

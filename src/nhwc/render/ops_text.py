@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..operators import Difference, Operator, OperatorTable, Outcome
+from .._ops import Difference, Operator, OperatorTable, Outcome
 from .text import paint, plural, wrap
 
 COLORS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..optimizer.report import OptimizeReport
+from .._optimize.report import OptimizeReport
 from .page import page
 
 

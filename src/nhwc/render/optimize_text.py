@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from .._optimize.report import LayerReport, OptimizeReport, PlanReport
 from ..graph.report import PassReport
-from ..optimizer.report import LayerReport, OptimizeReport, PlanReport
-from ..trees import some
+from ..models.trees import some
 from .text import milliseconds, paint, plural, wrap
 
 _STAGES = {

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..convolutions import convolution_weights
 from ..formats import Format, format_of
+from ..formats.weights import convolution_weights
 from .calls import Call, Site, TensorSpec
 
 _NOT_THE_USERS = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nhwc import InputError
-from nhwc.benchmark.peak import peak_bytes
+from nhwc._bench.peak import peak_bytes
 from nhwc.kernels.language import compiler
 from nhwc.kernels.language import isa as isas
 from nhwc.kernels.language.compiler import Kernel, address_of
@@ -136,7 +136,7 @@ def test_where_no_other_process_can_compile_this_one_does(monkeypatch, isa, pyth
 def test_compiling_takes_little_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     code = """
-from nhwc.benchmark.peak import peak_bytes, reset_peak
+from nhwc._bench.peak import peak_bytes, reset_peak
 from nhwc.kernels.language import assembler, isa
 from nhwc.kernels.product import microkernel
 assembler.machine(isa.target_features(isa.host()))

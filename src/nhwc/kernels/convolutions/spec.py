@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import InputError
-from ...windows import places
+from ...operators.windows import places
 from ..layers.activations import Activation
 
 Pair = tuple[int, int]

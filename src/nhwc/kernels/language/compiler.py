@@ -13,8 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from ...cache import read_own, write_own
-from ...environment import cache_dir
+from ...machine.cache import read_own, write_own
+from ...machine.environment import cache_dir
 from . import assembler
 from . import isa as isas
 from .isa import Isa

@@ -54,7 +54,7 @@ def named(name: str) -> Activation:
 
 
 def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float] | None:
-    """The number of an activation of `nhwc.activations`, and its slope, as kernels are given them.
+    """The number of an activation of torch's, and its slope, as kernels are given them.
 
     None for one that they lack: of all hardtanhs they have the one that is relu6.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...windows import places
+from ...operators.windows import places
 from ..convolutions.conv import ConvKernel, compute, kernel_for
 from ..convolutions.spec import ConvSpec
 from ..language import isa as isas

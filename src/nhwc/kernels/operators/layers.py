@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...formats import Format, to_format
-from ...windows import places
+from ...operators.windows import places
 from ..convolutions.depthwise import depthwise_step
 from ..layers import copies, elementwise, linear, normalize, pooling, resize
 from ..layers.activations import named

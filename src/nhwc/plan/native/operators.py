@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...activations import FUNCTIONS, Activation, of_module
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
@@ -23,6 +22,7 @@ from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ...kernels.tape.steps import Step, View
+from ...operators.activations import FUNCTIONS, Activation, of_module
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ...activations import Activation
 from ...formats import Format
 from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
 from ...kernels.convolutions.depthwise import depthwise_step
@@ -21,6 +20,7 @@ from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
+from ...operators.activations import Activation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
 

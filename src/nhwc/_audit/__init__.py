@@ -1,0 +1,243 @@
+"""`audit`: where a model loses or converts its memory format, what it costs, what to change."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from ..formats import CHANNELS_LAST_OF, Format, convert_, format_of
+from ..formats.weights import convolution_weights
+from ..machine.environment import Environment
+from ..machine.timing import Comparison, interleave
+from ..models.kinds import module_of
+from ..models.preserve import preserved
+from ..models.trees import tensors_of
+from ..optimized import Optimized
+from ..watch.calls import Call
+from ..watch.effects import Effect, Outcome, Tracker
+from ..watch.profile import profiled, with_profile
+from ..watch.recorder import Recorder
+from .findings import Finding, find, hidden_weights, is_note, unconverted_weights
+from .images import only_of_images
+from .running import Run, as_written, check, guarded
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What one run of a model did to its memory formats."""
+
+    model: str
+    inputs: tuple[tuple[int, ...], ...]
+    """The shapes of the input tensors."""
+    calls: tuple[Call, ...]
+    outcomes: tuple[Outcome, ...]
+    """What call i did to the format."""
+    findings: tuple[Finding, ...]
+    run_s: float
+    """One run without anybody watching."""
+    converted: bool
+    """Whether the audit converted weights and inputs to channels last for its run."""
+    unseen: tuple[str, ...]
+    """What could not be seen, and why."""
+    environment: Environment
+    comparison: Comparison | None = field(default=None)
+    """Contiguous against channels last, timed in turns, where it was asked for."""
+
+    @property
+    def lost(self) -> tuple[Finding, ...]:
+        """The findings where an operator dropped the format."""
+        return tuple(f for f in self.findings if f.kind in ("lost", "misread"))
+
+    @property
+    def copies(self) -> tuple[Finding, ...]:
+        """The findings where data was copied from one format to another."""
+        return tuple(f for f in self.findings if f.payers or f.copied_bytes)
+
+    @property
+    def clean(self) -> bool:
+        """Whether no call lost channels last, converted or copied; none may have been given it."""
+        return not self.findings
+
+    @property
+    def judged(self) -> int:
+        """How many calls worked on images, which have a format to keep or to lose."""
+        return len(self.calls) - self.counts[str(Effect.NEUTRAL)]
+
+    @property
+    def cost_s(self) -> float:
+        return sum(finding.cost_s for finding in self.findings)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many calls had each effect."""
+        effects = [str(outcome.effect) for outcome in self.outcomes]
+        return {str(effect): effects.count(str(effect)) for effect in Effect}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data; `schema` grows when its meaning changes."""
+        calls = [
+            {
+                **_plain(asdict(call)),
+                "place": call.site.place,
+                "effect": str(outcome.effect),
+                "origin": outcome.origin,
+            }
+            for call, outcome in zip(self.calls, self.outcomes, strict=True)
+        ]
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "inputs": [list(shape) for shape in self.inputs],
+            "clean": self.clean,
+            "run_s": self.run_s,
+            "cost_s": self.cost_s,
+            "converted": self.converted,
+            "counts": self.counts,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "calls": calls,
+            "unseen": list(self.unseen),
+            "environment": self.environment.to_dict(),
+            "comparison": None if self.comparison is None else asdict(self.comparison),
+        }
+
+
+def audit(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    backward: bool = False,
+    convert: bool | None = None,
+    compare: bool = False,
+    name: str | None = None,
+) -> Audit:
+    """Run `model` once and report what every operator did to the memory format.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))
+    >>> report = audit(net, torch.rand(2, 3, 16, 16))
+    >>> [(f.kind, f.operator) for f in report.findings]
+    [('lost', 'torch.nn.functional.instance_norm')]
+
+    `convert` says whether weights and inputs are turned to channels last for the run; left out,
+    they are if nothing is converted yet: a model whose owner has begun is taken as it is. `compare`
+    times both formats in turns. What `nhwc.optimize` returned is audited as the graph below its
+    plan. The model is left as it was found.
+    """
+    kwargs = dict(kwargs or {})
+    exported = isinstance(model, ExportedProgram)
+    model = module_of(model, "audit")
+    check(model, inputs, kwargs)
+    if convert is None:
+        convert = not _begun(model, (inputs, kwargs))
+    device = _device(model, inputs, kwargs)
+    tensors = tensors_of((inputs, kwargs))
+    in_format = _converted(model) if convert else contextlib.nullcontext()
+    with preserved(model), as_written(model) as unseen, in_format:
+        if exported:
+            unseen.append("modules and source lines: an exported program is one flat graph")
+        run = Run(model, inputs, kwargs, convert=convert, backward=backward)
+        guarded(run.go, model, tensors)
+        run_s = min(_seconds(run.go, device) for _ in range(2))
+        recorder = Recorder(model)
+        profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
+    calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
+    tracker = Tracker()
+    outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
+    findings = find(calls, outcomes, run_s)
+    findings += hidden_weights(calls, model)
+    if not convert:
+        findings += unconverted_weights(model)
+    return Audit(
+        model=name or type(model).__name__,
+        inputs=tuple(tuple(t.shape) for t in tensors),
+        calls=tuple(calls),
+        outcomes=tuple(outcomes),
+        findings=tuple(sorted(findings, key=lambda f: (is_note(f), -f.cost_s, f.calls))),
+        run_s=run_s,
+        converted=convert,
+        unseen=tuple(unseen),
+        environment=Environment.here(device),
+        comparison=_compare(model, inputs, kwargs, backward, device) if compare else None,
+    )
+
+
+def _begun(model: nn.Module, inputs: object) -> bool:
+    """Whether any weight or input is channels last already, by its owner's doing."""
+    if any(isinstance(module, Optimized) for module in model.modules()):
+        return False
+    last = CHANNELS_LAST_OF.values()
+    weights = (weight.tensor for weight in convolution_weights(model))
+    own = (*model.parameters(), *weights)
+    return any(format_of(t) in last for t in (*own, *tensors_of(inputs)))
+
+
+@contextlib.contextmanager
+def _converted(model: nn.Module) -> Iterator[None]:
+    """`model` with its weights in channels last, the constants of frozen TorchScript among them."""
+    kept = [(weight.tensor, weight.tensor.data) for weight in convolution_weights(model)]
+    if kept:
+        convert_(model)
+    try:
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+
+
+def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
+    return [*model.parameters(), *tensors_of((inputs, kwargs))][0].device
+
+
+def _seconds(go: Any, device: torch.device) -> float:
+    start = time.perf_counter()
+    go()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _compare(
+    model: nn.Module, inputs: Any, kwargs: Any, backward: bool, device: torch.device
+) -> Comparison:
+    """Time contiguous against channels last on two copies, in turns."""
+    plain, last = _copy_of(model), _copy_of(model)
+    if convolution_weights(model):
+        convert_(plain, Format.CONTIGUOUS)
+        convert_(last)
+    runs = {
+        "contiguous": Run(plain, inputs, kwargs, convert=False, backward=backward).go,
+        "channels_last": Run(last, inputs, kwargs, convert=True, backward=backward).go,
+    }
+    with preserved(model):
+        times = interleave(runs, rounds=10, device=device)
+    return Comparison(times["contiguous"], times["channels_last"])
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A copy with weights of its own; torch's copies of frozen TorchScript share constants."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.jit.save(model, file)
+    file.seek(0)
+    copied: nn.Module = torch.jit.load(file)
+    return copied
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Format) else value

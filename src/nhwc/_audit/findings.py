@@ -1,0 +1,194 @@
+"""Findings: the calls that lost or converted a format, grouped by the line that caused them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from ..formats import Format, format_of
+from ..formats.source import CONVOLUTIONS
+from ..formats.weights import convolution_weights
+from ..models.trees import some
+from ..watch.calls import Call, Site
+from ..watch.effects import MIXING, Effect, Outcome, short_name
+from .remedies import remedy
+
+KINDS = {
+    "lost": "loses channels last",
+    "misread": "takes channels last for contiguous",
+    "converted": "is asked to convert to contiguous",
+    "copies": "copies between formats inside its kernel",
+    "unconverted": "was never converted to channels last",
+}
+"""What a finding can be about, in words that follow the operator's name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place in the user's code that loses or converts the format, however often it runs."""
+
+    kind: str
+    operator: str
+    site: Site
+    calls: tuple[int, ...]
+    payers: tuple[int, ...]
+    """Later calls that converted back what these calls had lost."""
+    cost_s: float
+    share: float
+    """`cost_s` as a share of one run."""
+    copied_bytes: int
+    remedy: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "place": self.site.place}
+
+
+def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Finding]:
+    payers: dict[int, list[int]] = {}
+    made: set[int] = set()
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if outcome.effect is not Effect.RESTORES:
+            continue
+        origin = outcome.origin
+        if origin is None and not call.backward:
+            origin = _maker(call, calls, outcomes)
+            if origin is not None:
+                # What came in from outside is charged to the first that pays for it.
+                made.add(call.index if origin < 0 else origin)
+        if origin is not None and origin >= 0:
+            payers.setdefault(origin, []).append(call.index)
+    groups: dict[tuple[str, str, str, int], list[int]] = {}
+    for call, outcome in zip(calls, outcomes, strict=True):
+        kind = _kind(call, outcome) or ("unconverted" if call.index in made else None)
+        if kind is not None:
+            paid_here = kind == "unconverted" and outcome.effect is Effect.RESTORES
+            operator = "input" if paid_here else call.operator
+            key = (kind, operator, call.site.file, call.site.line)
+            groups.setdefault(key, []).append(call.index)
+    found = []
+    for (kind, operator, _, _), members in groups.items():
+        paid = [index for member in members for index in payers.get(member, ())]
+        found.append(_finding(kind, operator, members, paid, calls, outcomes, run_s))
+    return found
+
+
+def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None:
+    """The call that made contiguous what this one has to convert; -1 if it came from outside."""
+    found = None
+    while True:
+        images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
+        source = next((i.source for i in images if i.densest not in (None, 1)), None)
+        if source is None:
+            return found
+        if source < 0 or outcomes[source].effect is not Effect.PLAIN:
+            return source
+        found, call = source, calls[source]
+
+
+def _kind(call: Call, outcome: Outcome) -> str | None:
+    if outcome.effect is Effect.LOSES:
+        return "lost"
+    if outcome.effect is Effect.MISREADS:
+        return "misread"
+    if outcome.effect is Effect.CONVERTS:
+        return "converted"
+    # A restoring call's copy is charged to whoever lost the format; a copy in one that keeps it
+    # has no other culprit than the kernel.
+    if short_name(call.operator) in MIXING:
+        return None
+    own = {i.shape for i in call.inputs if i.source is None}
+    inside = any(copy.shape not in own for copy in call.copies)
+    return "copies" if inside and outcome.effect is Effect.KEEPS else None
+
+
+def _finding(
+    kind: str,
+    operator: str,
+    members: list[int],
+    paid: list[int],
+    calls: list[Call],
+    outcomes: list[Outcome],
+    run_s: float,
+) -> Finding:
+    involved = [calls[i] for i in (*members, *paid)]
+    cost = sum(call.copy_seconds for call in involved)
+    first = members[0]
+    advice = remedy(calls[first], outcomes[first].effect)
+    if kind == "lost" and (origin := outcomes[first].origin) is not None:
+        cause = calls[origin]
+        advice += (
+            f" That input lost it in `{short_name(cause.operator)}` ({cause.site.place}): "
+            "mend that first."
+        )
+    return Finding(
+        kind=kind,
+        operator=operator,
+        site=calls[first].site,
+        calls=tuple(members),
+        payers=tuple(paid),
+        cost_s=cost,
+        share=cost / run_s,
+        copied_bytes=sum(call.copied_bytes for call in involved),
+        remedy=advice,
+    )
+
+
+def unconverted_weights(model: nn.Module) -> list[Finding]:
+    """The weights that the model's owner forgot to convert."""
+    weights = [
+        weight.name.removesuffix("weight").removesuffix(".")
+        for weight in convolution_weights(model)
+        if format_of(weight.tensor) is Format.CONTIGUOUS
+    ]
+    if not weights:
+        return []
+    are = "weight is" if len(weights) == 1 else "weights are"
+    return [
+        Finding(
+            kind="unconverted",
+            operator="weight",
+            site=Site(weights[0], "", "", 0, ""),
+            calls=(),
+            payers=(),
+            cost_s=0.0,
+            share=0.0,
+            copied_bytes=0,
+            remedy=f"{len(weights)} convolution {are} contiguous ({some(weights)}). "
+            "Call nhwc.convert_(model) once after loading.",
+        )
+    ]
+
+
+def hidden_weights(calls: Sequence[Call], model: nn.Module) -> list[Finding]:
+    """Contiguous weights of the model that convolutions read and that `convert_` does not find."""
+    known = {tuple(weight.tensor.shape) for weight in convolution_weights(model)}
+    sites: dict[Site, list[int]] = {}
+    for call in calls:
+        if short_name(call.operator) in CONVOLUTIONS and not call.backward:
+            for weight in call.inputs[1:2]:
+                own = weight.source is None and weight.shape not in known
+                if own and weight.format is Format.CONTIGUOUS:
+                    sites.setdefault(call.site, []).append(call.index)
+    return [
+        Finding(
+            kind="unconverted",
+            operator="weight",
+            site=site,
+            calls=tuple(members),
+            payers=(),
+            cost_s=0.0,
+            share=0.0,
+            copied_bytes=0,
+            remedy="This convolution reads a contiguous weight of the model, which nhwc.convert_ "
+            "does not find, because the code of its class hands it to no convolution. Convert it: "
+            "p.data = nhwc.to_format(p.data, Format.CHANNELS_LAST).",
+        )
+        for site, members in sites.items()
+    ]
+
+
+def is_note(finding: Finding) -> bool:
+    return finding.kind not in ("lost", "misread")

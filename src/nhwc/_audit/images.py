@@ -1,0 +1,72 @@
+"""Which calls work on images: the scores of an attention have four dimensions too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..watch.calls import Call, TensorSpec
+from ..watch.effects import MIXING, Effect, Outcome, short_name
+
+_ON_PIXELS = re.compile(
+    "conv|pool|(batch|group|instance)_norm|interpolate|upsample|pixel|grid_sample|pad|fold"
+)
+
+
+def only_of_images(calls: Sequence[Call], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """`outcomes`, neutral where no image is at work.
+
+    Tensors of four dimensions and more belong together from one product of two of them to the next.
+    They are images if an operator on pixels is among those that make and use them, or if one comes
+    from outside or goes there.
+    """
+    groups = _Groups(len(calls))
+    used = {spec.source for call in calls for spec in call.inputs}
+    images = []
+    for call in calls:
+        given = [spec.source for spec in call.inputs if _is_large(spec)]
+        if not _multiplies(call):
+            for source in given:
+                if source is not None and source >= 0:
+                    groups.join(call.index, source)
+        made = call.moves_data and any(_is_large(spec) for spec in call.outputs)
+        ends = made and call.index not in used
+        if ends or -1 in given or _ON_PIXELS.search(short_name(call.operator)):
+            images.append(call.index)
+    pictured = {groups.of(index) for index in images}
+    kept = [groups.of(call.index) in pictured for call in calls]
+    return [
+        _within(kept, outcome) if stays else Outcome(Effect.NEUTRAL)
+        for outcome, stays in zip(outcomes, kept, strict=True)
+    ]
+
+
+def _within(kept: list[bool], outcome: Outcome) -> Outcome:
+    """`outcome`, without an origin that is no image's."""
+    known = outcome.origin is None or kept[outcome.origin]
+    return outcome if known else Outcome(outcome.effect)
+
+
+def _is_large(spec: TensorSpec) -> bool:
+    return len(spec.shape) >= 4
+
+
+def _multiplies(call: Call) -> bool:
+    """Whether it is a product of two values, which has the dimensions of neither."""
+    values = [spec for spec in call.inputs if spec.source is not None]
+    return short_name(call.operator) in MIXING and len(values) > 1
+
+
+class _Groups:
+    """Numbers, each in one group; joining two joins their groups."""
+
+    def __init__(self, count: int) -> None:
+        self._next = list(range(count))
+
+    def of(self, number: int) -> int:
+        while self._next[number] != number:
+            self._next[number] = number = self._next[self._next[number]]
+        return number
+
+    def join(self, one: int, other: int) -> None:
+        self._next[self.of(one)] = self.of(other)

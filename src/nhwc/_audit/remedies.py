@@ -1,0 +1,187 @@
+"""What to change in the user's code, in the user's words, where an operator drops the format."""
+
+from __future__ import annotations
+
+from ..formats import Format
+from ..watch.calls import Call, TensorSpec
+from ..watch.effects import Effect, short_name
+
+
+def remedy(call: Call, effect: Effect) -> str:
+    """Say why this call had that effect and what to write instead, in one or two sentences."""
+    name = short_name(call.operator)
+    if effect is Effect.MISREADS:
+        return _misread(call, name)
+    if effect is Effect.CONVERTS:
+        return _converted(call, name)
+    if effect is Effect.RESTORES:
+        return (
+            f"`{name}` has channels-last weights and copies its input to match them on every call. "
+            "Convert the input once: x = x.to(memory_format=torch.channels_last)."
+        )
+    if effect in (Effect.NEUTRAL, Effect.PLAIN):
+        return (
+            f"`{name}` makes a contiguous image here, which is copied later on every call, because "
+            "weights behind it are channels last. Convert its result, or make it so: "
+            "torch.empty(..., memory_format=torch.channels_last)."
+        )
+    if effect is Effect.KEEPS and _only_weights(call):
+        return (
+            f"`{name}` copies its weight to channels last on every call, because the weight is "
+            "computed anew each time (a parametrization or a standardized convolution). For "
+            "inference compute it once: torch.nn.utils.parametrize.remove_parametrizations."
+        )
+    if effect is Effect.KEEPS:
+        return (
+            f"`{name}` returns channels last but its kernel has no path for it here: it copies in "
+            "and out on every call. Use another operator, or keep this stretch contiguous."
+        )
+    if call.backward:
+        return _backward(name)
+    if name in _CONCATENATING:
+        return _cat(call)
+    return _SPECIAL.get(name) or _general(call, name)
+
+
+def _only_weights(call: Call) -> bool:
+    weight = call.inputs[1].shape if len(call.inputs) > 1 else None
+    return "conv" in call.operator and all(copy.shape == weight for copy in call.copies)
+
+
+def _first_image(call: Call) -> TensorSpec | None:
+    return next((i for i in call.inputs if len(i.shape) >= 4), None)
+
+
+_CONCATENATING = ("cat", "concat", "stack")
+
+
+def _cat(call: Call) -> str:
+    images = [i for i in call.inputs if len(i.shape) >= 4]
+    number, culprit = next(
+        ((n, i) for n, i in enumerate(images, 1) if i.densest != 1), (1, images[0])
+    )
+    if culprit.format is Format.AMBIGUOUS:
+        what = "is ambiguous (its strides are true of both formats) and was read as contiguous"
+        do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
+    elif culprit.format is Format.CONTIGUOUS:
+        what, do = "is contiguous", "Convert it where it is made"
+    else:
+        what = "is a slice (chunk, split or x[:, a:b]) of a tensor that is contiguous"
+        do = "Keep that tensor in channels last where it is made; nhwc.optimize does it"
+    return (
+        f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
+        f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
+    )
+
+
+def _pointwise(call: Call, name: str) -> str:
+    first = _first_image(call)
+    state = "contiguous" if first is None or first.format is Format.CONTIGUOUS else "a slice"
+    return (
+        f"The operands of `{name}` have different formats, and the first, which is {state}, "
+        "decided. Swap them, or convert the first to channels last where it is made."
+    )
+
+
+_POINTWISE = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "__add__",
+        "__radd__",
+        "__mul__",
+        "__sub__",
+        "where",
+        "maximum",
+        "minimum",
+    ]
+)
+
+
+def _general(call: Call, name: str) -> str:
+    if name.rstrip("_") in _POINTWISE:
+        return _pointwise(call, name)
+    return (
+        f"`{name}` has no channels-last path in this torch: it returns a contiguous tensor. "
+        "Replace it, or call .contiguous(memory_format=torch.channels_last) on its result so that "
+        "one copy is paid here and none later."
+    )
+
+
+_NORM = (
+    "`instance_norm` copies to contiguous, normalises as a batch norm and returns contiguous "
+    "(pytorch#194616). `GroupNorm(C, C)` computes the same and keeps the format on CPU."
+)
+
+
+def _softmax(name: str) -> str:
+    return (
+        f"`{name}` returns a contiguous tensor. Over the channels (1), x.permute(0, 2, 3, 1)"
+        f".{name}(-1).permute(0, 3, 1, 2) computes the same, moves nothing and keeps the format. "
+        "Over another dimension, as of attention scores, keep x contiguous from where it is made."
+    )
+
+
+_SPECIAL = {
+    "pad": (
+        "`pad` builds its result contiguous in this mode (circular, and constant in some cases). "
+        "Reflect and replicate padding keep it; padding inside the convolution costs nothing."
+    ),
+    "instance_norm": _NORM,
+    "grid_sample": (
+        "`grid_sample` reads channels last but always writes contiguous. Convert its result once "
+        "with .contiguous(memory_format=torch.channels_last) if convolutions follow."
+    ),
+    "grid_sampler_2d": "`grid_sample` always writes contiguous; convert its result once.",
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
+    "conv3d": (
+        "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480); "
+        "audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has one "
+        "(pytorch#59168)."
+    ),
+}
+
+
+def _misread(call: Call, name: str) -> str:
+    image = next((i for i in call.inputs if i.format.is_last and not i.marked), None)
+    if image is not None:
+        return (
+            f"The input of `{name}` is one image with a batch stride of {image.strides[0]} (a "
+            "view of tokens, say), by which torch took it for contiguous. Mark it: "
+            "nhwc.to_format(x, Format.CHANNELS_LAST), which copies nothing."
+        )
+    return (
+        f"The input of `{name}` has one channel or one pixel, so its strides are true of both "
+        "formats, and it was read as contiguous. Mark it: nhwc.to_format(x, Format.CHANNELS_LAST) "
+        "(pytorch#68430, pytorch#24090)."
+    )
+
+
+def _converted(call: Call, name: str) -> str:
+    if call.asked is not None and name not in ("contiguous", "clone"):
+        return (
+            f"This `{name}` is asked for memory_format=torch.contiguous_format. Leave that out: "
+            "it keeps the format of its input then."
+        )
+    if name in ("reshape", "flatten", "unflatten", "view_as", "reshape_as"):
+        return (
+            f"This `{name}` cannot be a view of channels-last memory, so it copies to contiguous. "
+            "Split the channel with .view or .unflatten on the channel dimension only, or work on "
+            "x.permute(0, 2, 3, 1), where the channel comes last."
+        )
+    return (
+        f"Drop the `{name}`, or give it memory_format=torch.channels_last. A channel shuffle "
+        "can be nn.ChannelShuffle, which keeps the format in eager mode (pytorch#197109)."
+    )
+
+
+def _backward(name: str) -> str:
+    return (
+        f"The backward pass `{name}` returns a contiguous gradient though channels last went in "
+        "(pytorch#34812 is one such report). Replace the forward operator, or convert its input's "
+        "gradient with a hook: x.register_hook(lambda g: g.contiguous("
+        "memory_format=torch.channels_last))."
+    )

@@ -1,0 +1,156 @@
+"""One run of a model for an audit: checked first, on copies of its inputs, as it was written."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..errors import InputError, ModelFailed, NhwcError
+from ..formats import CHANNELS_LAST_OF, to_format
+from ..formats.weights import convolution_weights, packed_convolutions
+from ..models.kinds import check_devices, check_initialized
+from ..models.trees import some, tensors_of
+from ..optimized import Optimized
+from ..watch.recorder import is_users
+
+
+class Run:
+    """One run of the model on fresh copies of its inputs: in-place operators may write to them."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Any, kwargs: Any, *, convert: bool, backward: bool
+    ) -> None:
+        self.model = model
+        self.arguments = (inputs, kwargs)
+        self.ranks = _ranks(model) if convert else ()
+        self.backward = backward
+
+    def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
+        args, kwargs = tree_map(self._fresh, self.arguments)
+        with torch.set_grad_enabled(self.backward), recorder or contextlib.nullcontext():
+            result = self.model(*args, **kwargs)
+            if self.backward:
+                _backward(result)
+
+    def _fresh(self, leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.ndim in self.ranks and leaf.layout is torch.strided:
+            marked = to_format(leaf.detach(), CHANNELS_LAST_OF[leaf.ndim])
+            fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
+        else:
+            fresh = copy.deepcopy(leaf.detach())
+        return fresh.requires_grad_(leaf.requires_grad)
+
+
+def _ranks(model: nn.Module) -> Collection[int]:
+    """How many dimensions an image has here: a clip for 2-D convolutions is five, but no volume."""
+    convolved = {weight.tensor.ndim for weight in convolution_weights(model)}
+    return convolved.intersection(CHANNELS_LAST_OF) or CHANNELS_LAST_OF
+
+
+def _backward(result: object) -> None:
+    leaves = [t for t in tensors_of(_fields(result)) if t.requires_grad]
+    if not leaves:
+        raise InputError(
+            "no output of the model requires a gradient, so backward=True has nothing to run. "
+            "Unfreeze a parameter, or audit without backward."
+        )
+    torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
+
+
+def _fields(result: object) -> object:
+    """Outputs that pytree does not open: dataclasses and dict-like objects."""
+    if isinstance(result, Mapping):
+        return dict(result)
+    return vars(result) if hasattr(result, "__dataclass_fields__") else result
+
+
+def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
+    check_initialized(model)
+    tensors = tensors_of((inputs, kwargs))
+    if not tensors:
+        raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
+        if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
+            raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
+    check_devices(model, tensors)
+
+
+@contextlib.contextmanager
+def as_written(model: nn.Module) -> Iterator[list[str]]:
+    """Run compiled and planned parts as what they were made from; yield what stays unseen."""
+    unseen = []
+    modules = dict(model.named_modules())
+    planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
+    compiled = [n for n, m in modules.items() if _is_compiled(m)]
+    scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
+    packed = packed_convolutions(model)
+    if compiled:
+        unseen.append(
+            f"{some(compiled)} compiled by torch.compile ran as plain Python here; "
+            "what the compiler makes of it is not visible"
+        )
+    if scripted:
+        unseen.append(
+            f"{some(scripted)} in TorchScript: operators are seen one by one, without source "
+            "lines, and a copy inside one of them counts as converted on request"
+        )
+    if packed:
+        unseen.append(
+            f"{some(packed)}: weights packed for one kernel, which lays out images as it likes"
+        )
+    if planned:
+        unseen.append(
+            f"the plan of {some(list(planned))}, which ran as the graph below it: which kernel "
+            "and which layout each layer has got is in its report"
+        )
+    if any(p.device.type == "cpu" for p in model.parameters()):
+        unseen.append("reorders inside oneDNN's own kernels (of weights, for instance)")
+    with contextlib.ExitStack() as stack:
+        for module in planned.values():
+            stack.enter_context(module.unplanned())
+        if compiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield unseen
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+    """Run the model; what it raises becomes an error that says what may be wrong with the input."""
+    try:
+        go()
+    except NhwcError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        advice = "Check the input's shape and type, and that the model runs by itself."
+        if "view size is not compatible" in text:
+            advice = "Channels-last memory has no such view: write .reshape or .flatten there."
+        elif not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):
+            advice = (
+                f"The input has {tensors[0].ndim} dimensions; a vision model needs 4 (N, C, H, W) "
+                "or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
+            )
+        raise ModelFailed(
+            f"{type(model).__name__} raised {type(error).__name__} on this input"
+            f"{_where(error)}: {text}. {advice}"
+        ) from error
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of the traceback that is neither torch's nor ours."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,93 @@
+"""`strict()`: stop at the first operator that drops channels last."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ..errors import FormatLost, InputError
+from ..watch.calls import Call, TensorSpec
+from ..watch.effects import Effect, Tracker
+from ..watch.recorder import Recorder
+from .remedies import remedy
+
+
+@contextlib.contextmanager
+def strict(model: nn.Module | None = None) -> Iterator[None]:
+    """Raise `FormatLost` at the first operator that gets channels last and returns another format.
+
+    >>> import torch
+    >>> x = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    >>> with strict():
+    ...     x.tril()
+    Traceback (most recent call last):
+    nhwc.errors.FormatLost: torch.Tensor.tril lost channels last ...
+
+    Give the `model` to have the module's path in the message. Conversions that the code asks for
+    (`.contiguous()`, a reshape that must copy) and views are no loss. It holds for the thread that
+    enters it, forward and backward. TorchScript shows what it runs in kernels, unless it runs under
+    `torch.inference_mode()`: a copy between two of them may be asked for or not, and is warned of.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise InputError(
+            f"cannot watch a {type(model).__name__}: it is no torch.nn.Module. "
+            "Write `with strict(): ...` for code without one."
+        )
+    tracker = Tracker()
+    lost: list[FormatLost] = []
+    unclear: list[Call] = []
+
+    def check(call: Call) -> None:
+        outcome = tracker.follow(call)
+        if outcome.effect in (Effect.LOSES, Effect.MISREADS):
+            lost.append(FormatLost(_message(call, outcome.effect)))
+            raise lost[-1]
+        if outcome.effect is Effect.CONVERTS and _is_of_script(call) and not unclear:
+            unclear.append(call)
+            place = call.site.file or "TorchScript", call.site.line
+            warnings.warn_explicit(_unclear(call), UserWarning, *place)
+
+    try:
+        with Recorder(model, on_call=check):
+            yield
+    except RuntimeError as error:
+        # What is raised inside of TorchScript arrives as an error of its interpreter's own.
+        if lost and "TorchScript interpreter" in str(error):
+            raise lost[-1] from error
+        raise
+
+
+def _is_of_script(call: Call) -> bool:
+    """Whether this was a kernel that TorchScript ran: Python's calls have the names of torch."""
+    kernel = call.operator.startswith("aten::") and not call.backward
+    return kernel and not torch.is_inference_mode_enabled()
+
+
+def _unclear(call: Call) -> str:
+    return (
+        f"{call.operator} converted to {call.outputs[0].format} inside TorchScript at "
+        f"{call.site.place}: asked for, or inside an operator that drops the format. Run it under "
+        "torch.inference_mode(), which shows operators whole."
+    )
+
+
+def _message(call: Call, effect: Effect) -> str:
+    site = call.site
+    where = f"{site.file}:{site.line}" if site.file else "an unknown line"
+    name = f"module {site.module}" if site.module else "the model"
+    module = f" in {name} ({site.module_type})" if site.module_type else ""
+    phase = " in the backward pass" if call.backward else ""
+    inputs = "; ".join(_describe(i) for i in call.inputs)
+    outputs = "; ".join(_describe(o) for o in call.outputs)
+    return (
+        f"{call.operator} lost channels last{phase} at {where}{module}: {site.source!r}. "
+        f"Inputs: {inputs}. Outputs: {outputs}. {remedy(call, effect)}"
+    )
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"shape {spec.shape} strides {spec.strides} ({spec.format})"

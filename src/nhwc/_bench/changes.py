@@ -1,0 +1,82 @@
+"""What got slower between two runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import InputError
+from ..machine.environment import Environment
+from ..machine.timing import Comparison
+from .results import Benchmark, Case
+
+
+@dataclass(frozen=True)
+class Change:
+    """One variant of one case, then and now; the ratio says how many times faster it is now."""
+
+    case: Case
+    variant: str
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> str:
+        return self.comparison.verdict
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Every variant of every case that both runs measured."""
+
+    before: Environment
+    after: Environment
+    changes: tuple[Change, ...]
+
+    @property
+    def slower(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.verdict == "slower")
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether hardware is equal, so that a change is the software's."""
+        parts = ("processor", "instruction_set", "cores", "device")
+        return all(getattr(self.before, part) == getattr(self.after, part) for part in parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "kind": "bench_changes",
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "changes": [
+                {
+                    "case": asdict(change.case),
+                    "variant": change.variant,
+                    "before_s": change.comparison.before.median_s,
+                    "after_s": change.comparison.after.median_s,
+                    "ratio": change.comparison.ratio,
+                    "interval": list(change.comparison.interval),
+                    "verdict": change.verdict,
+                }
+                for change in self.changes
+            ],
+        }
+
+
+def compare(old: Benchmark, new: Benchmark) -> Changes:
+    """Hold two runs against each other, case by case. Their turns are no pairs: intervals widen."""
+    earlier = {row.case: row for row in old.rows}
+    changes = []
+    for row in new.rows:
+        for measurement in row.measured:
+            known = earlier.get(row.case)
+            before = known.measurement(measurement.variant) if known else None
+            if before is not None:
+                comparison = Comparison(before.per_turn, measurement.per_turn, paired=False)
+                changes.append(Change(row.case, measurement.variant, comparison))
+    if not changes:
+        raise InputError(
+            "the two results have no model, shape and variant in common. "
+            "Measure the same cases in both."
+        )
+    return Changes(old.environment, new.environment, tuple(changes))

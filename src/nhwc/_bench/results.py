@@ -1,0 +1,254 @@
+"""What a benchmark returns: cases, measurements, rows. Raw times are kept, the rest is derived."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..errors import FileError
+from ..machine.environment import Environment
+from ..machine.timing import Comparison, Samples
+from .engines import ENGINES, find_engine
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure: a model, the shapes of its inputs, and how it is run.
+
+    >>> str(Case("resnet50", ((4, 3, 224, 224),), threads=2))
+    'resnet50 4x3x224x224, 2 threads'
+    """
+
+    model: str
+    shapes: tuple[tuple[int, ...], ...]
+    threads: int
+    train: bool = False
+    amp: bool = False
+    device: str = "cpu"
+    seed: int = 0
+    weights: str | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.shapes[0][0]
+
+    def with_batch(self, batch: int) -> Case:
+        return replace(self, shapes=tuple((batch, *shape[1:]) for shape in self.shapes))
+
+    def __str__(self) -> str:
+        shapes = " ".join("x".join(map(str, shape)) for shape in self.shapes)
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        how = ", training step" * self.train + ", mixed precision" * self.amp
+        where = f", {self.device}" if self.device != "cpu" else ""
+        return f"{self.model} {shapes}, {threads}{how}{where}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One variant of one case: its times, turn by turn, or why there are none.
+
+    `error` is the largest difference from a float64 run, over that run's largest value; no variant
+    is timed whose error is above what the case allows. `peak_bytes` is what the process holds
+    while it runs beyond what it held before the model was built; set-up is not counted in it.
+    """
+
+    variant: str
+    turns: tuple[tuple[float, ...], ...] = ()
+    setup_s: float = math.nan
+    peak_bytes: int | None = None
+    error: float = math.nan
+    version: str = ""
+    failure: str = ""
+
+    @property
+    def samples(self) -> Samples:
+        """Every call that was kept."""
+        return Samples(tuple(second for turn in self.turns for second in turn))
+
+    @property
+    def per_turn(self) -> Samples:
+        """The median of each turn: what pairs with the same turn of another variant."""
+        return Samples(tuple(Samples(turn).median_s for turn in self.turns))
+
+    @property
+    def median_s(self) -> float:
+        return self.per_turn.median_s
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure from elsewhere: how many times faster `after` is said to be than `before`."""
+
+    low: float | None
+    high: float | None
+    before: str
+    after: str
+    where: str
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return "faster"
+        if self.low == self.high:
+            return f"{self.low:.2f}x"
+        return f"{self.low:.2f}-{self.high:.2f}x"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case with all its variants, measured side by side in one run."""
+
+    case: Case
+    measurements: tuple[Measurement, ...] = ()
+    failure: str = ""
+    propagation: str = ""
+    published: Published | None = None
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        return tuple(m for m in self.measurements if not m.failure)
+
+    def measurement(self, variant: str) -> Measurement | None:
+        """The times of `variant`, or None where there are none."""
+        return next((m for m in self.measured if m.variant == variant), None)
+
+    def comparison(self, variant: str, baseline: str) -> Comparison | None:
+        """How many times faster `variant` is than `baseline`, where both were measured."""
+        before, after = self.measurement(baseline), self.measurement(variant)
+        if before is None or after is None:
+            return None
+        return Comparison(before.per_turn, after.per_turn)
+
+    def best(self, *, ours: bool) -> Measurement | None:
+        """The fastest of nhwc's own variants, or the fastest of all others."""
+        field = [m for m in self.measured if find_engine(m.variant).ours == ours]
+        return min(field, key=lambda m: m.median_s, default=None)
+
+    @property
+    def judgement(self) -> str:
+        """The published figure on this machine: reproduced, exceeded, or not."""
+        if self.published is None:
+            return ""
+        found = self.comparison(self.published.after, self.published.before)
+        if found is None:
+            return "not measured"
+        low, high = found.interval
+        bottom = self.published.low or 1.0
+        top = self.published.high or math.inf
+        if low > top:
+            return "exceeded"
+        if found.ratio >= bottom:
+            return "reproduced"
+        return "not here" if high < bottom else "too noisy to tell"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Rows measured in one environment. `interrupted` says that more had been asked for."""
+
+    environment: Environment
+    rows: tuple[Row, ...] = ()
+    baseline: str = "eager"
+    title: str = ""
+    interrupted: bool = False
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Every variant that appears, in the engines' own order."""
+        seen = {m.variant for row in self.rows for m in row.measurements}
+        return tuple(engine.name for engine in ENGINES if engine.name in seen)
+
+    def geometric_mean(self, variant: str, baseline: str | None = None) -> float:
+        """The mean speed-up of `variant` over the rows where both were measured; NaN if none."""
+        found = (row.comparison(variant, baseline or self.baseline) for row in self.rows)
+        return geometric_mean(comparison.ratio for comparison in found if comparison)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` reads them back."""
+        return {
+            "schema": SCHEMA,
+            "kind": "bench",
+            "title": self.title,
+            "interrupted": self.interrupted,
+            "baseline": self.baseline,
+            "environment": self.environment.to_dict(),
+            "rows": [_row_to_dict(row) for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Benchmark:
+        """Read what `to_dict` wrote; FileError where it is something else."""
+        if not isinstance(data, dict) or data.get("kind") != "bench":
+            raise FileError("this is no result of nhwc bench. Write one with -o FILE.json.")
+        if data.get("schema") != SCHEMA:
+            raise FileError(
+                f"the result has schema {data.get('schema')}, this nhwc reads {SCHEMA}. "
+                "Measure again, or use the nhwc that wrote it."
+            )
+        try:
+            return cls(
+                environment=Environment(**data["environment"]),
+                rows=tuple(_row_from_dict(row) for row in data["rows"]),
+                baseline=data["baseline"],
+                title=data["title"],
+                interrupted=data["interrupted"],
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FileError(f"the result is damaged: {error!r}. Measure again.") from error
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The mean of speed-ups: twice as fast and half as fast cancel out.
+
+    >>> geometric_mean([2.0, 0.5])
+    1.0
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def case_of(data: dict[str, Any]) -> Case:
+    """Read a case from plain values."""
+    return Case(**{**data, "shapes": _tuples(data["shapes"])})
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    return {
+        "case": asdict(row.case),
+        "failure": row.failure,
+        "propagation": row.propagation,
+        "published": asdict(row.published) if row.published else None,
+        "measurements": [_measurement_to_dict(m) for m in row.measurements],
+    }
+
+
+def _measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
+    # JSON has no NaN, and no clock has more digits than nanoseconds.
+    plain = {key: None if value != value else value for key, value in vars(measurement).items()}
+    plain["turns"] = [[round(second, 9) for second in turn] for turn in measurement.turns]
+    return plain
+
+
+def _row_from_dict(data: dict[str, Any]) -> Row:
+    return Row(
+        case=case_of(data["case"]),
+        measurements=tuple(_measurement_from_dict(m) for m in data["measurements"]),
+        failure=data["failure"],
+        propagation=data["propagation"],
+        published=Published(**data["published"]) if data["published"] else None,
+    )
+
+
+def _measurement_from_dict(data: dict[str, Any]) -> Measurement:
+    plain = dict(data, turns=_tuples(data["turns"]))
+    for key in ("setup_s", "error"):
+        plain[key] = math.nan if plain[key] is None else plain[key]
+    find_engine(plain["variant"])
+    return Measurement(**plain)
+
+
+def _tuples(nested: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(inner) for inner in nested)

@@ -1,0 +1,207 @@
+"""`bench`: one or many cases, measured one after the other; what was measured is never lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from ..errors import InputError
+from ..machine.environment import Environment, available_cores
+from ..models.kinds import module_of
+from .engines import QUICK, chosen, find_engine
+from .paired import FEWEST, Task, measure
+from .results import Benchmark, Case, Row
+
+Model = str | nn.Module | ExportedProgram
+
+SECONDS = 10.0
+"""How long the turns of one case take together, set-up apart."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a benchmark is: what it does, and how much of the whole is done."""
+
+    case: Case
+    doing: str
+    share: float
+    elapsed_s: float
+
+    @property
+    def remaining_s(self) -> float | None:
+        """How long it will still take at this pace; None before there is one."""
+        return self.elapsed_s * (1 - self.share) / self.share if self.share > 0.02 else None
+
+
+def bench(
+    model: Model | Sequence[Model],
+    *,
+    shape: tuple[int, ...] = (1, 3, 224, 224),
+    variants: Sequence[str] = QUICK,
+    batches: Sequence[int] = (),
+    threads: Sequence[int] = (),
+    train: bool = False,
+    amp: bool = False,
+    device: str = "cpu",
+    weights: str | None = None,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    progress: Callable[[Progress], None] | None = None,
+) -> Benchmark:
+    """Time ways to run a model side by side, each in its own process, all in one run.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> result = bench(net, shape=(1, 3, 8, 8), variants=("eager", "channels_last"), seconds=0.1)
+    >>> len(result.rows[0].comparison("channels_last", "eager").interval)
+    2
+
+    A model is a name as on the command line, a module or an exported program; it is sent to the
+    processes as it is.
+    `batches` and `threads` measure every combination; the variant "all" stands for every engine
+    that is installed. Ctrl-C returns what was measured so far, with `interrupted` set.
+    """
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
+    names, sent = _names_and_bytes(models)
+    tasks = [
+        Task(Case(name, (shape,), count, train, amp, device, seed, weights), chosen(variants))
+        for name in names
+        for count in threads or (available_cores(),)
+    ]
+    tasks = [
+        dataclasses.replace(task, case=task.case.with_batch(batch))
+        for task in tasks
+        for batch in batches or (task.case.batch,)
+    ]
+    return run(tasks, seconds=seconds, sent=sent, progress=progress)
+
+
+def run(
+    tasks: Sequence[Task],
+    *,
+    title: str = "",
+    seconds: float = SECONDS,
+    sent: dict[str, bytes] | None = None,
+    done: Benchmark | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    checkpoint: Callable[[Benchmark], None] | None = None,
+) -> Benchmark:
+    """Measure the tasks that `done` does not hold; `checkpoint` gets the result after each."""
+    for task in tasks:
+        _check(task)
+    result = _begin(tasks, title, done)
+    kept = {row.case: row for row in result.rows}
+    missing = [task for task in tasks if not _holds(kept.get(task.case), task)]
+    start = time.perf_counter()
+    for position, task in enumerate(missing):
+
+        def tell(doing: str, share: float, task: Task = task, position: int = position) -> None:
+            if progress:
+                whole = (position + share) / len(missing)
+                progress(Progress(task.case, doing, whole, time.perf_counter() - start))
+
+        own = (sent or {}).get(task.case.model, b"")
+        row, interrupted = measure(task, seconds=seconds, sent=own, progress=tell)
+        if not interrupted or row.measured:
+            kept[task.case] = row
+        rows = _in_order(kept, tasks)
+        last = position == len(missing) - 1
+        result = dataclasses.replace(result, rows=rows, interrupted=interrupted or not last)
+        if checkpoint:
+            checkpoint(result)
+        if interrupted:
+            return result
+    return dataclasses.replace(result, interrupted=False)
+
+
+def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchmark:
+    device = tasks[0].case.device if tasks else "cpu"
+    most = max((task.case.threads for task in tasks), default=available_cores())
+    here = dataclasses.replace(Environment.here(device), threads=most)
+    if done is None:
+        baseline = "eager" if any("eager" in task.variants for task in tasks) else ""
+        baseline = baseline or (tasks[0].variants[0] if tasks else "eager")
+        return Benchmark(here, baseline=baseline, title=title)
+    if dataclasses.replace(done.environment, threads=most) != here:
+        raise InputError(
+            f"cannot resume: that was measured on {done.environment}, this is {here}. "
+            "Measure it anew, into another file."
+        )
+    # What Ctrl-C cut short has fewer turns than its verdicts deserve: it is measured again.
+    whole = done.rows[:-1] if done.interrupted and _cut_short(done) else done.rows
+    return dataclasses.replace(done, rows=whole)
+
+
+def _cut_short(done: Benchmark) -> bool:
+    return bool(done.rows) and any(0 < len(m.turns) < FEWEST for m in done.rows[-1].measurements)
+
+
+def _holds(row: Row | None, task: Task) -> bool:
+    if row is None or row.failure:
+        return False
+    return set(task.variants) <= {m.variant for m in row.measurements}
+
+
+def _in_order(kept: dict[Case, Row], tasks: Iterable[Task]) -> tuple[Row, ...]:
+    order = [task.case for task in tasks]
+    others = [case for case in kept if case not in order]
+    return tuple(kept[case] for case in [*others, *order] if case in kept)
+
+
+def _check(task: Task) -> None:
+    for variant in task.variants:
+        find_engine(variant)
+    if task.case.threads < 1:
+        raise InputError(f"{task.case.threads} threads cannot run anything. Ask for 1 or more.")
+    if task.case.batch < 1:
+        raise InputError(f"a batch of {task.case.batch} is empty. Ask for 1 or more.")
+
+
+def _names_and_bytes(models: Sequence[Model]) -> tuple[list[str], dict[str, bytes]]:
+    names: list[str] = []
+    sent: dict[str, bytes] = {}
+    for named in models:
+        if isinstance(named, str):
+            names.append(named)
+            continue
+        model = named if isinstance(named, ExportedProgram) else module_of(named, "bench")
+        kind = type(named).__name__
+        name = kind if kind not in names else f"{kind} ({len(names) + 1})"
+        names.append(name)
+        sent[name] = _pickled(model)
+    return names, sent
+
+
+def _pickled(model: nn.Module | ExportedProgram) -> bytes:
+    """A copy of the model for other processes, which import its class by name.
+
+    What lives in a script or notebook has no name there; cloudpickle, where it is installed,
+    sends the code along.
+    """
+    try:
+        if isinstance(model, (torch.jit.ScriptModule, ExportedProgram)):
+            file = io.BytesIO()
+            is_script = isinstance(model, torch.jit.ScriptModule)
+            (torch.jit if is_script else torch.export).save(model, file)
+            return file.getvalue()
+        homes = {type(module).__module__ for module in model.modules()}
+        if "__main__" not in homes:
+            return pickle.dumps(model)
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(model))
+    except Exception as error:
+        # Pickling runs the model's own code, which may raise anything.
+        raise InputError(
+            f"{type(model).__name__} cannot be sent to another process ({error}). "
+            "Give it by name, 'file.py:callable', or: pip install cloudpickle."
+        ) from error

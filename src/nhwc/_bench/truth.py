@@ -1,0 +1,102 @@
+"""What a model should answer: its float64 run, and how far eager float32 strays from it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from ..verify import flatten
+from ..verify.widened import run_in_float64, widened
+from .step import Step
+
+FACTOR = 20.0
+"""How many times eager's own error an engine may err: others round in other orders."""
+
+ROUGH = 5e-2
+"""What mixed precision may err. Who errs more than that in float32 answers at random."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The output tensors of the float64 run, in order, and the largest error that passes."""
+
+    outputs: tuple[numpy.ndarray, ...]
+    allowed: float
+
+    def error_of(self, output: Any) -> float:
+        """The largest difference over the largest true value; infinite where shapes differ."""
+        found = arrays_of(output)
+        if [a.shape for a in found] != [a.shape for a in self.outputs]:
+            return float("inf")
+        return max(map(_difference, found, self.outputs), default=0.0)
+
+    def save(self, path: Path) -> None:
+        numpy.savez(path, numpy.array(self.allowed), *self.outputs)
+
+    @classmethod
+    def load(cls, path: Path) -> Truth:
+        with numpy.load(path, allow_pickle=False) as file:
+            allowed, *outputs = (file[f"arr_{i}"] for i in range(len(file.files)))
+        return cls(tuple(outputs), float(allowed))
+
+
+def find_truth(
+    model: nn.Module, inputs: Sequence[Tensor], *, train: bool = False, amp: bool = False
+) -> Truth:
+    """Run a model in float32, and a copy of it in float64.
+
+    >>> truth = find_truth(nn.Linear(3, 2), [torch.ones(1, 3)])
+    >>> truth.allowed >= 1e-5
+    True
+    """
+    answer = _train_once if train else _infer
+
+    def exactly(wide: nn.Module) -> tuple[numpy.ndarray, ...]:
+        return arrays_of(answer(wide, [x.double() for x in inputs]))
+
+    own, exact = arrays_of(answer(model, inputs)), None
+    # Whatever a forward raises in a precision it was not written for: eager is the truth then.
+    with contextlib.suppress(Exception):
+        exact = exactly(widened(model)) if train else run_in_float64(model, exactly)
+    if exact is None:
+        return Truth(own, ROUGH if amp else 1e-3)
+    eager = Truth(exact, 0.0).error_of(list(own))
+    return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))
+
+
+def arrays_of(output: Any) -> tuple[numpy.ndarray, ...]:
+    """Every tensor or array in nested lists, tuples and dictionaries, in order, as float64."""
+    leaves = (leaf for _, leaf in flatten(output))
+    return tuple(_wide(leaf) for leaf in leaves if isinstance(leaf, (Tensor, numpy.ndarray)))
+
+
+def _wide(leaf: Tensor | numpy.ndarray) -> numpy.ndarray:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", torch.float64).numpy()
+    return leaf.astype(numpy.float64)
+
+
+def _difference(found: numpy.ndarray, exact: numpy.ndarray) -> float:
+    if not exact.size:
+        return 0.0
+    # A NaN on either side compares as False everywhere; it must not pass for a small error.
+    if not (numpy.isfinite(found).all() and numpy.isfinite(exact).all()):
+        return float("inf")
+    scale = float(numpy.abs(exact).max())
+    return float(numpy.abs(found - exact).max()) / (scale or 1.0)
+
+
+def _infer(model: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    with torch.inference_mode():
+        return model(*inputs)
+
+
+def _train_once(model: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    return Step(model, model, tuple(inputs)).check()

@@ -1,0 +1,218 @@
+"""The process that runs one engine: it sleeps on its link whenever another engine is at work.
+
+A model that has no name comes as pickled bytes, from the same parent through the same link and
+never from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import pickle
+import time
+import zipfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..machine.timing import timer_for
+from ..models.kinds import module_of
+from ..models.vision import import_torchvision_if_present
+from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
+from .engines import find_engine
+from .peak import peak_bytes, reset_peak, resident_bytes
+from .propagation import propagation
+from .results import Case
+from .step import Step, autocast
+from .truth import Truth, find_truth
+
+WARMUP = 2
+"""Calls after the first one and before the clock counts."""
+
+
+class WrongOutput(Exception):
+    """An engine answered something else than the model would."""
+
+
+@dataclasses.dataclass
+class Running:
+    """An engine that is ready to be timed."""
+
+    call: Callable[[], Any]
+    device: str
+    resident_before: int | None
+
+    def burst(self, calls: int) -> dict[str, Any]:
+        """Time some calls in a row. The first one finds cold caches: it is not kept."""
+        seconds = timer_for(self.device)
+        training = isinstance(self.call, Step)
+        with contextlib.nullcontext() if training else torch.inference_mode():
+            self.call()
+            return {"seconds": [seconds(self.call) for _ in range(calls)]}
+
+    def finish(self) -> dict[str, Any]:
+        peak = peak_bytes(self.device)
+        if peak is None or self.resident_before is None:
+            return {"peak_bytes": None}
+        return {"peak_bytes": max(0, peak - self.resident_before)}
+
+
+@dataclasses.dataclass
+class Built:
+    """The model and its inputs: the same numbers in every process."""
+
+    case: Case
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    resident_before: int | None
+
+
+def build(case: Case, sent: bytes) -> Built:
+    """Build the model by its name, with random batch-norm statistics, or take the one sent."""
+    torch.set_num_threads(case.threads)
+    if (index := torch.device(case.device).index) is not None:
+        # Events are recorded on the current device, whichever the model is on.
+        torch.cuda.set_device(index)
+    # Imported first, so that it does not count as the model's memory.
+    import_torchvision_if_present()
+    before = resident_bytes(case.device)
+    if sent:
+        model = _received(sent)
+    else:
+        model = load_model(case.model, weights=case.weights, seed=case.seed)
+        if case.weights is None:
+            randomize_constants_(randomize_batchnorm_(model, case.seed), case.seed)
+    draw = torch.Generator().manual_seed(case.seed)
+    inputs = tuple(torch.randn(shape, generator=draw).to(case.device) for shape in case.shapes)
+    return Built(case, model.to(case.device), inputs, before)
+
+
+def _received(sent: bytes) -> nn.Module:
+    """The model that the parent sent: TorchScript and exported programs come as their archives."""
+    file = io.BytesIO(sent)
+    if not zipfile.is_zipfile(file):
+        model: nn.Module = pickle.loads(sent)
+        return model
+    with zipfile.ZipFile(file) as archive:
+        is_script = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    file.seek(0)
+    return module_of(torch.jit.load(file) if is_script else torch.export.load(file), "bench")
+
+
+def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:
+    """Write the files that the engine reads into a folder of its own."""
+    engine, folder = find_engine(request["variant"]), Path(request["folder"])
+    # Converters leave more files than they are asked for.
+    os.chdir(folder)
+    start = time.perf_counter()
+    with torch.no_grad():
+        if engine.convert is not None:
+            engine.convert(built.model, built.inputs, folder)
+    return {"setup_s": time.perf_counter() - start}
+
+
+def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, Any]]:
+    """Set the engine up, and hold its first answer against the truth."""
+    case, engine = built.case, find_engine(request["variant"])
+    truth = Truth.load(Path(request["truth"]))
+    start = time.perf_counter()
+    source = Path(request["folder"]) if engine.convert else built.model
+    with contextlib.nullcontext() if case.train else torch.no_grad():
+        function, arguments = engine.prepare(source, built.inputs)
+    call: Callable[[], Any]
+    if case.train:
+        call = Step(built.model, function, arguments, amp=case.amp)
+        output: Any = call.check()
+        call()
+    else:
+        call = _inference(function, arguments, case)
+        with torch.inference_mode():
+            output = call()
+    if case.device != "cpu":
+        torch.cuda.synchronize()
+    setup_s = time.perf_counter() - start
+    error = truth.error_of(output)
+    if not error <= truth.allowed:
+        raise WrongOutput(f"wrong output: error {error:.1e}, allowed is {truth.allowed:.1e}")
+    # What the engine copied is its own; the original would only sit in its memory figure.
+    del built.model, source, output, truth
+    running = Running(call, case.device, built.resident_before)
+    reset_peak(case.device)
+    seconds = running.burst(WARMUP)["seconds"]
+    answer = {"setup_s": setup_s, "error": error, "seconds": min(seconds)}
+    return running, {**answer, "version": engine.version}
+
+
+def _inference(function: Callable[..., Any], arguments: tuple[Any, ...], case: Case) -> Any:
+    if not case.amp:
+        return lambda: function(*arguments)
+
+    def call() -> Any:
+        with autocast(case.device.split(":")[0], True):
+            return function(*arguments)
+
+    return call
+
+
+def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
+    """Write down what the model answers in float64, and say how it propagates its format."""
+    case = built.case
+    clean = "" if case.train else propagation(built.model, built.inputs)
+    truth = find_truth(built.model, built.inputs, train=case.train, amp=case.amp)
+    truth.save(Path(request["truth"]))
+    return {"propagation": clean}
+
+
+def warm() -> None:
+    """Import what every worker needs: that takes seconds, and there are as many as variants."""
+    import_torchvision_if_present()
+
+
+def serve(link: Connection) -> None:
+    """Answer requests until the parent hangs up, which it also does by dying.
+
+    They come in this order: build; then truth, or convert, or prepare, any number of bursts, and
+    finish.
+    """
+    built: Built | None = None
+    running: Running | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            request = link.recv()
+            answer: dict[str, Any] = {}
+            try:
+                if request["do"] == "build":
+                    built = build(request["case"], request["sent"])
+                elif request["do"] == "truth" and built:
+                    answer = tell_truth(built, request)
+                elif request["do"] == "convert" and built:
+                    answer = convert(built, request)
+                elif request["do"] == "prepare" and built:
+                    running, answer = prepare(built, request)
+                elif request["do"] == "burst" and running:
+                    answer = running.burst(request["calls"])
+                elif request["do"] == "finish" and running:
+                    answer = running.finish()
+            except Exception as error:
+                # Engines raise what they like; one that fails is a row that says why.
+                answer = {"failure": reason_of(error)}
+            link.send(answer)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line that says something, short enough for a table.
+
+    >>> reason_of(ValueError("no such thing\\nand more"))
+    'ValueError: no such thing'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    if isinstance(error, WrongOutput):
+        return text
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

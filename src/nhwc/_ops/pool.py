@@ -1,0 +1,156 @@
+"""Operators measured in processes that may die of them: past each step that one died in."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from typing import Any
+
+from ..errors import NhwcError
+from ..machine.workers import Ended, Nursery, Worker
+from .cases import Case, summarize
+from .table import Operator, Row, Speed
+from .worker import LIST, Task
+
+ATTEMPTS = 12
+
+SILENCE_S = 60.0
+"""An operator that has overrun its memory does not always die: it may wait for itself."""
+
+START_S = 120.0
+"""Until the first step: a worker on an accelerator reads torch's databases itself."""
+
+
+class Died(NhwcError):
+    """The process ended, or fell silent, at this step."""
+
+    def __init__(self, step: str, how: str) -> None:
+        super().__init__(f"{how} at {step}")
+        self.step, self.how = step, how
+
+
+class Lane:
+    """Does tasks one after another, in a process that takes the next one as long as it lives."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self.nursery = nursery
+        self.worker: Worker | None = None
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.worker is not None:
+            self.worker.end()
+
+    def do(self, task: Task) -> list[Any]:
+        """What was found; raises `Died` where the process dies again and again."""
+        for _ in range(ATTEMPTS):
+            fresh = self.worker is None
+            worker = self.worker or self.nursery.worker()
+            self.worker = None
+            try:
+                found = _ask(worker, task)
+            except Died as death:
+                # A used worker may die of what an operator before this one did to its memory; an
+                # operator that has died alone is believed at once, in its other dtypes as well.
+                if fresh or task.deadly:
+                    task.deadly[death.step] = f"{death.how}, in {task.dtype}"
+            else:
+                self.worker = worker
+                return found
+        raise Died("", f"the process died {ATTEMPTS} times: {'; '.join(task.deadly.values())}")
+
+
+def _ask(worker: Worker, task: Task) -> list[Any]:
+    found: list[Any] = []
+    step = ""
+    worker.send(task)
+    while True:
+        try:
+            kind, value = worker.hear(SILENCE_S if step else START_S)
+        except Ended as end:
+            raise Died(step, end.how) from None
+        if kind == "done":
+            return found
+        if kind == "at":
+            step = value
+        else:
+            found.append(value)
+
+
+def listed(lane: Lane) -> tuple[list[Operator], dict[str, str]]:
+    """Every operator there is, and what could not be read."""
+    names, problems = lane.do(LIST)
+    return [Operator(*words) for words in names], problems
+
+
+def measure(
+    nursery: Nursery,
+    lanes: Sequence[Lane],
+    operators: Sequence[Operator],
+    device: str,
+    dtypes: Sequence[str],
+    *,
+    timed: bool,
+    progress: Callable[[int, str], None],
+) -> dict[str, Operator | str]:
+    """Each operator as it was found, or why it has no place in the table, by its title.
+
+    `progress` is told how many are there.
+    """
+    idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+    for lane in lanes:
+        idle.put(lane)
+
+    def one(operator: Operator) -> Operator | str:
+        lane = idle.get()
+        try:
+            return _measure(lane, operator, device, dtypes, timed)
+        finally:
+            idle.put(lane)
+
+    answers: dict[str, Operator | str] = {}
+    threads = ThreadPoolExecutor(len(lanes))
+    try:
+        waiting = {threads.submit(one, operator): operator.title for operator in operators}
+        for future in as_completed(waiting):
+            answers[waiting[future]] = future.result()
+            progress(len(answers), waiting[future])
+    except BaseException:
+        # What is still being measured is not waited for: with the nursery it ends at once.
+        nursery.close()
+        raise
+    finally:
+        threads.shutdown(cancel_futures=True)
+    return answers
+
+
+def _measure(
+    lane: Lane, operator: Operator, device: str, dtypes: Sequence[str], timed: bool
+) -> Operator | str:
+    """One operator in every dtype: its place in the table, or why it has none."""
+    rows: list[Row] = []
+    speeds: list[Speed] = []
+    failed: list[str] = []
+    supported = False
+    deadly: dict[str, str] = {}
+    for dtype in dtypes:
+        task = Task(operator.title, device, dtype, timed and dtype == dtypes[0], deadly)
+        try:
+            found = lane.do(task)
+        except Died as death:
+            found = [str(death)]
+        supported = supported or None not in found
+        rows.extend(summarize([case for case in found if isinstance(case, Case)], dtype))
+        speeds.extend(speed for speed in found if isinstance(speed, Speed))
+        failed.extend(f"{dtype}: {problem}" for problem in found if isinstance(problem, str))
+    if rows or failed:
+        problem = "; ".join(failed) or None
+        times = tuple(speeds) if rows else ()
+        return replace(operator, rows=tuple(rows), speeds=times, problem=problem)
+    if not supported:
+        return f"does not take {', '.join(dtypes)} on this device"
+    return "no call with an unambiguous 4-D or 5-D input could be made of it"

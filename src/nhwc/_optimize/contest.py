@@ -1,0 +1,83 @@
+"""What an optimization made, timed in turns with the model as it was given; the faster one wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..machine.timing import Comparison, Samples, interleave
+from ..plan.ledger import Ledger, is_time
+from ..verify import cloned
+
+_TIMING_S = 0.4
+"""How long the paired timing of a stage takes, about, where the machine is quiet."""
+
+_PATIENCE = 3
+"""How many times as long it may take before a noisy machine gets the benefit of the doubt."""
+
+
+class Contest:
+    """Times one stage after the other: `compared` has what came of each.
+
+    `remembered` says whether the last one was timed by an earlier run.
+    """
+
+    def __init__(
+        self, model: nn.Module, example: tuple[Any, ...], ledger: Ledger, device: str
+    ) -> None:
+        self.model, self.example, self.ledger = model, example, ledger
+        self.device = "cpu" if device == "cpu" else "cuda"
+        self.compared: dict[str, Comparison] = {}
+        self.remembered = False
+
+    def time(self, stage: str, module: nn.Module, key: str) -> None:
+        """Time `module`, or recall it by `key`: the same for what would run the same."""
+        known = self.ledger.get(key)
+        self.remembered = _are_pairs(known)
+        if self.remembered:
+            before, after = (Samples(tuple(seconds)) for seconds in known)
+            self.compared[stage] = Comparison(before, after)
+            return
+        calls = {"input": _call(self.model, self.example), stage: _call(module, self.example)}
+        once = interleave(calls, rounds=1, warmup=0, device=self.device)
+        total = sum(samples.seconds[0] for samples in once.values())
+        rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
+        times = dict.fromkeys(calls, Samples(()))
+        for _ in range(_PATIENCE if stage == "plan" else 1):
+            more = interleave(calls, rounds=rounds, warmup=0, device=self.device)
+            times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
+            found = self.compared[stage] = Comparison(times["input"], times[stage])
+            if stage == "graph" or found.verdict != "too noisy to tell":
+                # What a noisy minute said of a plan is no thing to remember.
+                self.ledger.put(key, [list(found.before.seconds), list(found.after.seconds)])
+                break
+
+
+def _are_pairs(known: Any) -> bool:
+    """Whether an entry of the memory has the times of two variants, taken in turns."""
+    if not isinstance(known, list) or len(known) != 2:
+        return False
+    if not all(isinstance(seconds, list) and seconds for seconds in known):
+        return False
+    fits = all(is_time(one) and one > 0 for seconds in known for one in seconds)
+    return fits and len(known[0]) == len(known[1])
+
+
+def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
+    """The fastest stage that is not slower than the input, and why, if it is not the plan."""
+    ratios = {stage: one.ratio for stage, one in compared.items()}
+    best = max(ratios, key=ratios.__getitem__)
+    if ratios[best] <= 1:
+        return "input", f"nothing was gained: the best of the rest runs {ratios[best]:.2f}x as fast"
+    if best == "graph" and "plan" in ratios:
+        ratio = ratios["plan"] / ratios["graph"]
+        return "graph", f"the plan runs {ratio:.2f}x as fast as the graph it was made from"
+    return best, ""
+
+
+def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    # What writes into its input gets one of its own: the next run must see the same.
+    own = cloned(inputs)
+    return lambda: function(*own)

@@ -1,0 +1,138 @@
+"""The graphs inside a model that is no graph as a whole: what each is given, and planned ones.
+
+The code of an opaque part calls its graphs with whatever shapes it comes to, some in a loop, some
+never. A run on an example shows which shapes those are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..graph import graphs
+from ..models.preserve import preserved
+from ..models.trees import tensors_of
+from ..optimized import Optimized, signature
+from ..verify import cloned
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+_MOST = 4
+"""For how many sets of shapes one graph is planned: each plan holds weights of its own."""
+
+
+@dataclass
+class Use:
+    """A graph inside an opaque part, and inputs of one set of shapes that it was given.
+
+    `elements` counts what it was given over all calls, `reason` says why it is not to be planned.
+    """
+
+    path: str
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...] = ()
+    elements: int = 0
+    reason: str = ""
+
+
+def inner_graphs(model: nn.Module) -> dict[str, fx.GraphModule]:
+    """Every graph in `model` but itself, by its path."""
+    return {path: graph for path, graph in graphs(model) if graph is not model}
+
+
+def uses(model: nn.Module, examples: Sequence[tuple[Any, ...]]) -> list[Use]:
+    """What `examples` come to give to the graphs inside `model`, one entry for a set of shapes."""
+    found: dict[str, dict[Any, Use]] = {}
+    with torch.no_grad(), preserved(model), ExitStack() as stack:
+        for path, graph in inner_graphs(model).items():
+            for handle in _watch(path, graph, found.setdefault(path, {})):
+                stack.callback(handle.remove)
+        for inputs in examples:
+            model(*cloned(inputs))
+    result: list[Use] = []
+    for path, graph in inner_graphs(model).items():
+        # The smallest images of a pyramid of features take the least time.
+        served = sorted(found[path].values(), key=lambda use: -use.elements)
+        for use in served[_MOST:]:
+            use.reason = use.reason or f"it is planned for {_MOST} larger inputs"
+        result += served or [Use(path, graph, reason="the example does not call it")]
+    return result
+
+
+def twin(model: _Model) -> _Model:
+    """A copy of the modules of `model`; the parameters and buffers in it are the same ones."""
+    return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+
+
+def put(model: nn.Module, others: Mapping[Any, nn.Module]) -> None:
+    """Put others in the place of some modules, wherever those hang in `model`."""
+    for holder in list(model.modules()):
+        for name, child in holder._modules.items():
+            if child in others:
+                holder._modules[name] = others[child]
+
+
+def unplanned(model: nn.Module) -> nn.Module:
+    """`model` with plain graphs in the place of planned ones: all that happens can be seen.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    >>> unplanned(model) is model
+    True
+    """
+    if isinstance(model, Optimized):
+        return unplanned(model.portable)
+    if not any(isinstance(module, Optimized) for module in model.modules()):
+        return model
+    copied = twin(model)
+    put(copied, {m: m.portable for m in copied.modules() if isinstance(m, Optimized)})
+    return copied
+
+
+def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]:
+    """Hooks that note every call of `graph` in `found`."""
+    running: dict[str, Use] = {}
+
+    def enter(_: nn.Module, args: Any, named: Any) -> None:
+        key = signature(args)
+        # What is more than tensors and plain values has another signature each time.
+        if named or key != signature(args):
+            reason = "it is given more than tensors and numbers, or by name"
+            use = found.setdefault(None, Use(path, graph, reason=reason))
+        elif key in found:
+            use = found[key]
+        else:
+            use = found[key] = Use(path, graph, cloned(args))
+        use.elements += sum(tensor.numel() for tensor in tensors_of((args, named)))
+        running[path] = use
+
+    def leave(_: nn.Module, args: Any, result: Any) -> None:
+        if _shared(args, result):
+            use = running[path]
+            use.reason = "what it returns shares memory, and the code around it may write there"
+
+    return [
+        graph.register_forward_pre_hook(enter, with_kwargs=True),
+        graph.register_forward_hook(leave),
+    ]
+
+
+def _shared(args: Any, result: Any) -> bool:
+    """Whether a write into one thing returned shows in another, or in what was given.
+
+    A plan may give each of them memory of its own.
+    """
+    given, returned = (
+        [t.untyped_storage().data_ptr() for t in tensors_of(tree) if _has_memory(t)]
+        for tree in (args, result)
+    )
+    return len({*returned}) < len(returned) or not {*returned}.isdisjoint(given)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and bool(tensor.untyped_storage().data_ptr())

@@ -1,0 +1,118 @@
+"""Is a model right that decides by values: one that sorts, drops and counts what it found?
+
+Two such models may round differently in the last digit, and answer with other boxes. So where the
+whole answers otherwise, and is code of the user's own around parts that were rewritten, each part
+is held against the original's on what the original's was given. Then the code around them runs with
+the original's answers in place of the parts': it must come to the very same end.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..graph import graphs, is_one_call
+from ..models.preserve import preserved
+from ..optimized import Optimized
+from ..verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
+from ..verify.luck import without_luck
+
+_ASTRAY = 1e-2
+"""An original further than this from its own float64 run decides by values: it says nothing."""
+
+
+def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verification:
+    """Hold `after` against `model` as a whole; part by part if that fails or has nothing to say."""
+    found = without_luck(verify(truth, after), truth, model)
+    told = any(_numbers(value) for answers in truth.answers for value in answers.values())
+    told = told and all(check.eager_error <= _ASTRAY for check in found.checks)
+    parts = {} if found.passed and told else _parts(after)
+    if not parts:
+        return found
+    if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
+        # Its program calls no parts that could be watched.
+        reason = "it is planned as a whole, and the model's own answer says too little of that"
+        unsaid = Check(0, "output", 1.0, 0.0, 0.0, reason)
+        return dataclasses.replace(found, checks=(*found.checks, unsaid))
+    checks = [
+        check
+        for index, inputs in enumerate(truth.inputs)
+        for check in _by_parts(index, model, after, parts, inputs)
+    ]
+    return Verification(tuple(checks), in_float64=True)
+
+
+def _numbers(value: object) -> int:
+    """How much there is to compare: a detector may find nothing."""
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+def _parts(after: nn.Module) -> dict[str, nn.Module]:
+    """The outermost graphs, planned or not, in a model that as a whole is none, by their path."""
+    after = after.portable if isinstance(after, Optimized) else after
+    if not isinstance(after, fx.GraphModule) or not is_one_call(after):
+        return {}
+    planned = {m.portable: m for m in after.modules() if isinstance(m, Optimized)}
+    found = {path: planned.get(part, part) for path, part in graphs(after) if part is not after}
+    return {
+        path: part
+        for path, part in found.items()
+        if not any(path.startswith(f"{other}.") for other in found)
+    }
+
+
+def _by_parts(
+    index: int,
+    model: nn.Module,
+    after: nn.Module,
+    parts: dict[str, nn.Module],
+    inputs: tuple[Any, ...],
+) -> Iterator[Check]:
+    checks: list[Check] = []
+    calls: dict[str, list[tuple[Any, Any, Any]]] = {path: [] for path in parts}
+
+    def note(path: str) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            calls[path].append(cloned((args, kwargs, result)))
+
+        return hook
+
+    def hold(path: str) -> Any:
+        wide = copy.deepcopy(model.get_submodule(path)).double()
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+            if not calls[path]:
+                checks.append(Check(index, path, 1.0, 0.0, 0.0, "it is called more often"))
+                return result
+            args, kwargs, before = calls[path].pop(0)
+            args, kwargs = doubled((args, kwargs))
+            was, now, exact = (
+                dict(flatten(x, path)) for x in (before, result, wide(*args, **kwargs))
+            )
+            checks.extend(compare(index, was, now, exact, True))
+            return before
+
+        return hook
+
+    with preserved(model), torch.no_grad():
+        before = _hooked(model, {model.get_submodule(p): note(p) for p in parts}, inputs)
+        replayed = _hooked(after, {part: hold(path) for path, part in parts.items()}, inputs)
+    yield from checks
+    yield from compare(index, before, replayed, before, False)
+    for path, left in calls.items():
+        if left:
+            yield Check(index, path, 1.0, 0.0, 0.0, "it is called less often")
+
+
+def _hooked(model: nn.Module, hooks: dict[nn.Module, Any], inputs: tuple[Any, ...]) -> Any:
+    with ExitStack() as stack:
+        for module, hook in hooks.items():
+            handle = module.register_forward_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        return answer(model, inputs)

@@ -1,0 +1,208 @@
+"""Judge what became of a model by the model itself, and remember what float64 said.
+
+Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and says
+the same every time. So its verdict is kept under a digest of everything it hangs on that can be
+read: the weights, the example, the structure as torch prints it. What cannot be read, the user's
+code, is why the result is held against the original itself every time, in float32. So it is on a
+picture of NaN, which no kernel may make a number of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from ..errors import ModelFailed
+from ..machine.host_memory import trim
+from ..optimized import Optimized, describe
+from ..plan.ledger import Ledger
+from ..verify import (
+    Check,
+    Truth,
+    Verification,
+    answer,
+    lost_nans,
+    observe,
+    random_inputs,
+    verify,
+    without_numbers,
+)
+from .parts import verify_or_parts
+
+_TRIALS = 3
+"""On how many inputs the answers are compared."""
+
+_QUESTIONS = 2
+"""Raised whenever more is asked of a result: what was remembered before says nothing of that."""
+
+
+class Judge:
+    """Knows what a model answers, in float64 too unless it is remembered what that said."""
+
+    def __init__(
+        self, model: nn.Module, example: tuple[Any, ...], ledger: Ledger, say: Callable[[str], None]
+    ) -> None:
+        self.model, self.example, self.ledger, self.say = model, example, ledger, say
+        self.digest = digest_of(model, example, _TRIALS, _QUESTIONS)
+        self._nans: dict[str, Any] | None = None
+        self._run(wide=ledger.get(f"verified {self.digest}") is None)
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the model was run on all trial inputs, and in float64 if it can."""
+        return len(self._truth.inputs) == _TRIALS
+
+    def runs(self, inputs: tuple[Any, ...]) -> None:
+        """Refuse what the model itself cannot take, before anything is planned for it."""
+        with _named(self.model, inputs):
+            answer(self.model, inputs)
+
+    def check(self, graph: nn.Module) -> None:
+        """Refuse a rewritten graph that is wrong before anything is built on it."""
+        if not self.in_full and not verify(self._truth, graph).passed:
+            # Float32 alone may judge too hard.
+            self._run(wide=True)
+        if self.in_full:
+            verify_or_parts(self._truth, self.model, graph).require()
+        trim()
+
+    def judge(
+        self,
+        result: Optimized,
+        graph: nn.Module,
+        more: Sequence[tuple[Any, ...]],
+        kernels: str,
+        *,
+        whole: bool,
+    ) -> Verification:
+        """The verdict on `result`, planned from `graph`, on the example and on `more` inputs.
+
+        A `whole` graph has no code that may decide by values, and loop for ever on NaN.
+        """
+        if not self.in_full:
+            known = recall(self.ledger, self.digest, kernels)
+            if known is not None and self._verified(result, more, whole).passed:
+                return known
+            self._run(wide=True)
+            self.check(graph)
+        found = self._verified(result, more, whole)
+        if found.passed:
+            remember(self.ledger, self.digest, kernels, found)
+        return found
+
+    def _verified(
+        self, result: Optimized, more: Sequence[tuple[Any, ...]], whole: bool
+    ) -> Verification:
+        if self.in_full:
+            checks = list(verify_or_parts(self._truth, self.model, result).checks)
+        else:
+            checks = list(verify(self._truth, result).checks)
+        for inputs in more:
+            truth = observe(self.model, [inputs], wide=self.in_full)
+            checks += verify_or_parts(truth, self.model, result).checks
+        if whole and not any(check.reason for check in checks):
+            checks += self._lost_nans(result)
+        return Verification(tuple(checks), self._truth.exact is not None)
+
+    def _lost_nans(self, result: Optimized) -> list[Check]:
+        inputs = without_numbers(self.example)
+        if self._nans is None:
+            try:
+                self._nans = answer(self.model, inputs)
+            except Exception:
+                # Whatever a user's forward raises on what is no picture.
+                self._nans = {}
+        return list(lost_nans(self._nans, answer(result, inputs))) if self._nans else []
+
+    def _run(self, *, wide: bool) -> None:
+        self.say("running the original" + " in float64" * wide)
+        inputs = random_inputs(self.example, _TRIALS if wide else 1)
+        with _named(self.model, self.example):
+            self._truth: Truth = observe(self.model, inputs, wide=wide)
+        trim()
+
+
+@contextlib.contextmanager
+def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Say on which inputs the model itself raised."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        raise ModelFailed(
+            f"{type(model).__name__} raised {type(error).__name__} on "
+            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
+        ) from error
+
+
+def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
+    """The same for the same class, structure, weights and inputs.
+
+    >>> net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    >>> before = digest_of(net, [x])
+    >>> _ = net.weight.data.mul_(2)
+    >>> digest_of(net, [x]) == before
+    False
+    """
+    found = hashlib.sha256(f"{type(model)} {model} {rest}".encode())
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        _add(found, name, value)
+    leaves, structure = tree_flatten(list(inputs))
+    found.update(str(structure).encode())
+    for number, value in enumerate(leaves):
+        _add(found, str(number), value)
+    return found.hexdigest()[:32]
+
+
+def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
+    """The verdict on these kernels; None if there is none."""
+    known = ledger.get(f"verified {digest}")
+    try:
+        if known["kernels"] != kernels:
+            return None
+        checks = tuple(map(_check_of, known["checks"]))
+        if not checks or type(known["in_float64"]) is not bool:
+            return None
+        found = Verification(checks, known["in_float64"], remembered=True)
+    except (TypeError, KeyError, ValueError):
+        return None
+    # Only what passed is kept.
+    return found if found.passed else None
+
+
+def _check_of(data: dict[str, Any]) -> Check:
+    """The check that the memory has; ValueError or TypeError if it is none."""
+    kinds = {"input": int, "output": str, "reason": str}
+    kinds |= dict.fromkeys(("error", "eager_error", "allowed"), float)
+    found = Check(**data)
+    for name, kind in kinds.items():
+        if type(getattr(found, name)) is not kind:
+            raise ValueError(f"{name} is {getattr(found, name)!r}")
+    return found
+
+
+def remember(ledger: Ledger, digest: str, kernels: str, verdict: Verification) -> None:
+    """Keep the verdict for whoever asks with the same digest and kernels."""
+    data = verdict.to_dict()
+    kept = {name: data[name] for name in ("checks", "in_float64")}
+    ledger.put(f"verified {digest}", {"kernels": kernels, **kept})
+
+
+def _add(found: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        found.update(f"{name} {value!r}".encode())
+        return
+    value = value.detach()
+    found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    # What has no plain bytes is told by its printed form: sparse, quantized, on another device.
+    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        found.update(repr(value).encode())
+        return
+    dense = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    found.update(dense.view(torch.uint8).numpy() if dense.numel() else b"")

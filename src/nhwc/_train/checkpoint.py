@@ -1,0 +1,84 @@
+"""Checkpoints: whole or not there, readable anywhere, enough to go on as if never stopped."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import FileError, InputError
+from ..formats import Format, to_format
+from ..machine.disk import replace_file
+
+SCHEMA = 1
+NEEDED = ("state_dict", "optimizer", "scaler", "average", "epoch", "batch", "order", "points")
+
+
+def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
+    """Write `content` with contiguous tensors on the CPU, whole or not at all."""
+    path = Path(path)
+    buffer = io.BytesIO()
+    torch.save(portable({"schema": SCHEMA, **content}), buffer)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [buffer.getvalue()])
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote; nothing but tensors and plain containers is read."""
+    try:
+        data = io.BytesIO(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
+    try:
+        content = torch.load(data, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise FileError(
+            f"{path} is no checkpoint: damaged, or not written by nhwc train. Use another one."
+        ) from error
+    if not isinstance(content, dict) or not set(NEEDED) <= set(content):
+        raise FileError(
+            f"{path} is no checkpoint of nhwc train. If it holds weights alone, pass them as "
+            "--weights."
+        )
+    if content.get("schema") != SCHEMA:
+        raise FileError(f"{path} was written by a newer nhwc. Install that one to read it.")
+    return content
+
+
+def portable(value: Any) -> Any:
+    """Copy nested containers, each tensor contiguous and on the CPU.
+
+    The strides of size-1 dimensions too: a 1x1 weight must not tell the next program that it is
+    channels last.
+
+    >>> weight = torch.empty(8, 4, 1, 1).to(memory_format=torch.channels_last)
+    >>> weight.stride(), portable({"weight": weight})["weight"].stride()
+    ((4, 1, 4, 4), (4, 1, 1, 1))
+    """
+    if isinstance(value, Tensor):
+        return to_format(value.detach().cpu(), Format.CONTIGUOUS)
+    if isinstance(value, dict):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(portable(item) for item in value)
+    return value
+
+
+def evaluation_weights(content: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights that training itself evaluates: the running average where there is one."""
+    average = content["average"]
+    if average is None:
+        return dict(content["state_dict"])
+    prefix = "module."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in average.items()
+        if name.startswith(prefix)
+    }

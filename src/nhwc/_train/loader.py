@@ -1,0 +1,181 @@
+"""Batches that lie in memory as the images were decoded, N, H, W, C, seen as N, C, H, W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import InputError, NhwcError
+from .distributed import rank_and_world
+from .images import Source
+from .recipe import at_least
+
+
+class Batch(NamedTuple):
+    """Images N, C, (D,) H, W in bytes, channels last in memory, and their labels."""
+
+    images: Tensor
+    labels: Tensor
+    faults: tuple[str, ...] = ()
+
+
+class Draw(NamedTuple):
+    """One image to load, and the seed of all that is random about it."""
+
+    number: int
+    seed: tuple[int, int, int]
+
+
+class Item(NamedTuple):
+    image: np.ndarray | None
+    label: int
+    faults: tuple[str, ...]
+
+
+class Loader:
+    """Batches of `source`, in an order that depends on seed and epoch alone.
+
+    >>> from nhwc._train import Synthetic
+    >>> loader = Loader(Synthetic(100, (32, 32, 3)), batch_size=8)
+    >>> images, labels, _ = next(loader.batches(epoch=0))
+    >>> images.shape, images.is_contiguous(memory_format=torch.channels_last)
+    (torch.Size([8, 3, 32, 32]), True)
+
+    `batch_size` counts the images of all processes together. Each image's augmentation is seeded
+    by (seed, epoch, index): workers and processes change who loads it, never what comes out.
+    With `train`, batches are shuffled and a last smaller one is left out; without, every image
+    comes once. `skip_corrupt` passes over unreadable images and tells `on_skip` which.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        train: bool = True,
+        seed: int = 0,
+        workers: int = 0,
+        pin_memory: bool = False,
+        max_batches: int | None = None,
+        skip_corrupt: bool = False,
+        on_skip: Callable[[str], None] | None = None,
+    ) -> None:
+        at_least(0, workers=workers)
+        if max_batches is not None:
+            at_least(1, max_batches=max_batches)
+        self.order = Order(len(source), batch_size, train=train, seed=seed, limit=max_batches)
+        self.batch_size = batch_size
+        self.seed = seed
+        self._skip = skip_corrupt
+        self._on_skip = on_skip
+        self._loader = DataLoader(
+            _Drawn(source, replace=train and skip_corrupt),
+            batch_sampler=self.order,  # type: ignore[arg-type]
+            collate_fn=stack,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+        )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `start` on; those before cost nothing."""
+        self.order.epoch, self.order.start = epoch, start
+        try:
+            for batch in self._loader:
+                for fault in batch.faults:
+                    if not self._skip:
+                        raise InputError(
+                            f"{fault}. Remove it, or pass over such with skip_corrupt."
+                        )
+                    if self._on_skip is not None:
+                        self._on_skip(fault)
+                if len(batch.labels):
+                    yield batch
+        except RuntimeError as error:
+            if "DataLoader worker" in str(error):
+                raise NhwcError(
+                    f"a loader worker died, often for want of memory ({str(error).split('.')[0]}). "
+                    "Use fewer workers or a smaller batch."
+                ) from error
+            raise
+
+
+class Order:
+    """This process's share of each batch of an epoch, image by image."""
+
+    def __init__(
+        self, length: int, batch_size: int, *, train: bool, seed: int, limit: int | None
+    ) -> None:
+        self.rank, self.world = rank_and_world()
+        _check_sizes(length, batch_size, self.world if train else 1, train=train)
+        whole, rest = divmod(length, batch_size)
+        self.length, self.batch_size, self.train, self.seed = length, batch_size, train, seed
+        self.count = min(whole + (rest > 0 and not train), limit or length)
+        self.epoch = self.start = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        indices = np.arange(self.length)
+        if self.train:
+            np.random.default_rng((self.seed, self.epoch)).shuffle(indices)
+        for number in range(self.start, self.count):
+            batch = indices[number * self.batch_size : (number + 1) * self.batch_size]
+            own = [int(index) for index in batch[self.rank :: self.world]]
+            yield [Draw(index, (self.seed, self.epoch, index)) for index in own]
+
+
+class _Drawn(Dataset[Item]):
+    """Calls the source, and carries what cannot be read back to the main process as words.
+
+    An exception would arrive there wrapped in a worker's traceback. While training, another image
+    may take its place, so that all batches and all processes' shares stay equally large.
+    """
+
+    def __init__(self, source: Source, *, replace: bool) -> None:
+        self.source, self.tries = source, len(source) if replace else 1
+
+    def __getitem__(self, draw: Draw) -> Item:
+        faults: list[str] = []
+        for offset in range(self.tries):
+            try:
+                index = (draw.number + offset) % len(self.source)
+                image, label = self.source.sample(index, np.random.default_rng(draw.seed))
+                return Item(image, label, tuple(faults))
+            except InputError as error:
+                faults.append(str(error))
+        return Item(None, 0, tuple(faults))
+
+
+def stack(items: list[Item]) -> Batch:
+    """Lay images side by side as they are and view the result as N, C, (D,) H, W."""
+    good = [(item.image, item.label) for item in items if item.image is not None]
+    faults = tuple(fault for item in items for fault in item.faults)
+    if not good:
+        return Batch(torch.empty(0, 0, 0, 0), torch.empty(0, dtype=torch.int64), faults)
+    images = torch.from_numpy(np.stack([image for image, _ in good])).movedim(-1, 1)
+    return Batch(images, torch.tensor([label for _, label in good]), faults)
+
+
+def _check_sizes(length: int, batch_size: int, world: int, *, train: bool) -> None:
+    at_least(1, batch_size=batch_size)
+    if batch_size % world:
+        near = max(batch_size // world, 1) * world
+        raise InputError(
+            f"a batch of {batch_size} does not divide among {world} processes. "
+            f"Use {near} or {near + world}."
+        )
+    if train and length < batch_size:
+        raise InputError(
+            f"the training set has {length} images, less than one batch of {batch_size}. "
+            f"Use a batch size of {length} or less."
+        )

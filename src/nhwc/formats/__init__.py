@@ -1,0 +1,196 @@
+"""The memory formats of 4-D and 5-D tensors: name them, ask for them, convert modules to them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ..errors import InputError
+from .weights import check_memory, convolution_weights, packed_convolutions
+
+Model = TypeVar("Model", nn.Module, ExportedProgram)
+
+
+class Format(Enum):
+    """How a tensor of logical shape N, C, (D,) H, W lies in memory."""
+
+    CONTIGUOUS = "contiguous"
+    CHANNELS_LAST = "channels_last"
+    CHANNELS_LAST_3D = "channels_last_3d"
+    AMBIGUOUS = "ambiguous"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the channels are densest, in two dimensions or in three."""
+        return self in (Format.CHANNELS_LAST, Format.CHANNELS_LAST_3D)
+
+
+CHANNELS_LAST_OF = {4: Format.CHANNELS_LAST, 5: Format.CHANNELS_LAST_3D}
+"""The channels-last format of a tensor with so many dimensions."""
+
+_MEMORY_FORMATS = {
+    Format.CONTIGUOUS: torch.contiguous_format,
+    Format.CHANNELS_LAST: torch.channels_last,
+    Format.CHANNELS_LAST_3D: torch.channels_last_3d,
+}
+
+
+def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
+    """Return the memory format that the strides of `tensor` show.
+
+    >>> x = torch.empty(2, 3, 8, 8)
+    >>> format_of(x), format_of(x.to(memory_format=torch.channels_last))
+    (<Format.CONTIGUOUS: 'contiguous'>, <Format.CHANNELS_LAST: 'channels_last'>)
+
+    The strides of N1HW, NC11 and empty tensors are true of both formats: `AMBIGUOUS`. A caller who
+    knows which one is meant passes it as `hint`, and gets it back wherever the strides admit it.
+
+    >>> format_of(torch.empty(2, 1, 8, 8), hint=Format.CHANNELS_LAST)
+    <Format.CHANNELS_LAST: 'channels_last'>
+    """
+    _check_tensor(tensor)
+    if hint is not None:
+        _check_target(hint)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return Format.OTHER
+    plain = tensor.is_contiguous()
+    last = CHANNELS_LAST_OF.get(tensor.ndim)
+    if last is None:
+        return Format.CONTIGUOUS if plain else Format.OTHER
+    if tensor.numel() and not tensor.is_contiguous(memory_format=_MEMORY_FORMATS[last]):
+        return Format.CONTIGUOUS if plain else Format.OTHER
+    if not plain:
+        return last
+    return hint if hint in (Format.CONTIGUOUS, last) else Format.AMBIGUOUS
+
+
+def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int, ...]:
+    """Return the strides that say `format` for a dense tensor of this shape.
+
+    >>> strides_of((10, 3, 16, 16), Format.CHANNELS_LAST)
+    (768, 1, 48, 3)
+    """
+    dims = list(range(len(shape)))
+    if format is not Format.CONTIGUOUS:
+        dims.append(dims.pop(1))
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(dims):
+        strides[dim] = step
+        # Of an empty tensor torch wants strides of at least 1 in the one format, 0 in the other.
+        step *= max(shape[dim], 1) if format is Format.CONTIGUOUS else shape[dim]
+    return tuple(strides)
+
+
+def to_format(tensor: Tensor, format: Format) -> Tensor:
+    """Return `tensor` with the strides of `format`, copying data only where data must move.
+
+    Unlike `Tensor.contiguous`, this also rewrites the strides of size-1 dimensions, so that an
+    ambiguous tensor (N1HW, NC11) says what it is to whoever reads its strides next.
+
+    >>> x = torch.empty(2, 1, 4, 4)
+    >>> to_format(x, Format.CHANNELS_LAST).stride(), x.contiguous().stride()
+    ((16, 1, 4, 1), (16, 16, 4, 1))
+    >>> to_format(x, Format.CHANNELS_LAST).data_ptr() == x.data_ptr()
+    True
+    """
+    _check_format(tensor, format)
+    dense = tensor.contiguous(memory_format=_MEMORY_FORMATS[format])
+    strides = strides_of(dense.shape, format)
+    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
+
+
+def _check_format(tensor: Tensor, format: Format) -> None:
+    _check_tensor(tensor)
+    _check_target(format)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        way = ".to_padded_tensor(0)" if tensor.is_nested else ".to_dense()"
+        raise InputError(f"{kind} has no memory format. Call {way} first.")
+    if format is not Format.CONTIGUOUS and CHANNELS_LAST_OF.get(tensor.ndim) is not format:
+        needed = 4 if format is Format.CHANNELS_LAST else 5
+        raise InputError(
+            f"a tensor of shape {tuple(tensor.shape)} has {tensor.ndim} dimensions; "
+            f"{format} needs {needed}. Add the missing dimension, or ask for another format."
+        )
+
+
+def _check_tensor(tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(
+            f"a {type(tensor).__name__} has no memory format. Make a tensor of it: "
+            "torch.as_tensor(x)."
+        )
+
+
+def _check_target(format: object) -> None:
+    if format not in _MEMORY_FORMATS:
+        what = (
+            "it describes strides that are found, none to ask for"
+            if isinstance(format, Format)
+            else "it is no nhwc.Format"
+        )
+        raise InputError(
+            f"{format!s} cannot be asked for: {what}. "
+            "Use Format.CONTIGUOUS, Format.CHANNELS_LAST or Format.CHANNELS_LAST_3D."
+        )
+
+
+def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
+    """Give every 2-D and 3-D convolution of `module` weights in `format`, in place.
+
+    `CHANNELS_LAST` means channels last in the weight's own number of dimensions: 5-D weights become
+    `CHANNELS_LAST_3D`. `CHANNELS_LAST_3D` converts only those. `CONTIGUOUS` undoes either.
+
+    >>> net = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU())
+    >>> format_of(convert_(net)[0].weight)
+    <Format.CHANNELS_LAST: 'channels_last'>
+
+    Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
+
+    TorchScript (scripted, traced, frozen), graphs of torch.fx, exported programs and what
+    torch.compile returned are converted too. In other code of your own a weight is found where the
+    class itself hands it to a convolution, `F.conv2d(x, self.weight)`; one that goes through a
+    function elsewhere is left, and `nhwc.audit` names it. What is packed for one kernel (quantized,
+    `torch.jit.optimize_for_inference`) has no strides, and is left.
+    """
+    _check_target(format)
+    model: object = module.module() if isinstance(module, ExportedProgram) else module
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
+            "For a tensor there is nhwc.to_format(x, format)."
+        )
+    weights = convolution_weights(model)
+    if not weights and (packed := packed_convolutions(model)):
+        raise InputError(
+            f"every convolution of the {type(module).__name__} holds its weight packed for one "
+            f"kernel ({packed[0] or 'the model itself'}): there is no format to change. "
+            "Convert the model before it is quantized or optimized for inference."
+        )
+    check_memory(model, weights)
+    # Two parameters over the same memory go on sharing it.
+    moved: dict[object, Tensor] = {}
+    for weight in weights:
+        _restride_(weight.tensor, format, moved)
+    return module
+
+
+def _restride_(weight: Tensor, format: Format, moved: dict[object, Tensor]) -> None:
+    own = CHANNELS_LAST_OF[weight.ndim]
+    if format is Format.CHANNELS_LAST:
+        format = own
+    if format in (own, Format.CONTIGUOUS):
+        for tensor in (weight, *([] if weight.grad is None else [weight.grad])):
+            memory = (tensor.untyped_storage()._cdata, tensor.storage_offset())
+            place = (*memory, tensor.shape, tensor.stride())
+            if place not in moved:
+                moved[place] = to_format(tensor.data, format)
+            tensor.data = moved[place]

@@ -1,0 +1,161 @@
+"""Files that nhwc keeps for itself between runs, where nobody else can put any.
+
+A compiled kernel is native code: whoever can write to the folder it is found in can have it run.
+So a folder is used only if nobody but its owner, who runs this process, can write to it or put
+another in its place, and a file only if the same holds for it. Folders are made for their owner
+alone. Where the cache cannot be used, one line says why, and it costs the memory and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ..shown import shown
+from .environment import cache_dir
+
+_log = logging.getLogger("nhwc")
+
+_LARGEST = 1 << 28
+"""A file of more bytes is none of ours."""
+
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+_LINKS = 40
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+
+_OWN_ID = getattr(os, "geteuid", None)
+"""Where a system has no such users, what it gives is taken."""
+
+
+def read_own(path: Path, largest: int = _LARGEST) -> bytes | None:
+    """What a file of the cache holds; None if there is none, or others could have written it."""
+    if not _is_ours(path.parent):
+        return None
+    try:
+        # A link, a pipe or a device in its place is not followed, nor waited for.
+        handle = os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK)
+    except (OSError, ValueError):
+        return None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > largest:
+            return None
+        if why := _others(found, path):
+            _say_once(why)
+            return None
+        try:
+            return file.read()
+        except OSError:
+            return None
+
+
+def write_own(path: Path, content: bytes) -> None:
+    """Keep `content` for the next process, whole or not at all; where that fails it costs time."""
+    if not make_own(path.parent):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:20]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def make_own(folder: Path) -> bool:
+    """Make `folder` for its owner alone, if it is not there. Whether files of ours can lie there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     make_own(Path(there) / "plans"), oct((Path(there) / "plans").stat().st_mode & 0o777)
+    (True, '0o700')
+    """
+    try:
+        missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+        for one in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                one.mkdir(mode=0o700)
+    except (OSError, ValueError):
+        return False
+    return _is_ours(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can write to `folder`, or put another one in its place."""
+    try:
+        why = why_unsafe(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError, RuntimeError) as error:
+        why = f"{folder} cannot be looked at ({error})"
+    if why:
+        _say_once(why)
+    return not why
+
+
+def why_unsafe(folder: Path) -> str:
+    """What lets others write to `folder`, or put another in its place; nothing if nobody can."""
+    if _OWN_ID is None:
+        return ""
+    found = os.stat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(folder)
+    if why := _others(found, folder):
+        return why
+    for place in _places(folder.absolute()):
+        above = os.lstat(place)
+        if above.st_uid not in (_OWN_ID(), 0):
+            return f"{place} belongs to another user"
+        # In a folder like /tmp, others may add names, and not touch those of anyone else.
+        is_open = not stat.S_ISLNK(above.st_mode) and above.st_mode & _WRITABLE
+        if is_open and not above.st_mode & stat.S_ISVTX:
+            return f"others can write to {place}"
+    return ""
+
+
+def _places(path: Path) -> list[Path]:
+    """All folders and links that are looked up on the way to `path`, in order."""
+    found: list[Path] = []
+    waiting = list(reversed(path.parts[1:]))
+    at, links = Path(path.anchor), 0
+    while waiting:
+        found.append(at)
+        part = waiting.pop()
+        below = at.parent if part == ".." else at / part
+        if part != ".." and below.is_symlink():
+            links += 1
+            if links > _LINKS:
+                raise OSError(f"more than {_LINKS} links")
+            found.append(below)
+            target = Path(os.readlink(below))
+            waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            below = Path(target.anchor) if target.is_absolute() else at
+        at = below
+    return [*dict.fromkeys(found), at]
+
+
+def _others(found: os.stat_result, place: Path) -> str:
+    """Who else may have written what was found at `place`."""
+    if _OWN_ID is None:
+        return ""
+    if found.st_uid not in (_OWN_ID(), 0):
+        return f"{place} belongs to another user"
+    return f"others can write to {place}" if found.st_mode & _WRITABLE else ""
+
+
+@cache
+def _say_once(why: str) -> None:
+    _log.warning(
+        "nhwc: files under %s are not used: %s. Kernels are compiled, and choices measured, for "
+        "this process alone. Change that, or name a folder of your own in NHWC_CACHE.",
+        shown(str(cache_dir())),
+        shown(why),
+    )

@@ -1,0 +1,49 @@
+"""Whether there are threads to compute with.
+
+torch computes on a pool of threads, one for each thread that calls it. A fork copies the thread
+that forks, with its pool, but not the threads in that: the first operator in the child that is
+large enough to be shared out waits for them for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from ..errors import NhwcError
+
+
+class _Forks(threading.local):
+    """Of each thread: whether it ran models on several threads, and forked then."""
+
+    ran = False
+    lost = False
+
+
+_forks = _Forks()
+
+
+def _after_fork() -> None:
+    _forks.lost = _forks.ran
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_threads() -> None:
+    """Refuse to compute in a forked child whose parent's threads are gone: it would hang.
+
+    Only what was run through `nhwc` is known of: torch does not tell whether it used its threads.
+    """
+    if torch.get_num_threads() == 1:
+        return
+    if _forks.lost:
+        raise NhwcError(
+            f"this process was forked after its parent had run a model on "
+            f"{torch.get_num_threads()} threads, which the fork did not copy: torch would wait for "
+            "them for ever. Call torch.set_num_threads(1) in the child, or start it by spawn."
+        )
+    _forks.ran = True

@@ -1,0 +1,99 @@
+"""Whether a verb can take a model: its kind, and that its parameters have shapes and one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.jit._trace import TracedModule
+from torch.nn.parameter import is_lazy
+
+from ..errors import InputError
+from .trees import some
+
+
+def module_of(model: object, verb: str) -> nn.Module:
+    """The module that `verb` is to work on: of an exported program its graph, else the model.
+
+    >>> module_of(print, "audit")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot audit a builtin_function_or_method: it is no torch.nn.Module.
+    """
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    if isinstance(model, fx.GraphModule) and "eval" in vars(model):
+        return _usable(model)
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, torch.jit.ScriptFunction):
+        raise InputError(
+            f"cannot {verb} a TorchScript function: it is no torch.nn.Module. "
+            "Pass the module whose forward it is."
+        )
+    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.")
+
+
+def rewritable(model: object, verb: str) -> nn.Module:
+    """As `module_of`, for verbs that rewrite a model: what TorchScript compiled is closed to them.
+
+    >>> rewritable(torch.jit.script(nn.Sequential(nn.ReLU())), "fuse")
+    Traceback (most recent call last):
+    nhwc.errors.InputError: cannot fuse a TorchScript module (scripted): ... it was made from.
+    """
+    module = module_of(model, verb)
+    # What torch.compile returns holds the model it was made from.
+    if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
+        kind = "traced" if isinstance(script, TracedModule) else "scripted"
+        raise InputError(
+            f"cannot {verb} a TorchScript module ({kind}): its code is compiled. "
+            "Pass the torch.nn.Module that it was made from."
+        )
+    return module
+
+
+def _usable(exported: fx.GraphModule) -> fx.GraphModule:
+    """The same graph in a module that bears `train` and `eval`, which torch's own refuses.
+
+    It checks the sizes it was exported for, as torch's does.
+    """
+    graph = fx.GraphModule(exported, exported.graph, "Exported")
+    # Whether it trains stands in the calls: no flag changes that any more.
+    return graph.train(any(map(_trains, graph.graph.nodes)))
+
+
+def _trains(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    given = {
+        **dict(zip([a.name for a in schema.arguments], node.args, strict=False)),
+        **node.kwargs,
+    }
+    return given.get("training") is True or given.get("train") is True
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Refuse a lazy model that has not been run yet: running it would change it."""
+    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+    if lazy:
+        raise InputError(
+            f"{some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
+            "Run the model once on an example input first."
+        )
+
+
+def check_devices(model: nn.Module, tensors: Sequence[Tensor]) -> None:
+    """Refuse what is on the meta device, and inputs that are elsewhere than the model."""
+    own = {t.device for t in (*model.parameters(), *model.buffers())}
+    if torch.device("meta") in own or any(t.is_meta for t in tensors):
+        raise InputError(
+            "the model or its input is on the meta device, where nothing is computed. "
+            "Materialise it: model.to_empty(device='cpu')."
+        )
+    if len(own) == 1 and not all(t.device in own for t in tensors):
+        where, other = next(iter(own)), tensors[0].device
+        raise InputError(
+            f"the model is on {where}, the input on {other}. Move one: input.to({str(where)!r})."
+        )

@@ -1,0 +1,171 @@
+"""torchvision imported, also beside a torch that its compiled operators do not match.
+
+`nms` and `roi_align` are all that torchvision's detection models need. They answer what the
+compiled ones answer, slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import MissingPackage, missing
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align": "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+    "SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",
+}
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also where its compiled operators do not match this torch.
+
+    A torchvision from the package index beside a CPU-only torch dies at import, because it
+    registers fake implementations for operators its library failed to define. It gets their
+    schemas, and in plain torch the operators that its models call.
+    """
+    for _ in range(20):
+        try:
+            torchvision = importlib.import_module("torchvision")
+        except ImportError:
+            raise missing("torchvision", "zoo") from None
+        except RuntimeError as error:
+            absent = _missing_operator(error)
+            if absent is None:
+                raise
+            for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
+                del sys.modules[loaded]
+            _declare(absent)
+        else:
+            _supply()
+            return torchvision
+    raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
+
+
+def import_torchvision_if_present() -> None:
+    """Make a later `import torchvision` by somebody else's code succeed, where it is installed."""
+    with contextlib.suppress(MissingPackage):
+        import_torchvision()
+
+
+def _missing_operator(error: RuntimeError) -> str | None:
+    text = str(error)
+    if "operator torchvision::" not in text or "does not exist" not in text:
+        return None
+    return text.split("operator torchvision::")[1].split()[0]
+
+
+def _declare(operator: str) -> torch.library.Library:
+    """Give an operator of torchvision a schema, so that torchvision can be imported."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define(_SCHEMAS.get(operator, f"{operator}(Tensor input) -> Tensor"))
+    _DECLARED.append(library)
+    return library
+
+
+def _supply() -> None:
+    """Let torchvision call the operators below, unless it has its own or has them already."""
+    if hasattr(torch.ops.torchvision, "roi_align"):
+        return
+    library = _declare("roi_align")
+    library.impl("roi_align", roi_align, "CompositeImplicitAutograd")
+    library.impl("nms", nms, "CompositeExplicitAutograd")
+    for name in ("boxes", "roi_align"):
+        # Each module asks by a name of its own whether the operators are there.
+        module = importlib.import_module(f"torchvision.ops.{name}")
+        vars(module).update(_has_ops=lambda: True, _assert_has_ops=lambda: None)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """The boxes (x1, y1, x2, y2) that overlap no better one that is kept; best first.
+
+    >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 3], [5, 5, 9, 9]])
+    >>> nms(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.6)
+    tensor([1, 2])
+    """
+    order = scores.argsort(descending=True, stable=True)
+    sorted_boxes = boxes[order]
+    low, high = sorted_boxes[:, :2], sorted_boxes[:, 2:]
+    area = (high - low).prod(1)
+    sides = torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)
+    shared = sides.clamp(min=0).prod(2)
+    overlaps = (shared / (area[:, None] + area - shared) > iou_threshold).triu(1)
+    kept, before = torch.ones_like(order, dtype=torch.bool), None
+    # A box's fate hangs on those before it alone: what stays unchanged in a round is settled.
+    while before is None or not torch.equal(kept, before):
+        kept, before = ~overlaps[kept].any(0), kept
+    return order[kept]
+
+
+def roi_align(
+    input: Tensor,
+    rois: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    sampling_ratio: int,
+    aligned: bool,
+) -> Tensor:
+    """The mean of bilinear samples in each cell of each box; a roi is (image, x1, y1, x2, y2)."""
+    corners = rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)
+    start, size = corners[:, :2], corners[:, 2:] - corners[:, :2]
+    if not aligned:
+        size = size.clamp(min=1)
+    cell = size / size.new_tensor([pooled_width, pooled_height])
+    # So many samples a cell, across and down.
+    samples = cell.detach().ceil().clamp(min=0).long()
+    if sampling_ratio > 0:
+        samples = torch.full_like(samples, sampling_ratio)
+    result = input.new_zeros(len(rois), input.shape[1], pooled_height, pooled_width)
+    groups = torch.cat((rois[:, :1].detach().long(), samples), 1)
+    for group in groups.unique(dim=0):
+        image, across, down = group.tolist()
+        chosen = (groups == group).all(1).nonzero()[:, 0]
+        if across and down:
+            x = _places(start[chosen, 0], cell[chosen, 0], pooled_width, across)
+            y = _places(start[chosen, 1], cell[chosen, 1], pooled_height, down)
+            means = F.avg_pool2d(_sampled(input[image], x, y), (down, across))
+            result = result.index_copy(0, chosen, means)
+    return result
+
+
+def _places(start: Tensor, cell: Tensor, cells: int, samples: int) -> Tensor:
+    """Where the samples of each box lie, in pixels: boxes x (cells * samples)."""
+    steps = (torch.arange(cells * samples, device=start.device).to(start) + 0.5) / samples
+    return start[:, None] + steps * cell[:, None]
+
+
+def _sampled(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`image` at each (y, x), boxes x channels x ys x xs; zero beyond a pixel from its border."""
+    height, width = image.shape[1:]
+    grid = torch.stack(
+        (
+            _normalized(x, width)[:, None, :].expand(-1, y.shape[1], -1),
+            _normalized(y, height)[:, :, None].expand(-1, -1, x.shape[1]),
+        ),
+        -1,
+    )
+    # All boxes below one another: they read the same image.
+    values: Tensor = F.grid_sample(
+        image[None], grid.flatten(0, 1)[None], padding_mode="border", align_corners=True
+    )
+    values = values[0].unflatten(1, y.shape).movedim(1, 0)
+    rows, columns = (y >= -1) & (y <= height), (x >= -1) & (x <= width)
+    return values * rows[:, None, :, None] * columns[:, None, None, :]
+
+
+def _normalized(places: Tensor, size: int) -> Tensor:
+    """Pixels as grid_sample counts them with align_corners: -1 the first, 1 the last."""
+    return places.clamp(0, size - 1) * (2 / max(size - 1, 1)) - 1
+
+
+# A Library undefines its operators when it is collected.
+_DECLARED: list[torch.library.Library] = []

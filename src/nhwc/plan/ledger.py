@@ -1,0 +1,93 @@
+"""What was measured once is remembered: which kernel won for which layer, on this machine.
+
+One JSON file per environment under `cache_dir()`. It is read whole and replaced whole, never
+locked: two programs at once may each measure what the other measures too, and nothing worse. A
+file that cannot be read is one that does not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ..kernels.language.isa import asked
+from ..kernels.language.sources import sources
+from ..machine.cache import read_own, write_own
+from ..machine.environment import Environment, cache_dir
+
+_SCHEMA = 1
+
+
+class Ledger:
+    """A dictionary from text to plain values that outlives the process.
+
+    >>> ledger = Ledger.of(Environment.here())
+    >>> ledger.put("conv2d 1x64x56x56", {"onednn": 0.001})
+    >>> ledger.get("conv2d 1x64x56x56")
+    {'onednn': 0.001}
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = _read(path)
+        self._new: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, environment: Environment) -> Ledger:
+        """The ledger of this machine, torch version and thread count, and of these kernels."""
+        kernels = hashlib.sha256(f"{asked()} {sources()}".encode()).hexdigest()[:8]
+        return cls(cache_dir() / "plans" / f"{environment.key}-{kernels}.json")
+
+    @property
+    def measured(self) -> int:
+        """How many entries were added since the file was read or saved."""
+        return len(self._new)
+
+    def get(self, key: str) -> Any:
+        return self._new.get(key, self._known.get(key))
+
+    def seconds(self, key: str) -> float | None:
+        """The time that was put, unless something else stands there."""
+        known = self.get(key)
+        return known if is_time(known) else None
+
+    def forget(self) -> None:
+        """Know nothing any more. What is put and saved from now on replaces what the file has."""
+        self._known = {}
+
+    def put(self, key: str, value: Any) -> None:
+        self._new[key] = value
+
+    def save(self) -> None:
+        """Add what is new to the file. A disk that is full or read-only costs only the memory."""
+        if not self._new:
+            return
+        # Someone else may have saved since: theirs stays, ours is added.
+        self._known = {**self._known, **_read(self.path), **self._new}
+        self._new = {}
+        text = json.dumps({"schema": _SCHEMA, "entries": self._known})
+        write_own(self.path, text.encode())
+
+
+def is_time(value: Any) -> TypeGuard[float]:
+    """Whether an entry is a number of seconds: what a file says may be anything.
+
+    >>> is_time(0.5), is_time(True), is_time(float("nan")), is_time([0.5])
+    (True, False, False, False)
+    """
+    return type(value) is float and 0 <= value < math.inf
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_own(path)
+    try:
+        data = json.loads(content or b"")
+    except (ValueError, RecursionError, MemoryError):
+        return {}
+    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
+        return {}
+    entries = data.get("entries")
+    return entries if isinstance(entries, dict) else {}

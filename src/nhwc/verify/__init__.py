@@ -1,0 +1,311 @@
+"""Does the rewritten model compute the same? Both are held against a float64 run of the original.
+
+Two float32 programs that round in different orders differ; what may be asked is that the new one
+is not much further from the truth than the old one was. The truth is the original in float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..errors import VerificationError
+from ..models.preserve import preserved, undrawn
+from .widened import run_in_float64, wide_type
+
+FACTOR = 10.0
+"""How many times eager's own error a rewritten model may err."""
+
+_TINY = 0.125
+"""The share of zeros and denormal numbers among others."""
+
+_FLOOR = 8.0
+"""Errors under this many roundings pass: on a tiny model eager's own may happen to be zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One output tensor on one input; errors are relative to the largest value of the output."""
+
+    input: int
+    output: str
+    error: float
+    eager_error: float
+    allowed: float
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Every output on every input, and whether there was a float64 run to hold them against.
+
+    `remembered` if that run was an earlier one's, of the same weights on the same inputs.
+    """
+
+    checks: tuple[Check, ...]
+    in_float64: bool
+    remembered: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def worst(self) -> Check | None:
+        """The check that came nearest to its bound, or went furthest over it."""
+        return max(self.checks, key=_severity, default=None)
+
+    def require(self) -> None:
+        """Raise VerificationError unless every check passed."""
+        worst = self.worst
+        if worst is None or self.passed:
+            return
+        why = worst.reason or (
+            f"relative error {worst.error:.2g} where eager's own is {worst.eager_error:.2g} "
+            f"and {worst.allowed:.2g} is allowed"
+        )
+        raise VerificationError(
+            f"the rewritten model differs in {worst.output} on input {worst.input}: {why}. "
+            "The original is untouched; leave out passes to find the one at fault."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "passed": self.passed,
+            "in_float64": self.in_float64,
+            "remembered": self.remembered,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What the original answers to some inputs, in its own precision and in float64."""
+
+    inputs: tuple[tuple[Any, ...], ...]
+    answers: tuple[dict[str, Any], ...]
+    exact: tuple[dict[str, Any], ...] | None
+
+
+def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Truth:
+    """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
+
+    A model that cannot run in float64 leaves `exact` empty; then before and after are compared
+    with each other alone, as they are if `wide` is False.
+    """
+    # Lists: a generator would turn a StopIteration that the model raises into another error.
+    answers = tuple([answer(model, one) for one in inputs])
+    if not wide:
+        return Truth(tuple(inputs), answers, None)
+    exact = None
+    try:
+        exact = run_in_float64(
+            model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
+        )
+    except Exception:
+        # Whatever a user's forward raises in a precision it was not written for.
+        return Truth(tuple(inputs), answers, None)
+    if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
+        exact = None  # The output's shape hangs on its values (detections): not comparable.
+    return Truth(tuple(inputs), answers, exact)
+
+
+def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
+    """Hold the answers of `after` against the original's.
+
+    >>> net, x = nn.Linear(8, 4), torch.randn(2, 8)
+    >>> truth = observe(net, [(x,)])
+    >>> verify(truth, net).passed, verify(truth, lambda x: net(x) + 1e-3).passed
+    (True, False)
+    """
+    checks: list[Check] = []
+    for index, one in enumerate(truth.inputs):
+        before = truth.answers[index]
+        exact = truth.exact[index] if truth.exact else before
+        checks.extend(compare(index, before, answer(after, one), exact, truth.exact is not None))
+    return Verification(tuple(checks), truth.exact is not None)
+
+
+def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tuple[Any, ...]]:
+    """The example, then `count - 1` others like it: normal, then uniform, values.
+
+    Uniform ones have zeros and denormal numbers among them. Integers and booleans keep the
+    example's values, which may be indices into something.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def like(turn: int, value: Any) -> Any:
+        if not isinstance(value, Tensor) or wide_type(value) is None:
+            return value
+        drawn = torch.empty((*value.shape, 1 + value.is_complex()))
+        drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
+        if turn % 2 == 0:
+            tiny = torch.rand(drawn.shape, generator=generator)
+            drawn[tiny < _TINY] *= 1e-40
+            drawn[tiny < _TINY / 2] = 0
+        drawn = torch.view_as_complex(drawn) if value.is_complex() else drawn[..., 0]
+        # Assigning into a like tensor keeps the example's strides, which a plan may depend on.
+        return torch.empty_like(value, requires_grad=False).copy_(drawn)
+
+    return [
+        tuple(tree_map(_detached if turn == 0 else partial(like, turn), tuple(example)))
+        for turn in range(count)
+    ]
+
+
+def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
+    """The example with NaN all over the first of its images, or of what else its tensors hold.
+
+    >>> without_numbers([torch.ones(2, 2)])
+    (tensor([[nan, nan],
+            [1., 1.]]),)
+    """
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, Tensor) or wide_type(value) is None:
+            return value
+        changed = value.detach().clone()
+        (changed[:1] if changed.ndim else changed).fill_(math.nan)
+        return changed
+
+    return tuple(tree_map(like, tuple(example)))
+
+
+def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
+    """A failed check for each output that is a number where `before` is none.
+
+    Nothing is asked of the others: kernels may spread what is no number.
+    """
+    for path, old in before.items():
+        new = after.get(path)
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
+            continue
+        lost = int((old.isnan() & new.isfinite()).sum())
+        if lost:
+            reason = f"{lost} of {old.numel()} numbers are finite where the model answers NaN"
+            yield Check(0, f"{path}, for NaN", math.inf, 0.0, 0.0, reason)
+
+
+def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested lists, tuples, mappings and dataclasses, with where it stands."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
+    else:
+        yield path, value
+
+
+def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """Every leaf of what `function` answers to `inputs`, which are left as they are."""
+    # A model may write into its input; the next run must see the same one.
+    own = cloned(inputs)
+    # So may it count its calls, or collect: every run starts where the first one did.
+    kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
+    with torch.no_grad(), kept:
+        torch.manual_seed(0)
+        random.seed(0)
+        return dict(flatten(function(*own)))
+
+
+def compare(
+    index: int, before: dict[str, Any], after: dict[str, Any], exact: dict[str, Any], wide: bool
+) -> Iterator[Check]:
+    """Hold both answers against `exact`, which is in float64 if `wide`."""
+    if list(before) != list(after):
+        reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
+        yield Check(index, "output", math.inf, 0.0, 0.0, reason)
+        return
+    for path, old in before.items():
+        new = after[path]
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+            if not _equal(old, new):
+                reason = f"{str(new)[:40]} where it was {str(old)[:40]}"
+                yield Check(index, path, math.inf, 0.0, 0.0, reason)
+        elif old.shape != new.shape or old.dtype != new.dtype:
+            reason = f"{new.dtype} {tuple(new.shape)} where it was {old.dtype} {tuple(old.shape)}"
+            yield Check(index, path, math.inf, 0.0, 0.0, reason)
+        elif not (old.is_floating_point() or old.is_complex()):
+            wrong = float((old != new).double().mean()) if old.numel() else 0.0
+            yield Check(index, path, wrong, 0.0, 0.0)
+        else:
+            eager = _relative(old, exact[path]) if wide else 0.0
+            # With no float64 run, a few hundred roundings are what deep networks show.
+            floor = torch.finfo(old.dtype).eps * (_FLOOR if wide else 32 * _FLOOR)
+            allowed = FACTOR * max(eager, floor)
+            yield Check(index, path, _relative(new, exact[path]), eager, allowed)
+
+
+def _relative(value: Tensor, truth: Tensor) -> float:
+    """The largest difference, over the largest finite value; NaN and infinities must coincide."""
+    if not value.numel():
+        return 0.0
+    kind = torch.complex128 if truth.is_complex() else torch.float64
+    value, truth = value.detach().to(kind), truth.detach().to(kind)
+    finite = torch.isfinite(truth)
+    if not torch.equal(finite, torch.isfinite(value)):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = truth[finite].abs().max().item()
+    difference = (value[finite] - truth[finite]).abs().max().item()
+    return difference / scale if scale else difference
+
+
+def _severity(check: Check) -> float:
+    if check.reason:
+        return math.inf
+    return check.error / check.allowed if check.allowed else (math.inf if check.error else 0.0)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, Tensor) or isinstance(new, Tensor) or type(old) is not type(new):
+        return False
+    # An object without an __eq__ of its own says nothing by being another one.
+    return "__eq__" not in _defined(type(old)) or bool(old == new)
+
+
+def _defined(kind: type) -> set[str]:
+    """The names that a class or its bases define, those of `object` aside."""
+    return {name for base in kind.__mro__ if base is not object for name in vars(base)}
+
+
+def _shapes(answer: dict[str, Any]) -> list[Any]:
+    return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
+
+
+def cloned(tree: Any) -> Any:
+    """`tree` with tensors of its own."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
+
+
+def doubled(tree: Any) -> Any:
+    """`tree` with every floating-point tensor in float64, every complex one in complex128."""
+
+    def wide(leaf: object) -> object:
+        kind = wide_type(leaf) if isinstance(leaf, Tensor) else None
+        return leaf.to(kind) if kind and isinstance(leaf, Tensor) else leaf
+
+    return tree_map(wide, tree)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,64 @@
+"""Did the original err less than it does as a rule?
+
+A model may magnify the last digit a hundred times on one input, and yet come out exact there
+because its own roundings happened to fall well. What it errs on inputs a rounding away is what a
+rewritten one may err too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from . import FACTOR, Check, Truth, Verification, compare, observe
+from .widened import wide_type
+
+_NEIGHBOURS = 4
+
+_NEAR = 100.0
+"""An error so many times what is allowed is no matter of luck."""
+
+
+def without_luck(found: Verification, truth: Truth, model: nn.Module) -> Verification:
+    """`found`, what nearly passed held against the original's largest error nearby instead."""
+    near = {check.input for check in found.checks if _nearly_passed(check)}
+    if not found.in_float64 or any(not (c.passed or _nearly_passed(c)) for c in found.checks):
+        return found
+    errors = {index: _errors_near(truth.inputs[index], model) for index in near}
+
+    def judged(check: Check) -> Check:
+        eager = errors.get(check.input, {}).get(check.output, 0.0)
+        if check.passed or eager <= check.eager_error:
+            return check
+        return dataclasses.replace(check, eager_error=eager, allowed=FACTOR * eager)
+
+    return dataclasses.replace(found, checks=tuple(map(judged, found.checks)))
+
+
+def _nearly_passed(check: Check) -> bool:
+    return not check.passed and not check.reason and check.error <= _NEAR * check.allowed
+
+
+def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
+    """For each output the largest error of `model` on inputs that round to nearly these."""
+    generator = torch.Generator().manual_seed(0)
+
+    def nudged(value: Any) -> Any:
+        if not isinstance(value, Tensor) or wide_type(value) is None or value.is_complex():
+            return value
+        drawn = torch.empty(value.shape, dtype=value.dtype).uniform_(-1, 1, generator=generator)
+        size = torch.finfo(value.dtype).eps
+        return value.detach().clone().mul_(1 + size * drawn.to(value.device))
+
+    truth = observe(model, [tree_map(nudged, inputs) for _ in range(_NEIGHBOURS)])
+    worst: dict[str, float] = {}
+    for before, exact in zip(truth.answers, truth.exact or truth.answers, strict=True):
+        for check in compare(0, before, before, exact, wide=True):
+            if math.isfinite(check.error):
+                worst[check.output] = max(worst.get(check.output, 0.0), check.error)
+    return worst

@@ -1,0 +1,155 @@
+"""A model in float64, to hold others against: a copy that takes little more memory than it must.
+
+All weights of a model in float64 are twice the model. But they are needed one after the other: so
+the large ones are made when the module that holds them begins to run, and go when it ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..machine.host_memory import apart
+
+_LARGE = 1 << 16
+"""From how many numbers on a weight is widened for each run of its module anew."""
+
+
+class _Missing(BaseException):
+    """Nothing that a model might catch and go on without what it asked for."""
+
+
+class _Absent(nn.Parameter):
+    """Says what a weight is that is not there; to compute with it is an error.
+
+    A tensor on the meta device would not do: a matrix product with one may return anything.
+    """
+
+    @staticmethod
+    def of(parameter: nn.Parameter) -> _Absent:
+        nothing = torch.full((), math.nan, dtype=torch.float64, device=parameter.device)
+        data = nothing.expand(parameter.shape)
+        made: Any = torch.Tensor._make_subclass(_Absent, data, parameter.requires_grad)
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ not in _HARMLESS:
+            raise _Missing(f"{func.__name__} of a weight that is not there")
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return args[0] if isinstance(result, Tensor) else result
+
+
+_HARMLESS = {
+    *("__get__", "__set__", "__hash__", "data_ptr", "dim", "double", "is_floating_point", "numel"),
+    *("requires_grad_", "size", "stride", "_has_compatible_shallow_copy_type"),
+}
+"""What is asked of a weight without its numbers."""
+
+_Originals = dict[int, tuple[_Absent, Tensor]]
+
+
+def run_in_float64(model: nn.Module, run: Callable[[nn.Module], Any]) -> Any:
+    """What `run` returns, given a copy of `model` in float64; it takes no gradients.
+
+    >>> run_in_float64(nn.Linear(300, 300), lambda wide: wide(torch.ones(1, 300).double()).dtype)
+    torch.float64
+    """
+    wide, absent = _by_turns(model)
+    if absent:
+        try:
+            return run(wide)
+        except (Exception, _Missing):
+            # Where a module reads the weights of others, all of them are there all the time.
+            del wide
+            wide = widened(model)
+    return run(wide)
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """A copy of `model` in float64, made without one in its own precision on the way.
+
+    >>> widened(nn.Linear(2, 2)).weight.dtype
+    torch.float64
+    """
+    return _copied(model, {})
+
+
+def _by_turns(model: nn.Module) -> tuple[nn.Module, bool]:
+    """A copy whose large weights are there while their modules run, and whether it has any."""
+    memo: dict[int, Any] = {}
+    originals: _Originals = {}
+    compiled = any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
+        for module in model.modules()
+    )
+    for parameter in () if compiled else model.parameters():
+        if parameter.is_floating_point() and parameter.numel() >= _LARGE:
+            stand_in = _Absent.of(parameter)
+            memo[id(parameter)] = stand_in
+            originals[id(stand_in)] = stand_in, parameter.detach()
+    wide = _copied(model, memo)
+    for module in wide.modules():
+        if any(id(p) in originals for part in _read_by(module) for p in part._parameters.values()):
+            _widen_while_running(module, originals)
+    return wide, bool(originals)
+
+
+def _read_by(module: nn.Module) -> list[nn.Module]:
+    """Whose weights the code of a module may read: its own, and those of parts without parts."""
+    if type(module) is nn.Sequential:
+        return []
+    return [module, *(part for part in module.children() if not [*part.children()])]
+
+
+def _widen_while_running(module: nn.Module, originals: _Originals) -> None:
+    calls: list[list[tuple[Any, str, _Absent]]] = []
+
+    # A hook that held its module would keep it until the next garbage collection.
+    def begin(module: nn.Module, *_: Any) -> None:
+        calls.append([])
+        for part in _read_by(module):
+            for name, stand_in in part._parameters.items():
+                if id(stand_in) in originals:
+                    stand_in, own = originals[id(stand_in)]
+                    calls[-1].append((part._parameters, name, stand_in))
+                    wide = nn.Parameter(apart(own, torch.float64), stand_in.requires_grad)
+                    part._parameters[name] = wide
+
+    def end(*_: Any) -> None:
+        for slots, name, stand_in in calls.pop():
+            slots[name] = stand_in
+
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_hook(end, always_call=True)
+
+
+def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    for parameter in model.parameters():
+        if (kind := wide_type(parameter)) and id(parameter) not in memo:
+            wide = parameter.detach().to(kind, copy=True)
+            memo[id(parameter)] = nn.Parameter(wide, parameter.requires_grad)
+    for buffer in model.buffers():
+        if kind := wide_type(buffer):
+            memo[id(buffer)] = buffer.detach().to(kind, copy=True)
+    # What no slot of a module holds, `double` finds.
+    return copy.deepcopy(model, memo).double()
+
+
+def wide_type(tensor: Tensor) -> torch.dtype | None:
+    """The type that has twice the digits, or None for what is no fraction.
+
+    >>> wide_type(torch.ones(1)), wide_type(torch.ones(1, dtype=torch.complex64))
+    (torch.float64, torch.complex128)
+    """
+    if tensor.is_complex():
+        return torch.complex128
+    return torch.float64 if tensor.is_floating_point() else None

@@ -1,0 +1,267 @@
+"""From a name to a model: torchvision, timm, `package.module:callable`, `file.py:callable`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from ..errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
+from ..files.container import is_saved
+from ..models.kinds import module_of
+from ..models.vision import import_torchvision, import_torchvision_if_present
+from .archives import kind_of
+
+_ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
+
+
+def load_model(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    seed: int = 0,
+    classes: int | None = None,
+) -> nn.Module:
+    """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
+
+    `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
+    `file.py:callable`, whose callable is called without arguments and returns the model, or a file
+    that `nhwc.save` wrote. A callable that takes `num_classes`, as torchvision's and timm's do,
+    gets `classes` where that is given.
+
+    >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
+    1235496
+    """
+    builder = find_builder(name)
+    if classes is not None and _takes(builder, "num_classes"):
+        builder = partial(builder, num_classes=classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = _built(name, builder)
+    if not isinstance(made, (nn.Module, ExportedProgram)):
+        raise InputError(
+            f"{name} returned {type(made).__name__}, not a torch.nn.Module. "
+            "Name a callable that takes no arguments and returns the model."
+        )
+    model = module_of(made, "load")
+    if weights is not None:
+        load_weights_(model, weights)
+    return model.eval()
+
+
+def _built(name: str, builder: Callable[..., object]) -> object:
+    try:
+        # What the code prints is no data of ours.
+        with contextlib.redirect_stdout(sys.stderr):
+            return builder()
+    except NhwcError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
+        raise InputError(
+            f"{name} raised {_said(error)}. "
+            "Name a callable that takes no arguments and returns the model."
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Kind and words of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
+def find_builder(name: str) -> Callable[..., object]:
+    """Return the function of no arguments that builds the model called `name`."""
+    if is_saved(name):
+        from ..files.optimized import load
+
+        return lambda: load(name)
+    where, colon, what = name.rpartition(":")
+    if not colon:
+        return _bare_name(name)
+    if where == "torchvision":
+        return _from_torchvision(what)
+    if where == "timm":
+        return _from_timm(what)
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
+    found = getattr(module, what, None)
+    if isinstance(found, nn.Module):
+        return lambda: found
+    if not callable(found):
+        raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
+    return found  # type: ignore[no-any-return]
+
+
+def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give every batch norm random statistics and weights: with the defaults folding is trivial."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(like: Tensor, low: float, high: float) -> Tensor:
+        return torch.empty(like.shape).uniform_(low, high, generator=generator).to(like)
+
+    with torch.no_grad():
+        for module in model.modules():
+            if not isinstance(module, _BatchNorm):
+                continue
+            if module.running_mean is not None and module.running_var is not None:
+                module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
+                module.running_var.copy_(uniform(module.running_var, 0.6, 1.4))
+            if module.weight is not None:
+                module.weight.copy_(uniform(module.weight, 0.6, 1.4))
+            if module.bias is not None:
+                module.bias.copy_(uniform(module.bias, -0.2, 0.2))
+    return model
+
+
+def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give parameters that hold one number throughout different ones, so that errors show.
+
+    A head that begins as zeros answers zero whatever is before it, and a layer scale of a millionth
+    hides the layer.
+
+    >>> layer = nn.Linear(4, 4)
+    >>> _ = nn.init.zeros_(layer.weight)
+    >>> bool(randomize_constants_(layer).weight.any())
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            lazy = is_lazy(parameter)
+            if lazy or parameter.numel() < 2 or (parameter != parameter.flatten()[0]).any():
+                continue
+            drawn = torch.empty(parameter.shape).uniform_(-1.0, 1.0, generator=generator)
+            if parameter.ndim > 1:
+                drawn *= (len(parameter) / parameter.numel()) ** 0.5
+            elif parameter[0].abs() > 0.5:
+                drawn = parameter[0].cpu() * (1.0 + 0.4 * drawn)
+            else:
+                drawn *= 0.2
+            parameter.copy_(drawn)
+    return model
+
+
+def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load a state dict from a file; nothing but tensors and plain containers is read from it."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"no such weights file: {path}") from None
+    except Exception as error:  # a damaged file makes the unpickler raise anything
+        raise InputError(
+            f"{path} is no file of plain tensors ({kind_of(path).what}). "
+            "Save it with torch.save(model.state_dict(), ...)."
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        first = str(error).strip().splitlines()[-1].strip()
+        raise InputError(f"{path} does not fit the model: {first}") from error
+    return model
+
+
+def _bare_name(name: str) -> Callable[..., object]:
+    if name.endswith(".py"):
+        raise ModelNotFound(f"{name} names a file. Add the callable: {name}:NAME.")
+    if Path(name).is_file():
+        kind = kind_of(name)
+        raise ModelNotFound(f"{name} is {kind.what}: {kind.todo}.")
+    if Path(name).suffix in _ENDINGS or len(Path(name).parts) > 1:
+        raise ModelNotFound(f"no such file: {name}.")
+    reasons: list[str] = []
+    absent: list[MissingPackage] = []
+    for source in (_from_torchvision, _from_timm):
+        try:
+            return source(name)
+        except ModelNotFound as error:
+            reasons.append(str(error))
+        except MissingPackage as error:
+            absent.append(error)
+    if not reasons:
+        raise absent[0]
+    raise ModelNotFound(f"no model named {name!r}: " + " ".join([*reasons, *map(str, absent)]))
+
+
+def _from_torchvision(name: str) -> Callable[..., object]:
+    models = import_torchvision().models
+    try:
+        builder = models.get_model_builder(name)
+    except ValueError:
+        raise ModelNotFound(
+            f"torchvision has no {name!r}{_nearest(name, models.list_models())}"
+        ) from None
+    takes = inspect.signature(builder).parameters
+    nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
+    # Both would draw millions of truncated normals, most of their construction time, for nothing.
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return partial(builder, **nothing, **quick)
+
+
+def _from_timm(name: str) -> Callable[..., object]:
+    import_torchvision_if_present()
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        # timm needs others: whichever is missing, the extra brings them all.
+        raise missing(str(error.name).partition(".")[0], "zoo") from None
+    except ImportError as error:
+        raise MissingPackage(
+            f"timm cannot be imported ({_said(error)}): pip install --upgrade 'nhwc[zoo]'."
+        ) from error
+    if not timm.is_model(name):
+        raise ModelNotFound(f"timm has no {name!r}{_nearest(name, timm.list_models())}")
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def _takes(builder: Callable[..., object], name: str) -> bool:
+    parameters = inspect.signature(builder).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {', '.join(near)}?" if near else "."
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelNotFound(f"no such file: {path}. Give the path of a Python file and a callable.")
+    import_torchvision_if_present()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling look a class's module up by name while the file still runs.
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ModelNotFound(f"{path} could not be run: {_said(error)}.") from error
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    import_torchvision_if_present()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ModelNotFound(f"cannot import {name!r}: {_said(error)}.") from error

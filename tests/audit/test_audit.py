@@ -1,0 +1,572 @@
+import copy
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import nhwc
+from nhwc import Format, audit
+from nhwc.graph.mended import Cat
+from nhwc.render.audit_text import audit_text
+from nhwc.testing import assert_keeps_format
+
+from ..nets import EXPECTED, Between, Expected, cat_slice_first, channel_shuffle, last
+
+# For as long as the process lives: TorchScript knows operators by `id`, and does not forget those
+# of a library that is gone. Whatever came to lie at such a place would be taken for the operator.
+_LIBRARY = torch.library.Library("nhwc_audit_test", "DEF")
+
+
+def names(findings):
+    return [(f.kind, f.operator.rpartition(".")[2], len(f.calls)) for f in findings]
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case.name}-{case.kind}")
+def test_each_operator_is_judged_as_torch_does_it(case: Expected):
+    net = Between(case.operator, out=case.out).eval()
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert report.converted
+    if case.kind is None:
+        assert report.clean, report.findings
+    else:
+        (finding,) = report.findings
+        assert (finding.kind, finding.operator.rpartition(".")[2]) == (case.kind, case.name)
+        assert len(finding.payers) == 1
+        assert finding.copied_bytes > 0
+        assert finding.remedy.endswith(".")
+
+
+def test_shufflenet_loses_it_at_its_cat():
+    report = audit(nhwc.load_model("shufflenet_v2_x1_0"), torch.rand(2, 3, 64, 64))
+    (lost,) = report.lost
+    assert (lost.operator, len(lost.calls)) == ("torch.cat", 13)
+    assert lost.site.file.endswith("torchvision/models/shufflenetv2.py")
+    assert lost.site.source == "out = torch.cat((x1, self.branch2(x2)), dim=1)"
+    assert "is a slice" in lost.remedy
+    # Thirteen losses are paid for by fifteen convolutions: a block with stride 2 has two branches.
+    assert len(lost.payers) == 15
+    assert {report.calls[i].operator for i in lost.payers} == {"torch.nn.functional.conv2d"}
+    (shuffle,) = (f for f in report.findings if f.kind == "converted")
+    assert shuffle.site.source.endswith(".contiguous()")
+    assert (len(shuffle.calls), len(shuffle.payers)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", 64),
+        ("densenet121", 64),
+        ("mobilenet_v2", 64),
+        ("squeezenet1_1", 64),
+        ("googlenet", 64),
+        ("inception_v3", 96),
+        ("convnext_tiny", 64),
+    ],
+)
+def test_clean_models_are_clean(name, size):
+    report = audit(nhwc.load_model(name), torch.rand(2, 3, size, size))
+    assert report.clean, report.findings
+    assert report.counts["keeps"] > 10
+
+
+def test_a_channels_last_3d_model():
+    net = Between(nn.InstanceNorm3d(8), dims=3)
+    report = audit(net, torch.rand(2, 3, 4, 8, 8))
+    assert report.converted
+    assert ("lost", "instance_norm", 1) in names(report.findings)
+    assert report.calls[0].outputs[0].format is Format.CHANNELS_LAST_3D
+
+
+def test_hidden_copies_of_an_operator_that_keeps_the_format():
+    _LIBRARY.define("plain_inside(Tensor x) -> Tensor")
+
+    def plain_inside(x):
+        return (x.contiguous() * 2).contiguous(memory_format=torch.channels_last)
+
+    _LIBRARY.impl("plain_inside", plain_inside, "CPU")
+    report = audit(Between(torch.ops.nhwc_audit_test.plain_inside), torch.rand(2, 3, 8, 8))
+    (finding,) = report.findings
+    assert finding.kind == "copies"
+    assert len(report.calls[finding.calls[0]].copies) == 2
+    assert finding.copied_bytes == 2 * (2 * 8 * 8 * 8) * 4
+    assert not report.lost
+
+
+def test_an_ambiguous_tensor_that_is_misread():
+    class OneChannel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            mask = self.one(x).contiguous()
+            return self.two(mask.expand(-1, 4, -1, -1) * 2)
+
+    report = audit(OneChannel(), torch.rand(2, 3, 8, 8))
+    assert ("misread", "mul", 1) in names(report.findings)
+    (finding,) = report.lost
+    assert "to_format" in finding.remedy
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_image_made_of_tokens_is_misread_by_its_batch_stride(batch):
+    def resized(x):
+        tokens = x.flatten(2).transpose(1, 2).contiguous()
+        return F.interpolate(tokens.transpose(1, 2).unflatten(2, (8, 8)), scale_factor=2)
+
+    report = audit(Between(resized), torch.rand(batch, 3, 8, 8))
+    assert [f.kind for f in report.lost] == ["misread"] * (batch == 1)
+    assert all("is one image with a batch stride of 8" in f.remedy for f in report.lost)
+
+
+def test_what_is_spread_over_a_batch_decides_nothing():
+    class Biased(nn.Module):
+        """Scores of windows, contiguous, and a bias that a convolution has made of one image."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            return torch.ones(6, 4, 8, 8) + self.bias(x)
+
+    report = audit(Biased(), torch.rand(1, 3, 8, 8))
+    assert not report.lost
+
+
+def test_attention_within_one_window_misreads_nothing():
+    class Window(nn.Module):
+        """Vectors of a window as batch, windows, pixels, channels: one window is no channel."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv, self.keys = nn.Conv2d(3, 8, 3), nn.Linear(8, 16)
+
+        def forward(self, x):
+            pixels = self.conv(x).permute(0, 2, 3, 1).flatten(1, 2).unsqueeze(1)
+            heads = self.keys(pixels).unflatten(-1, (4, 4)).permute(0, 1, 3, 2, 4)
+            return heads * 0.5
+
+    assert not audit(Window(), torch.rand(1, 3, 8, 8)).lost
+
+
+def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
+    net = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.ReLU())
+    clip = torch.rand(1, 4, 4, 8, 8)
+    (finding,) = audit(net, clip).lost
+    assert finding.operator == "torch.nn.functional.conv3d"
+    assert "20480" in finding.remedy
+    assert not audit(net, clip.repeat(2, 1, 1, 1, 1)).lost
+
+
+def test_a_clip_of_one_channel_is_not_clean_where_nothing_was_channels_last():
+    net = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 4, 3))
+    (finding,) = audit(net, torch.rand(1, 1, 4, 8, 8)).findings
+    assert (finding.kind, finding.calls) == ("lost", (0,))
+    assert "20480" in finding.remedy
+
+
+def test_images_of_one_channel_are_clean():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 4, 3))
+    report = audit(net, torch.rand(2, 1, 12, 12))
+    assert report.clean
+    assert report.counts["keeps"] == 4
+
+
+class Batching(nn.Module):
+    """Takes a list of images, as detectors do, or the frames of a clip."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        batch = torch.stack(images) if isinstance(images, list) else images.flatten(0, 1)
+        return self.conv(batch * 2)
+
+
+def test_what_the_model_itself_makes_contiguous_is_charged_to_who_makes_it():
+    (finding,) = audit(Batching(), [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]).findings
+    assert (finding.kind, finding.operator) == ("unconverted", "torch.stack")
+    assert [len(finding.calls), len(finding.payers)] == [1, 1]
+    assert "torch.stack(images)" in finding.site.source
+    text = audit_text(audit(Batching(), [torch.rand(3, 8, 8)]))
+    assert "Was never converted to channels last; 1 conv2d call later pays to convert;" in text
+
+
+def test_a_loss_that_follows_from_another_names_it():
+    class Skip(Between):
+        def forward(self, x):
+            before = self.before(x)
+            return self.after(torch.cat((self.operator(before), before), dim=1))
+
+    report = audit(Skip(nn.InstanceNorm2d(8), out=16), torch.rand(2, 3, 8, 8))
+    norm, cat = sorted(report.lost, key=lambda finding: finding.calls)
+    assert cat.operator == "torch.cat"
+    assert f"lost it in `instance_norm` ({norm.site.place}): mend that first." in cat.remedy
+    assert "mend that first" not in norm.remedy
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_text_is_as_wide_as_the_terminal_and_no_wider_than_reads_well(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    net = Between(nn.InstanceNorm2d(8))
+    report = audit(net, torch.rand(2, 3, 8, 8), name="a_model_with_a_name_of_some_length")
+    lines = audit_text(report, color=False).splitlines()
+    assert max(map(len, lines)) <= min(columns, 96)
+    assert max(map(len, lines)) > min(columns, 96) - 15
+
+
+def test_a_clip_for_2d_convolutions_is_no_volume():
+    report = audit(Batching(), torch.rand(1, 2, 3, 8, 8))
+    assert report.calls[0].inputs[0].format is Format.CONTIGUOUS
+    (finding,) = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+
+
+class Long(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        for _ in range(1200):
+            x = x + 1
+        return self.conv(x)
+
+
+def test_what_is_paid_for_is_found_behind_any_number_of_calls():
+    report = audit(nhwc.convert_(Long()), torch.rand(2, 3, 8, 8), convert=False)
+    [finding] = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+
+
+def test_a_model_that_works_in_a_thread_is_not_called_clean():
+    class Elsewhere(nn.Module):
+        def forward(self, x):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(torch.relu, x).result()
+
+    text = audit_text(audit(Elsewhere(), torch.rand(1, 3, 8, 8)))
+    assert "clean" not in text
+    assert "in threads of its own" in text
+
+
+def test_an_optimized_model_is_audited_as_its_graph():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    image = torch.rand(1, 3, 12, 12)
+    fast = nhwc.optimize(net.eval(), image)
+    recipes = fast.recipes
+    report = audit(fast, image)
+    assert report.clean, report.findings
+    assert any("which ran as the graph below it" in text for text in report.unseen)
+    assert fast.recipes == recipes
+
+
+def test_what_was_never_converted_is_said():
+    net = nhwc.convert_(Between(nn.ReLU()))
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert not report.converted
+    (finding,) = report.findings
+    assert (finding.kind, finding.operator) == ("unconverted", "input")
+    assert "Convert the input once" in finding.remedy
+    report = audit(Between(nn.ReLU()), last(2, 3, 8, 8))
+    (finding,) = report.findings
+    assert finding.kind == "unconverted"
+    assert finding.remedy.startswith("2 convolution weights are contiguous (before, after)")
+    assert audit(net, last(2, 3, 8, 8)).clean
+
+
+def test_the_backward_pass():
+    net = Between(lambda x: x[:, :, 1:])
+    assert audit(net, torch.rand(2, 3, 8, 8)).clean
+    report = audit(net, torch.rand(2, 3, 8, 8), backward=True)
+    (finding,) = report.lost
+    assert finding.operator == "aten::slice_backward"
+    assert finding.site.source == "net = Between(lambda x: x[:, :, 1:])"
+    assert all(report.calls[i].backward for i in finding.calls)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "reflect"])
+def test_backward_passes_that_keep_it(mode):
+    def operator(x):
+        if mode == "nearest":
+            return F.interpolate(x, scale_factor=2, mode="nearest")
+        return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+    assert audit(Between(operator), torch.rand(2, 3, 8, 8), backward=True).clean
+
+
+def test_modules_called_many_times_are_one_finding():
+    class Looped(Between):
+        def forward(self, x):
+            x = self.before(x)
+            for _ in range(3):
+                x = self.after(self.operator(x))
+            return x
+
+    report = audit(Looped(nn.InstanceNorm2d(8)), torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("lost", "instance_norm", 3)]
+    assert {report.calls[i].site.module for i in report.findings[0].calls} == {"operator"}
+
+
+def test_an_intended_layout_change_is_no_alarm():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.attend = nn.Conv2d(3, 8, 4, 4), nn.MultiheadAttention(8, 2)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.stem(x).flatten(2).transpose(1, 2)
+            x, _ = self.attend(x, x, x)
+            return self.head(x.mean(1))
+
+    assert audit(Tokens(), torch.rand(2, 3, 16, 16)).clean
+
+
+def test_several_inputs_keywords_and_nested_outputs():
+    @dataclasses.dataclass
+    class Output:
+        image: torch.Tensor
+        extra: dict
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x, y, *, scale):
+            image = self.conv(x + y["image"] * scale)
+            return Output(image, {"low": [image.mean()]})
+
+    report = audit(
+        Model(),
+        torch.rand(2, 3, 8, 8),
+        {"image": torch.rand(2, 3, 8, 8)},
+        kwargs={"scale": torch.tensor(2.0)},
+        backward=True,
+    )
+    assert report.clean
+    assert report.inputs == ((2, 3, 8, 8), (2, 3, 8, 8), ())
+
+
+def test_control_flow_checkpoints_and_autocast():
+    class Model(Between):
+        def forward(self, x):
+            x = self.before(x)
+            if x.mean() > -1e9:
+                x = checkpoint(self.operator, x, use_reentrant=False)
+            return self.after(x)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = audit(Model(nn.Softmax(1)), torch.rand(2, 3, 8, 8), backward=True)
+    assert ("lost", "softmax", 1) in names(report.findings)
+    assert any(o.dtype == "bfloat16" for call in report.calls for o in call.outputs)
+
+
+def test_what_to_do_about_a_softmax_holds_for_any_dimension():
+    (finding,) = audit(Between(nn.Softmax(-1)), torch.rand(2, 3, 8, 8)).lost
+    assert "Over the channels (1), x.permute(0, 2, 3, 1).softmax(-1)" in finding.remedy
+    assert "Over another dimension" in finding.remedy
+
+
+def test_a_compiled_model_runs_as_plain_python_and_says_so():
+    report = audit(torch.compile(Between(channel_shuffle)), torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("converted", "contiguous", 1)]
+    assert any("torch.compile" in text for text in report.unseen)
+
+
+def test_a_scripted_part_is_seen_operator_by_operator():
+    class Tril(nn.Module):
+        def forward(self, x):
+            return x.tril()
+
+    report = audit(Between(torch.jit.trace(Tril(), last(2, 8, 8, 8))), torch.rand(2, 3, 8, 8))
+    (finding,) = report.lost
+    assert "tril" in finding.operator
+    assert any("TorchScript" in text for text in report.unseen)
+
+
+def snapshot(model):
+    return {
+        "state": {k: v.clone() for k, v in model.state_dict().items()},
+        "strides": [p.stride() for p in model.parameters()],
+        "ids": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "training": [m.training for m in model.modules()],
+        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "grad_ids": [id(p.grad) for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def test_the_model_is_left_as_it_was_found():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Conv2d(8, 8, 3))
+    model.train()
+    model[1].eval()
+    model[3].weight.requires_grad_(False)
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    x = torch.rand(2, 3, 8, 8)
+    kept = x.clone()
+    before = snapshot(model)
+    for options in ({}, {"backward": True}, {"compare": True}):
+        audit(model, x, **options)
+        torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+        assert torch.equal(x, kept)
+
+
+def test_the_model_is_left_as_found_when_it_raises():
+    class Broken(nn.Sequential):
+        def forward(self, x):
+            super().forward(x)
+            raise KeyError("inside")
+
+    model = Broken(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).train()
+    x = torch.rand(2, 3, 8, 8)
+    before = snapshot(model)
+    with pytest.raises(
+        nhwc.ModelFailed, match=r"raised KeyError on this input at .*py:\d+: 'inside'"
+    ):
+        audit(model, x)
+    torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+
+
+def test_a_buffer_replaced_in_forward_is_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            x += 1
+            return self.conv(x)
+
+    model, x = Counter(), torch.zeros(1, 3, 8, 8)
+    audit(model, x)
+    assert model.calls == 0
+    assert not x.any()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), "no input given"),
+        ((torch.rand(8, 8, 3),), "The input has 3 dimensions; a vision model needs 4"),
+        ((torch.rand(0, 3, 8, 8),), "is empty"),
+        ((torch.full((1, 3, 8, 8), float("nan")),), "contains NaN"),
+        ((torch.rand(1, 3, 8, 8, device="meta"),), "meta device"),
+        ((torch.rand(1, 4, 8, 8),), "raised RuntimeError on this input"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(inputs, message):
+    with pytest.raises(nhwc.InputError, match=message) as caught:
+        audit(nn.Conv2d(3, 4, 3), *inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_not_a_model():
+    with pytest.raises(nhwc.InputError, match="cannot audit a function"):
+        audit(lambda x: x, torch.rand(1, 3, 8, 8))
+
+
+def test_comparison_of_both_formats():
+    report = audit(nn.Conv2d(3, 8, 3), torch.rand(1, 3, 8, 8), compare=True)
+    assert report.comparison is not None
+    assert len(report.comparison.before.seconds) == len(report.comparison.after.seconds) == 10
+
+
+def test_plain_data():
+    report = audit(Between(cat_slice_first, out=16), torch.rand(2, 3, 8, 8), name="net")
+    data = report.to_dict()
+    assert (data["schema"], data["model"], data["clean"]) == (1, "net", False)
+    assert data["calls"][0]["outputs"][0]["format"] == "channels_last"
+    assert [call["effect"] for call in data["calls"]].count("loses") == 1
+    assert copy.deepcopy(report).findings == report.findings
+
+
+def test_assert_keeps_format():
+    assert_keeps_format(Between(nn.ReLU()), torch.rand(2, 3, 8, 8))
+    with pytest.raises(AssertionError, match=r"1 place loses channels last[\s\S]*instance_norm"):
+        assert_keeps_format(Between(nn.InstanceNorm2d(8)), torch.rand(2, 3, 8, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    net = Between(nn.InstanceNorm2d(8)).cuda()
+    report = audit(net, torch.rand(2, 3, 32, 32, device="cuda"), backward=True)
+    assert all(call.seconds >= 0 for call in report.calls)
+    assert any(call.seconds > 0 for call in report.calls)
+    assert report.environment.device != "cpu"
+
+
+def run_in(function):
+    class Model(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "model",
+    [
+        run_in(lambda x: torch.nested.nested_tensor([x[0], x[1]])),
+        run_in(lambda x: x.to_sparse()),
+        run_in(lambda x: torch.fft.fft2(x).abs()),
+        run_in(lambda x: x[:, :2]),
+        run_in(lambda x: (x * 255).to(torch.uint8)),
+        nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(False)),
+        nn.DataParallel(nn.Conv2d(3, 4, 3)),
+    ],
+    ids=["nested", "sparse", "complex", "view", "integer", "frozen", "parallel"],
+)
+def test_unusual_models_are_audited_all_the_same(model):
+    audit(model, torch.rand(2, 3, 8, 8))
+
+
+def test_hooks_run_and_stay():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    net[0].register_forward_hook(lambda module, args, out: out.contiguous())
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert names(report.findings) == [("converted", "contiguous", 1)]
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel():
+    net = nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)))
+    (finding,) = audit(net, torch.rand(2, 3, 8, 8)).findings
+    assert "copies its weight" in finding.remedy
+
+
+def test_a_lazy_model_is_refused():
+    with pytest.raises(
+        nhwc.InputError, match=r"^0\.weight, 0\.bias of Sequential has no shape yet"
+    ):
+        audit(nn.Sequential(nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8))
+
+
+def test_our_own_code_is_never_the_users():
+    """What a mended layer does is charged to the line that calls it."""
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cat = Cat()
+
+        def forward(self, x):
+            return self.cat([x, x])
+
+    report = audit(Joined(), torch.rand(1, 4, 8, 8))
+    assert {Path(call.site.file).name for call in report.calls} == {"test_audit.py"}

@@ -1,0 +1,192 @@
+import threading
+import warnings
+
+import pytest
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import nhwc
+from nhwc import FormatLost, strict
+
+from ..nets import EXPECTED, Between, Expected, cat_slice_first, last
+
+# For as long as the process lives: TorchScript knows operators by `id`, and does not forget those
+# of a library that is gone. Whatever came to lie at such a place would be taken for the operator.
+_LIBRARY = torch.library.Library("nhwc_strict_test", "DEF")
+
+
+def nothing_patched() -> bool:
+    return not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case.name}-{case.kind}")
+def test_strict_agrees_with_what_is_known(case: Expected):
+    net = nhwc.convert_(Between(case.operator, out=case.out).eval())
+    x = last(2, 3, 8, 8)
+    if case.kind == "lost":
+        with pytest.raises(FormatLost, match=case.name), strict(net):
+            net(x)
+    else:
+        with strict(net):
+            net(x)
+    assert nothing_patched()
+
+
+def test_the_message_names_everything():
+    net = nhwc.convert_(Between(cat_slice_first, out=16))
+    with pytest.raises(FormatLost) as caught, strict(net):
+        net(last(2, 3, 8, 8))
+    text = str(caught.value)
+    assert "torch.cat lost channels last at " in text
+    assert "models.py:" in text
+    assert "(Between)" in text
+    assert "torch.cat((torch.rand(2, 16, 8, 8)[:, :8], x), dim=1)" in text
+    assert "shape (2, 8, 8, 8) strides (1024, 64, 8, 1) (other)" in text
+    assert "shape (2, 8, 8, 8) strides (512, 1, 64, 8) (channels_last)" in text
+    assert "shape (2, 16, 8, 8) strides (1024, 64, 8, 1) (contiguous)" in text
+    assert "input 1 of 2 is a slice" in text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.cat([torch.rand(2, 3, 8, 8), x], dim=1),
+        lambda x: torch.cat(tensors=[torch.rand(2, 3, 8, 8), x], dim=1),
+        lambda x: torch.tril(input=x),
+        lambda x: x.tril(),
+    ],
+)
+def test_lists_and_keywords_count(call):
+    with pytest.raises(FormatLost), strict():
+        call(last(2, 3, 8, 8))
+
+
+def test_a_custom_operator_with_nested_arguments():
+    _LIBRARY.define("pack(Tensor[] parts) -> Tensor")
+    _LIBRARY.impl("pack", lambda parts: torch.cat([p.contiguous() for p in parts], 1), "CPU")
+    with pytest.raises(FormatLost, match="pack"), strict():
+        torch.ops.nhwc_strict_test.pack([last(2, 3, 8, 8), last(2, 3, 8, 8)])
+
+
+def test_the_backward_pass_counts():
+    x = last(2, 3, 8, 8).requires_grad_()
+
+    def step():
+        y = x[:, :, 1:]
+        y.backward(last(*y.shape))
+
+    with pytest.raises(FormatLost, match="in the backward pass"), strict():
+        step()
+    assert nothing_patched()
+
+
+def test_values_and_views_are_untouched():
+    x = last(2, 4, 8, 8)
+    with strict():
+        assert torch.equal(x[:, :2].permute(0, 2, 3, 1).permute(0, 3, 1, 2), x[:, :2])
+
+
+def test_nothing_stays_patched_when_the_body_raises():
+    with pytest.raises(ZeroDivisionError), strict():
+        _ = 1 / 0
+    assert nothing_patched()
+    last(2, 3, 8, 8).tril()
+
+
+def test_nested():
+    with strict():
+        with strict():
+            last(2, 3, 8, 8).relu()
+        with pytest.raises(FormatLost):
+            last(2, 3, 8, 8).tril()
+    assert nothing_patched()
+
+
+def test_other_threads_are_not_concerned_and_may_have_their_own():
+    inside, errors = threading.Event(), []
+    leave = threading.Event()
+
+    def holder():
+        with strict():
+            inside.set()
+            leave.wait(10)
+            try:
+                last(2, 3, 8, 8).tril()
+            except FormatLost as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=holder)
+    thread.start()
+    assert inside.wait(10)
+    last(2, 3, 8, 8).tril()
+    leave.set()
+    thread.join()
+    assert len(errors) == 1
+
+
+def test_the_model_itself_is_called_the_model():
+    norm = torch.nn.InstanceNorm2d(8)
+    with pytest.raises(FormatLost, match=r" in the model \(InstanceNorm2d\): "), strict(norm):
+        norm(last(2, 8, 4, 4))
+
+
+def scripted(*layers):
+    """The layers as TorchScript in every form it comes in."""
+    model = nhwc.convert_(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 1), *layers).eval())
+    x = last(2, 4, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script, trace = torch.jit.script(model), torch.jit.trace(model, x)
+        return (script, trace, torch.jit.freeze(trace)), x
+
+
+class Lower(torch.nn.Module):
+    def forward(self, x):
+        return x.tril()
+
+
+def test_inside_torchscript_too():
+    forms, x = scripted(Lower())
+    for model in (*forms, torch.nn.Sequential(torch.nn.ReLU(), forms[0])):
+        for gradients in (True, False):
+            lost = pytest.raises(FormatLost, match=r"aten::tril lost .* in .*Module\)")
+            with lost, torch.set_grad_enabled(gradients), strict(model):
+                model(x)
+            assert nothing_patched()
+    forms, x = scripted(torch.nn.ReLU())
+    for model in forms:
+        with strict(model):
+            model(x)
+
+
+def test_other_errors_of_torchscript_stay_what_they_are():
+    forms, _ = scripted(torch.nn.ReLU())
+    with pytest.raises(RuntimeError) as caught, strict():
+        forms[0](last(2, 3, 8, 8))
+    assert not isinstance(caught.value, FormatLost)
+
+    def caught_and_told():
+        try:
+            last(2, 3, 8, 8).tril()
+        except FormatLost:
+            raise RuntimeError("mine") from None
+
+    with pytest.raises(RuntimeError, match="mine"), strict():
+        caught_and_told()
+
+
+def test_a_copy_in_torchscript_that_may_be_asked_for_is_warned_of():
+    forms, x = scripted(torch.nn.InstanceNorm2d(8))
+    for model in forms:
+        warned = pytest.warns(UserWarning, match="to contiguous inside TorchScript at .*py")
+        with warned, strict():
+            model(x)
+        lost = pytest.raises(FormatLost, match="aten::instance_norm")
+        with lost, torch.inference_mode(), strict():
+            model(x)
+
+
+def test_tensors_that_have_no_strides_have_no_format_to_keep():
+    with strict():
+        last(2, 3, 8, 8).to_mkldnn().relu().to_dense()

@@ -1,0 +1,183 @@
+"""nhwc bench, as it is typed."""
+
+import json
+import re
+
+import pytest
+
+import nhwc._bench.engines
+from nhwc._bench import Benchmark
+from nhwc.cli import main
+
+from ..made_up import one, suite
+
+TINY = ["--input", "1x3x8x8", "--variants", "eager", "--seconds", "0.1", "--threads", "1"]
+
+
+@pytest.fixture
+def net(tmp_path):
+    path = tmp_path / "nets.py"
+    path.write_text("from torch import nn\n\ndef net():\n    return nn.Conv2d(3, 8, 3)\n")
+    return f"{path}:net"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(result, name):
+        path = tmp_path / name
+        path.write_text(json.dumps(result.to_dict()))
+        return str(path)
+
+    return save
+
+
+def test_from_a_model_to_a_table_a_file_and_a_picture(net, tmp_path, capsys):
+    path, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    line = ["bench", net, *TINY, "-o", str(path), "--plot", str(picture)]
+    assert main(line) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"wrote {path}" in err
+    assert picture.read_bytes().lstrip().startswith(b"<?xml")
+    result = Benchmark.from_dict(json.loads(path.read_text()))
+    assert [m.variant for m in result.rows[0].measured] == ["eager"]
+
+    # A second run has nothing to do: what it holds is what it was.
+    before = path.read_text()
+    assert main([*line, "--resume"]) == 0
+    assert path.read_text() == before
+
+
+def test_a_model_that_does_not_exist(capsys):
+    assert main(["bench", "resnet51", *TINY]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(r"^error: nothing could be measured. .*did you mean resnet\d+", err)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([], "name models or a suite, one of the two"),
+        (["resnet18", "--suite", "volta"], "name models or a suite, one of the two"),
+        (["--suite", "volta", "--amp"], "--amp does not go with --suite"),
+        (["resnet18", "--batch", "1,x"], "--batch '1,x' is no list of numbers"),
+        (["resnet18", "--threads", "0"], "--threads 0 has a number below 1"),
+        (["resnet18", "--variants", "warp"], "no variant is called 'warp'"),
+        (["resnet18", "--input", "3x224x224"], "has 3 dimensions"),
+        (["resnet18", "--plot", "x.pdf"], "--plot x.pdf has no known ending"),
+        (["resnet18", "--resume"], "--resume needs the file to go on with"),
+        (["resnet18", "--device", "abacus"], "device 'abacus' is not usable"),
+        (["--compare", "none.json", "none.json"], "no such file: none.json"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(line, message, capsys):
+    assert main(["bench", *line]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_compare_and_its_exit_status(saved, capsys):
+    old = one()
+    plain = old.to_dict()
+    for m in plain["rows"][0]["measurements"]:
+        if m["variant"] == "optimized":
+            m["turns"] = [[second * 1.1 for second in turn] for turn in m["turns"]]
+    slower = Benchmark.from_dict(plain)
+    files = [saved(old, "old.json"), saved(slower, "new.json")]
+    assert main(["bench", "--compare", *files]) == 0
+    assert main(["bench", "--compare", *files, "--fail-on", "slower"]) == 1
+    assert "1 of 5 slower" in capsys.readouterr().out
+    assert main(["bench", "--compare", *files[::-1], "--fail-on", "slower"]) == 0
+    assert main(["bench", "--compare", *files, "--format", "json"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    verdicts = {c["variant"]: c["verdict"] for c in json.loads(last)["changes"]}
+    assert verdicts["optimized"] == "slower"
+    assert main(["bench", "--compare", *files, "--format", "csv"]) == 2
+
+
+def test_a_saved_result_is_shown_again(saved, tmp_path, capsys):
+    path = saved(one(), "old.json")
+    picture = tmp_path / "old.png"
+    assert main(["bench", path, "--plot", str(picture)]) == 0
+    assert "nhwc optimize is fastest" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "bench", "schema": 2}'])
+def test_files_that_are_no_results(text, tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert main(["bench", "--compare", str(path), str(path)]) == 2
+    err = capsys.readouterr().err
+    assert str(path) in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_writes_what_there_is_and_exits_130(monkeypatch, tmp_path, capsys):
+    import dataclasses
+
+    part = dataclasses.replace(suite(), interrupted=True)
+    monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: part)
+    path = tmp_path / "part.json"
+    assert main(["bench", "resnet18", "-o", str(path)]) == 130
+    assert Benchmark.from_dict(json.loads(path.read_text())).interrupted
+
+
+def test_formats_follow_the_ending(monkeypatch, tmp_path):
+    monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: one())
+    for name, start in (("a.csv", "model,"), ("a.html", "<!doctype"), ("a.txt", "resnet50 4x3")):
+        assert main(["bench", "resnet50", "-o", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text().startswith(start)
+
+
+def test_signals_are_put_back(monkeypatch):
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: one())
+    main(["bench", "resnet50"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_engines_are_listed_with_their_version_or_their_pip_line(monkeypatch, capsys):
+    from nhwc._bench.engines import find_engine
+    from nhwc._bench.engines.engine import Engine
+
+    absent = Engine("x", "Engine X", print, packages=("no_such",), requirements=("x-dist>=5", "y"))
+    monkeypatch.setattr("nhwc.cli.bench.ENGINES", (find_engine("eager"), absent))
+    assert main(["bench", "--engines"]) == 0
+    installed, missing = capsys.readouterr().out.split("\n\n")
+    assert re.search(r"^installed\n  eager +eager NCHW +torch 2", installed)
+    assert re.search(r"^not installed\n  x +Engine X +pip install 'x-dist>=5' y$", missing.strip())
+    assert main(["bench", "--engines", "--format", "csv"]) == 2
+
+
+def test_what_is_not_installed_is_named_once_before_any_work(monkeypatch, capsys):
+    from nhwc._bench.engines.engine import Engine
+
+    absent = Engine("x", "Engine X", print, packages=("no_such_package",))
+    engines = (*nhwc._bench.engines.ENGINES, absent)
+    asked = []
+
+    def measure(tasks, **_):
+        asked.extend(tasks)
+        return one()
+
+    for place in ("nhwc.cli.bench", "nhwc._bench.engines"):
+        monkeypatch.setattr(f"{place}.ENGINES", engines)
+    monkeypatch.setattr("nhwc.cli.bench.measure", measure)
+    assert main(["bench", "a", "b", "--variants", "all"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("Engine X (pip install no_such_package)") == 1
+    assert {"eager", "optimized", "jit"} <= set(asked[0].variants)
+    assert "x" not in asked[0].variants
+
+    # Who is asked for by name has a row that says why.
+    assert main(["bench", "a", "--variants", "eager,x"]) == 0
+    assert "Engine X" in capsys.readouterr().err
+    assert asked[-1].variants == ("eager", "x")

@@ -1,0 +1,198 @@
+"""Results as text, CSV, pictures and a page."""
+
+import csv
+import io
+import re
+import sys
+
+import pytest
+
+from nhwc import InputError, MissingPackage
+from nhwc._bench import Benchmark, Case, Measurement, Row, compare
+from nhwc.render.bench_csv import FIELDS, bench_csv
+from nhwc.render.bench_html import bench_html
+from nhwc.render.bench_plot import bench_plot
+from nhwc.render.bench_text import bench_text, changes_text
+
+from ..browser import needs_browser, opened
+from ..made_up import HERE, measured, one, row, suite
+
+
+def test_one_case_as_text():
+    lines = bench_text(one()).splitlines()
+    assert lines[0] == "resnet50 4x3x224x224, 2 threads"
+    fastest_first = [line.split("  ")[0] for line in lines[3:8]]
+    assert fastest_first == [
+        "nhwc optimize",
+        "ONNX Runtime",
+        "nhwc fuse",
+        "eager channels last",
+        "eager NCHW",
+    ]
+    assert re.search(r"nhwc optimize +20\.\d +\d+\.\d +2\.\d\dx +2\.\d\d-2\.\d\d +faster", lines[3])
+    bars = [line.count("█") for line in lines[3:8]]
+    assert bars == sorted(bars, reverse=True)
+    text = "\n".join(lines[8:])
+    assert "nhwc optimize is fastest: 2.5" in text
+    assert "the best of the others" in text
+    assert "channels last: clean" in text
+    assert "  OpenVINO: not installed: pip install 'nhwc[engines]'" in text
+    assert lines[-1] == "Test CPU AVX2, 2 cores, torch 2.13.0, ONNX Runtime 1.31.1"
+
+
+def test_many_cases_as_text():
+    lines = bench_text(suite()).splitlines()
+    assert lines[0] == "icelake: a title; 2 threads, float32"
+    assert lines[3].startswith("alexnet, batch 1")
+    assert any(line.startswith("geometric mean") and "2.50x" in line for line in lines)
+    claims = next(i for i, line in enumerate(lines) if "published 1.26-1.76x" in line)
+    assert lines[claims + 1].startswith("alexnet, batch 1")
+    assert "reproduced" in lines[claims + 1]
+    assert "  broken 1x3x224x224, 2 threads: ModelFailed: it is broken" in lines
+
+
+@pytest.mark.parametrize("wide", [60, 80, 96, 200])
+@pytest.mark.parametrize("result", [suite, one])
+def test_tables_are_no_wider_than_the_terminal_and_lose_no_column(result, wide, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(wide))
+    lines = bench_text(result()).splitlines()
+    assert max(map(len, lines)) <= min(wide, 96)
+    text = " ".join(lines)
+    if result is suite:
+        heads = (*suite().variants[1:], "eager ms", "published", "propagation", "best peer")
+        assert all(head in text for head in (*heads, "ours/peer"))
+    else:
+        assert all(head in text for head in ("set-up s", "peak MB", "99 % sure", "error"))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "noise", "answer"),
+    [
+        ({"eager": 1.0, "fused": 1.3}, 0.002, "Nothing is faster than eager NCHW here."),
+        ({"eager": 1.0, "fused": 0.999}, 0.002, "Nothing is faster than eager NCHW here."),
+        ({"eager": 1.0, "fused": 0.9}, 0.5, "too noisy to tell whether anything beats"),
+        ({"eager": 1.0, "fused": 0.5}, 0.002, "nhwc fuse is fastest: 2.0"),
+    ],
+)
+def test_the_answer_claims_no_more_than_was_measured(speeds, noise, answer):
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    made = Row(case, tuple(measured(v, s, noise=noise, seed=1) for v, s in speeds.items()))
+    assert answer in bench_text(Benchmark(HERE, (made,)))
+
+
+def test_a_disturbed_machine_is_named():
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    calm, wild = measured("eager", 1.0), measured("fused", 0.5, noise=0.5)
+    text = bench_text(Benchmark(HERE, (Row(case, (calm, wild)),)))
+    assert "Noisy: 1 of 2 measurements spread by more than 15%, nhwc fuse on net by" in text
+    assert "Noisy" not in bench_text(one())
+
+
+def test_interrupted_and_empty_results_can_be_shown():
+    failed = Row(Case("net", ((1, 3, 8, 8),), 1), (Measurement("eager", failure="no"),))
+    for rows in ((), (failed,), (Row(failed.case, failure="no"),)):
+        result = Benchmark(HERE, rows, interrupted=True)
+        assert "interrupted" in bench_text(result)
+        assert bench_csv(result).startswith("model,batch,")
+        assert "<script" in bench_html(result)
+        with pytest.raises(InputError, match="Add eager to the variants"):
+            bench_plot(result)
+
+
+def test_csv_has_a_line_per_case_and_variant():
+    lines = list(csv.DictReader(io.StringIO(bench_csv(one()))))
+    assert tuple(lines[0]) == FIELDS
+    by_variant = {line["variant"]: line for line in lines}
+    assert len(lines) == 6
+    assert float(by_variant["eager"]["median_s"]) == pytest.approx(0.05, rel=0.01)
+    assert float(by_variant["eager"]["per_second"]) == pytest.approx(80, rel=0.01)
+    assert float(by_variant["optimized"]["speedup"]) == pytest.approx(2.5, rel=0.02)
+    assert by_variant["openvino"]["failure"] == "not installed: pip install 'nhwc[engines]'"
+    assert by_variant["openvino"]["median_s"] == ""
+    broken = [line for line in csv.DictReader(io.StringIO(bench_csv(suite()))) if line["failure"]]
+    assert [line["model"] for line in broken] == ["broken"]
+
+
+def drawn(result):
+    """The colours of the bars, and everything written, of a picture as SVG."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        svg = bench_plot(result, "svg").decode()
+    return svg, re.findall(r">([^<>\n]+)</text>", svg)
+
+
+def test_the_picture_names_what_it_shows():
+    svg, words = drawn(one())
+    assert {"nhwc optimize", "ONNX Runtime", "eager NCHW"} <= set(words)
+    assert any(word.startswith("resnet50, batch 4, 2 threads") for word in words)
+    assert any(word.startswith("Test CPU AVX2, 2 cores, torch 2.13.0") for word in words)
+    assert "#0e8f84" in svg
+
+
+def test_the_picture_of_a_suite_has_a_panel_per_batch_and_the_published_range():
+    svg, words = drawn(suite())
+    assert {"batch 1, 2 threads, float32", "batch 4, 2 threads, float32"} <= set(words)
+    assert words.count("published for channels last: 1.26-1.76x") == 2
+    assert words.count("alexnet") == 2
+    assert "broken" not in words
+    assert "#fde9c8" in svg
+
+
+def test_pictures_are_the_same_for_the_same_result():
+    assert bench_plot(one(), "svg") == bench_plot(one(), "svg")
+
+
+def test_without_matplotlib_the_pip_line_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'nhwc\[plot\]'"):
+        bench_plot(one())
+
+
+def test_changes_as_text():
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    old = Benchmark(HERE, (row(case, {"eager": 1.0, "fused": 0.8}),))
+    new = Benchmark(HERE, (row(case, {"eager": 1.001, "fused": 0.9}),))
+    lines = changes_text(compare(old, new)).splitlines()
+    assert lines[1].startswith("net, fused")
+    assert lines[1].endswith("slower")
+    assert lines[2].endswith("same")
+    assert "1 of 2 slower" in lines
+
+
+def test_the_page_loads_nothing_from_outside():
+    text = bench_html(suite())
+    assert re.findall(r"""(?:src|href)=["'](?!data:)[^"']*""", text) == []
+    assert re.findall(r"url\(|@import|fetch\(|XMLHttpRequest", text) == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("made", [one, suite])
+def test_the_page_in_a_browser(made, tmp_path):
+    if needs_browser[1].args[0]:
+        pytest.skip("chromium and chromedriver are not installed")
+    from selenium.webdriver.common.by import By
+
+    page = tmp_path / "bench.html"
+    page.write_text(bench_html(made()))
+    with opened(page) as browser:
+
+        def all_of(selector):
+            return browser.find_elements(By.CSS_SELECTOR, selector)
+
+        if made is one:
+            assert all_of("h1")[0].text == "resnet50"
+            assert all_of(".bar")[0].text.split("\n")[0] == "nhwc optimize"
+            assert len(all_of("tbody tr")) == 5
+            assert "nhwc[engines]" in all_of("#problems")[0].text
+            return
+        assert len(all_of(".row")) == 8
+        assert len(all_of(".band")) == 8
+        all_of("#search")[0].send_keys("alex")
+        assert [row.text.split("\n")[0] for row in all_of(".row h3")] == [
+            "alexnet, batch 1",
+            "alexnet, batch 4",
+        ]
+        all_of(".row summary")[0].click()
+        assert all_of("tbody")[0].is_displayed()
+        assert not all_of("tbody")[1].is_displayed()

@@ -1,0 +1,142 @@
+"""What a benchmark returns: read back as written, judged as measured."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from nhwc import FileError, InputError
+from nhwc._bench import SUITES, Benchmark, Case, Published, Row, compare
+
+from ..made_up import HERE, measured, one, row, suite
+
+CASE = Case("net", ((2, 3, 8, 8),), 1)
+
+
+@pytest.mark.parametrize("made", [one, suite])
+def test_json_keeps_everything(made):
+    result = made()
+    again = Benchmark.from_dict(json.loads(json.dumps(result.to_dict())))
+    # Nanoseconds are all that is kept of a time.
+    assert again.to_dict() == result.to_dict()
+    assert [r.case for r in again.rows] == [r.case for r in result.rows]
+    assert again.rows[0].measurements[0].median_s == pytest.approx(0.05, rel=0.05)
+
+
+def test_json_has_no_nan():
+    failed = Row(CASE, (dataclasses.replace(one().rows[0].measurements[-1]),))
+    text = json.dumps(Benchmark(HERE, (failed,)).to_dict(), allow_nan=False)
+    assert math.isnan(Benchmark.from_dict(json.loads(text)).rows[0].measurements[0].setup_s)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: [], "no result of nhwc bench"),
+        (lambda d: {**d, "kind": "audit"}, "no result of nhwc bench"),
+        (lambda d: {**d, "schema": 99}, "schema 99, this nhwc reads 1"),
+        (lambda d: {**d, "rows": [{}]}, "damaged"),
+        (lambda d: {**d, "environment": {"cpu": 1}}, "damaged"),
+        (lambda d: {k: v for k, v in d.items() if k != "baseline"}, "damaged"),
+    ],
+)
+def test_foreign_results_are_refused(spoil, message):
+    with pytest.raises(FileError, match=message):
+        Benchmark.from_dict(spoil(one().to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("share", "low", "high", "judgement"),
+    [
+        (0.5, 1.26, 1.76, "exceeded"),
+        (0.7, 1.26, 1.76, "reproduced"),
+        (1.0, 1.26, 1.76, "not here"),
+        (0.99, 1.0, 1.76, "reproduced"),
+        (0.9, None, None, "reproduced"),
+        (1.2, None, None, "not here"),
+    ],
+)
+def test_judgement(share, low, high, judgement):
+    claim = Published(low, high, "eager", "channels_last", "somewhere")
+    made = row(CASE, {"eager": 1.0, "channels_last": share}, published=claim)
+    assert made.judgement == judgement
+
+
+def test_judgement_without_the_variant_it_is_about():
+    claim = Published(1.2, 1.2, "eager", "fused", "somewhere")
+    assert row(CASE, {"eager": 1.0}, published=claim).judgement == "not measured"
+
+
+def test_best_of_ours_and_of_the_others():
+    made = one().rows[0]
+    assert made.best(ours=True).variant == "optimized"
+    assert made.best(ours=False).variant == "onnxruntime"
+    assert Row(CASE).best(ours=True) is None
+
+
+def test_turns_are_what_is_compared_and_calls_are_what_is_kept():
+    m = measured("eager", 1.0)
+    assert len(m.per_turn.seconds) == 11
+    assert len(m.samples.seconds) == 33
+
+
+def test_geometric_mean_is_over_rows_with_both():
+    result = suite()
+    assert result.geometric_mean("optimized") == pytest.approx(2.5, rel=0.01)
+    assert math.isnan(result.geometric_mean("openvino"))
+
+
+def test_compare_finds_what_got_slower_and_nothing_else():
+    speeds = {"eager": 1.0, "fused": 0.8}
+    old = Benchmark(HERE, (row(CASE, speeds),))
+    slower = (measured("eager", 0.0501, seed=1), measured("fused", 0.044, seed=1))
+    new = Benchmark(HERE, (Row(CASE, slower),))
+    changes = compare(old, new)
+    assert [(c.variant, c.verdict) for c in changes.changes] == [
+        ("eager", "same"),
+        ("fused", "slower"),
+    ]
+    assert [c.variant for c in changes.slower] == ["fused"]
+    assert [c.verdict for c in compare(new, old).changes] == ["same", "faster"]
+    assert changes.same_machine
+    assert changes.to_dict()["changes"][1]["ratio"] == pytest.approx(0.04 / 0.044, rel=0.01)
+
+
+def test_compare_says_when_the_machine_is_another():
+    other = dataclasses.replace(HERE, processor="Other CPU")
+    changes = compare(one(), dataclasses.replace(one(), environment=other))
+    assert not changes.same_machine
+
+
+def test_compare_needs_something_in_common():
+    with pytest.raises(InputError, match="no model, shape and variant in common"):
+        compare(one(), suite())
+
+
+def test_suites_name_models_that_exist():
+    from nhwc.models.vision import import_torchvision
+
+    known = set(import_torchvision().models.list_models())
+    for offered in SUITES:
+        assert set(offered.models) <= known
+        assert len(set(offered.models)) == len(offered.models)
+    assert {s.name: len(s.models) for s in SUITES} == {
+        "volta": 28,
+        "icelake": 29,
+        "blog": 29,
+        "fusion": 1,
+        "apex": 1,
+    }
+
+
+def test_suites_make_cases():
+    by_name = {suite.name: suite for suite in SUITES}
+    tasks = by_name["icelake"].tasks(("optimized",), batches=(1, 4), threads=(1, 2))
+    assert len(tasks) == 29 * 2 * 2
+    assert tasks[0].variants == ("eager", "channels_last", "optimized")
+    sides = {task.case.model: task.case.shapes[0][-1] for task in tasks}
+    assert (sides["inception_v3"], sides["resnet18"]) == (299, 224)
+    blog = by_name["blog"].tasks((), threads=(1,))
+    assert blog[0].case.batch % 2 == 0
+    assert by_name["apex"].tasks(())[0].case.train

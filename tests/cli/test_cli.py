@@ -1,0 +1,515 @@
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import nhwc
+from nhwc import _public
+from nhwc.cli import VERBS, main
+from nhwc.cli.common import parse_shape
+from nhwc.cli.outputs import write_file
+
+from ..made_up import one
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "nets.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def lossy():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))\n"
+        "def clean():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
+        "def broken():\n"
+        "    return nn.Conv2d(5, 8, 3)\n"
+        "def nothing():\n"
+        "    return 3\n"
+    )
+    return path
+
+
+def audit_line(path, name, *rest):
+    return ["audit", f"{path}:{name}", "--input", "2x3x8x8", *rest]
+
+
+def test_text_goes_to_stdout_and_nothing_else(model_file, capfd):
+    assert main(audit_line(model_file, "lossy")) == 0
+    out, err = capfd.readouterr()
+    assert "LOST        torch.nn.functional.instance_norm" in out
+    assert "nets.py:" not in err
+    assert "\033" not in out
+
+
+def test_json(model_file, capsys):
+    assert main(audit_line(model_file, "lossy", "--format", "json", "--backward")) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["findings"][0]["kind"] == "lost"
+    assert any(call["backward"] for call in data["calls"])
+
+
+def test_the_format_follows_the_ending(model_file, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(audit_line(model_file, "lossy", "-o", str(page))) == 0
+    assert page.read_text().startswith("<!doctype html>")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"wrote {page}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "status"),
+    [("lossy", "lost", 1), ("clean", "lost", 0), ("lossy", "copies", 1), ("clean", "copies", 0)],
+)
+def test_fail_on(model_file, capsys, name, what, status):
+    assert main(audit_line(model_file, name, "--fail-on", what)) == status
+
+
+def test_fail_on_slower_compares(model_file, capsys):
+    assert main(audit_line(model_file, "clean", "--fail-on", "slower")) in (0, 1)
+    assert "channels last against contiguous" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            ["audit", "resnet5"],
+            "no model named 'resnet5': torchvision has no 'resnet5'; did you mean",
+        ),
+        (["audit", "timm:nothing_like_it"], "timm has no"),
+        (["audit", "no/such/file.py:net"], "no such file: no/such/file.py"),
+        (["audit", "no.such.module:net"], "cannot import 'no.such.module'"),
+        (["audit", "torch.nn:Nothing"], "has no callable 'Nothing'"),
+        (["audit", "resnet18", "--input", "3x224x224"], "has 3 dimensions; a vision model needs 4"),
+        (["audit", "resnet18", "--input", "0x3x224x224"], "is empty: a dimension is 0"),
+        (["audit", "resnet18", "--input", "big"], "'big' is no shape"),
+        (["audit", "resnet18", "--device", "abacus"], "device 'abacus' is not usable here"),
+        (["audit", "resnet18", "--weights", "none.pt"], "no such weights file: none.pt"),
+        (["audit", "resnet18", "--format", "xml"], "invalid choice: 'xml'"),
+        (
+            ["audit", "resnet18", "-o", "/no/such/folder/x.json"],
+            "cannot write /no/such/folder/x.json",
+        ),
+        (["audit"], "the following arguments are required: MODEL"),
+        (["polish"], "there is no verb 'polish'. There are: audit, optimize"),
+        (["audi", "resnet18"], "there is no verb 'audi'; did you mean audit?"),
+        (["-q", "optimise", "resnet18"], "there is no verb 'optimise'; did you mean optimize?"),
+        (["--completion", "tcsh"], "invalid choice: 'tcsh'"),
+        (["audit", "resnet18", "--seed", "-1"], "argument --seed: -1 is too small"),
+        (["audit", "resnet18", "--seed", "x"], "argument --seed: 'x' is no whole number"),
+        (["audit", "resnet18", "--seed", "9" * 25], "is too large"),
+        (["audit", "resnet18", "--input", "1x3x99999999x99999999"], "GB of memory. Use a smaller"),
+        (["audit", "resnet18", "--input", "1x3x8x8", "--input", "9" * 29], "GB of memory"),
+        (["audit", "resnet18", "--input", "1x" * 99 + "1"], "is no shape"),
+        (["optimize", "resnet18", "--also", "1x3x99999999x99999999"], "GB of memory"),
+        (["ops", "relu", "--input", "2x3x8x8"], "--input goes with an operator of your own"),
+        (["ops", "relu", "--dtype", "strided"], "torch has no dtype 'strided'"),
+        (["bench", "resnet18", "--batch", "99999999999999"], "has a number above"),
+        (["bench", "resnet18", "--batch", "1000000"], "GB of memory"),
+        (["bench", "resnet18", "--threads", "1000000"], "has a number above 1024"),
+        (["bench", "resnet18", "--seconds", "0"], "argument --seconds: 0.0 is too small"),
+        (["bench", "resnet18", "--seconds", "nan"], "argument --seconds: 'nan' is no number"),
+        (["bench", "resnet18", "--seconds", "inf"], "argument --seconds: inf is too large"),
+        (["train", "--synthetic", "--workers", "99999"], "argument --workers: 99999 is too large"),
+        (["train", "--synthetic", "--classes", "0"], "argument --classes: 0 is too small"),
+        (["train", "--synthetic", "--classes", "9" * 12], "is too large"),
+        (["train", "--synthetic", "-b", "0"], "is too small"),
+        (["train", "--synthetic", "-b", "100000", "--size", "99999"], "GB of memory"),
+        (["train", "--synthetic", "--max-batches", "9" * 18], "is too large"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_2(line, message, capsys):
+    line = line + (["--input", "1x3x32x32"] if "/no/such/folder/x.json" in line else [])
+    assert main(line) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("broken", "raised RuntimeError"), ("nothing", "int")]
+)
+def test_a_model_that_fails(model_file, capsys, name, message):
+    assert main(audit_line(model_file, name)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_weights_that_are_pickled_code_are_refused(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (os.system, ("true",))
+
+    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    assert main(["audit", "squeezenet1_1", "--weights", str(tmp_path / "evil.pt")]) == 2
+    assert "is no file of plain tensors" in capsys.readouterr().err
+
+
+def test_an_unknown_option_names_the_help_of_its_verb(capsys):
+    assert main(["train", "--input-size"]) == 2
+    message = "error: unrecognized arguments: --input-size. See nhwc train --help.\n"
+    assert capsys.readouterr().err == message
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["audit", "resnet18", "--input", "3x4", "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert "InputError: input 3x4 has 2 dimensions" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "error: out of memory: MemoryError. Use a smaller input, batch or model."),
+        (
+            RuntimeError("[alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 9 bytes\nat"),
+            "error: out of memory: [alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 9",
+        ),
+        (
+            RuntimeError("numel: integer multiplication overflow"),
+            "error: out of memory: numel: integer multiplication overflow",
+        ),
+        (KeyError("x"), "error: KeyError: 'x'. This was not foreseen; --debug shows where"),
+    ],
+)
+def test_what_nobody_foresaw_is_no_verdict(error, says, monkeypatch, capsys):
+    """Exit status 1 would tell a user's CI that the format is lost."""
+
+    def fails(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("nhwc.cli.audit.audit", fails)
+    assert main(["audit", "squeezenet1_1", "--input", "1x3x32x32", "--fail-on", "lost"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(says)
+    assert err.count("\n") == 1
+
+
+def test_bare_nhwc_shows_the_help(capsys):
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: nhwc")
+    assert all(verb in out for verb in VERBS)
+    assert err == ""
+
+
+def test_the_version_names_torch_and_the_processor(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    here = nhwc.Environment.here()
+    assert capsys.readouterr().out == f"nhwc {nhwc.__version__}; {here}\n"
+    assert torch.__version__ in str(here)
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_quiet_says_nothing_but_errors(place, model_file, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    line = audit_line(model_file, "lossy", "-o", str(page))
+    assert main(["-q", *line] if place == "before" else [*line, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert page.exists()
+    assert main(["-q", "audit", "resnet5"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    # What one command was told does not hold for the next.
+    assert main(line) == 0
+    assert capsys.readouterr().err == f"wrote {page}\n"
+
+
+def test_the_module_and_help(tmp_path):
+    help_text = subprocess.run(
+        [sys.executable, "-m", "nhwc", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(verb in help_text for verb in VERBS)
+
+
+@pytest.mark.parametrize("words", [["audit"], ["--help"], ["--completion", "fish"]])
+def test_a_closed_pipe_is_quiet(words, model_file):
+    words = audit_line(model_file, "lossy") if words == ["audit"] else words
+    line = " ".join([sys.executable, "-m", "nhwc", *words])
+    # The reader is gone before anything is written, however fast or slow the writer is.
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} | true"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+LATE = """
+import signal, sys, os
+class Late:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Late())
+from nhwc.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("name", ["nhwc.cli", "nhwc.errors", "torch", "torch._C", "torch.fx"])
+def test_ctrl_c_during_the_imports_is_one_line(name):
+    done = subprocess.run(
+        [sys.executable, "-c", LATE.format(name=name), "audit", "resnet18"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_is_as_it_was_once_the_work_begins(model_file, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def interrupted(*args, **kwargs):
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nhwc.cli.audit.audit", interrupted)
+    assert main(audit_line(model_file, "clean")) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert seen == [before] == [signal.getsignal(signal.SIGINT)]
+
+
+def completed(script, *words):
+    """What bash offers for the last of `words`."""
+    line = f"""{script}
+COMP_WORDS=({" ".join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}; _nhwc
+echo "${{COMPREPLY[*]}}" """
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_completion_offers_verbs_options_and_choices(capsys):
+    assert main(["--completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert completed(script, "nhwc", "") == list(VERBS)
+    assert completed(script, "nhwc", "o") == ["optimize", "ops"]
+    assert completed(script, "nhwc", "--v") == ["--version"]
+    assert completed(script, "nhwc", "audit", "--fail") == ["--fail-on"]
+    assert completed(script, "nhwc", "-q", "audit", "--fail-on", "") == ["lost", "copies", "slower"]
+    assert "--channels-last" in completed(script, "nhwc", "train", "data", "--c")
+    # A model or a file: the shell's own completion of paths takes over.
+    assert completed(script, "nhwc", "audit", "res") == []
+
+    assert main(["--completion", "zsh"]) == 0
+    assert capsys.readouterr().out.endswith(script)
+    assert main(["--completion", "fish"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("complete -c nhwc ") for line in lines)
+    assert any("-l fail-on -x -a 'lost copies slower'" in line for line in lines)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_read_their_scripts(shell, capsys):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    main(["--completion", shell])
+    script = capsys.readouterr().out
+    subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_every_verb_answers_help(capsys):
+    for verb in VERBS:
+        with pytest.raises(SystemExit) as stop:
+            main([verb, "--help"])
+        assert stop.value.code == 0
+    assert capsys.readouterr().out.count("usage: nhwc") == len(VERBS)
+
+
+def test_the_command_line_answers_without_torch():
+    code = "import sys, nhwc.__main__, nhwc.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_are_no_names_of_modules():
+    """Importing `nhwc.strict` from a module of that name would hide the function."""
+    rooms = {path.stem for path in Path(nhwc.__file__).parent.iterdir()}
+    assert rooms & set(nhwc.__all__) == set()
+    names = {name for name in vars(_public) if not name.startswith("_")}
+    assert set(nhwc.__all__) == names
+    assert names <= set(dir(nhwc))
+    with pytest.raises(AttributeError, match="module 'nhwc' has no attribute 'nothing'"):
+        _ = nhwc.nothing
+
+
+def test_optional_packages_stay_unimported():
+    code = (
+        "import sys, nhwc, nhwc.cli, nhwc.cli.audit; nhwc.audit; "
+        "heavy = {'numba', 'torchvision', 'timm', 'matplotlib', 'onnxruntime', 'openvino', 'PIL'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_parse_shape_takes_commas_too():
+    assert parse_shape("1,3,8,8") == (1, 3, 8, 8)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "result.json"
+    write_file(target, b"old")
+    with pytest.raises(TypeError):
+        write_file(target, "text is no bytes")  # type: ignore[arg-type]
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in Path(tmp_path).iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "{net}:clean", "-o", "{net}"],
+        ["audit", "{net}:clean", "-o", "{link}"],
+        ["audit", "resnet18", "-o", "{net}"],
+        ["optimize", "{net}:clean", "-o", "{net}"],
+        ["optimize", "{net}:clean", "--report", "{net}"],
+        ["optimize", "{other}", "-o", "{other}"],
+        ["bench", "{net}:clean", "-o", "{net}"],
+        ["bench", "{other}", "-o", "{other}", "--format", "text"],
+        ["bench", "--compare", "{other}", "{other}", "-o", "{other}"],
+        ["ops", "{net}:clean", "-o", "{net}"],
+        ["ops", "--diff", "{other}", "{other}", "-o", "{other}"],
+        ["audit", "resnet18", "--weights", "{other}", "-o", "{other}"],
+        ["train", "--synthetic", "--weights", "{picture}", "--plot", "{picture}"],
+        ["demo", "-o", "{net}"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_command_reads_is_not_overwritten(words, model_file, tmp_path, capsys):
+    other, link, picture = (tmp_path / name for name in ("other.json", "link.html", "weights.svg"))
+    other.write_text("{}")
+    picture.write_text("")
+    link.symlink_to(model_file)
+    before = model_file.read_text()
+    places = {"net": model_file, "other": other, "link": link, "picture": picture}
+    assert main([word.format(**places) for word in words]) == 2
+    err = capsys.readouterr().err
+    assert "is what the command reads" in err or "is a Python file" in err
+    assert err.count("\n") == 1
+    assert (model_file.read_text(), other.read_text()) == (before, "{}")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["audit", "resnet18", "-o", "{none}/x.json"], "none is no folder. Make it first."),
+        (["audit", "resnet18", "-o", "{folder}"], "it is a folder. Name a file in it."),
+        (["optimize", "resnet18", "-o", "{none}/x.nhwc"], "none is no folder. Make it first."),
+        (["optimize", "resnet18", "--report", "{none}/x.html"], "none is no folder."),
+        (["optimize", "resnet18", "-o", "{folder}/x", "--report", "{folder}/x"], "two outputs"),
+        (["bench", "resnet18", "-o", "{none}/x.json"], "none is no folder. Make it first."),
+        (["bench", "resnet18", "--plot", "{none}/x.svg"], "none is no folder. Make it first."),
+        (["bench", "resnet18", "--plot", "x.pdf"], "x.pdf has no known ending"),
+        (["ops", "-o", "{none}/x.json"], "none is no folder. Make it first."),
+        (["ops", "--rules", "-o", "{none}/x.json"], "none is no folder. Make it first."),
+        (["train", "--synthetic", "-o", "{file}/run"], "file is no folder. Name another."),
+        (["train", "--synthetic", "--plot", "{none}/x.svg"], "none is no folder. Make it first."),
+        (["demo", "-o", "{none}/x.html"], "none is no folder. Make it first."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_outputs_are_looked_at_before_the_work(words, says, tmp_path, monkeypatch, capsys):
+    def works(*args, **kwargs):
+        raise AssertionError("the work has begun")
+
+    for verb, doing in (
+        *(("audit", "build"), ("optimize", "build"), ("bench", "measure")),
+        *(("ops", "ops"), ("ops", "check_rules"), ("train", "load_model"), ("demo", "load_model")),
+    ):
+        monkeypatch.setattr(f"nhwc.cli.{verb}.{doing}", works)
+    (tmp_path / "file").touch()
+    places = {"none": tmp_path / "none", "folder": tmp_path, "file": tmp_path / "file"}
+    assert main([word.format(**places) for word in words]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [["bench", "resnet18"], ["train", "--synthetic"]])
+def test_a_picture_wants_matplotlib_before_the_work(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main([*verb, "--plot", str(tmp_path / "x.svg")]) == 2
+    said = "error: matplotlib is not installed: pip install 'nhwc[plot]'.\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("model", "absent", "says"),
+    [
+        ("timm:resnet18", ["timm"], "timm, which timm:resnet18 is from, is not installed"),
+        ("resnet18", ["torchvision", "timm"], "torchvision or timm, which resnet18 is from"),
+    ],
+)
+def test_a_missing_extra_is_named_once_before_the_work(model, absent, says, monkeypatch, capsys):
+    for package in absent:
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(["bench", model]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "pip install 'nhwc[zoo]'" in err
+    assert err.count("\n") == 1
+
+
+def test_engines_that_are_not_installed_are_named_before_the_work(monkeypatch, capsys):
+    for package in ("onnxruntime", "openvino"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: one())
+    assert main(["bench", "resnet18"]) == 0
+    said = "left out, not installed: ONNX Runtime, OpenVINO; pip install 'nhwc[engines]'\n"
+    assert capsys.readouterr().err == said
+
+
+def full(*args):
+    raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_printed(model_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("nhwc.cli.outputs.replace_file", full)
+    path = tmp_path / "x.json"
+    assert main(audit_line(model_file, "lossy", "-o", str(path))) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["findings"][0]["kind"] == "lost"
+    assert err == f"error: cannot write {path}: No space left on device\n"
+
+
+def test_a_full_disk_ends_no_measurement(tmp_path, monkeypatch, capsys):
+    def measured(*args, checkpoint, **kwargs):
+        checkpoint(one())
+        return one()
+
+    monkeypatch.setattr("nhwc.cli.outputs.replace_file", full)
+    monkeypatch.setattr("nhwc.cli.bench.measure", measured)
+    assert main(["bench", "resnet18", "-o", str(tmp_path / "x.json")]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"]
+    assert "No space left" in err
+
+
+def test_what_is_no_plain_file_is_written_to(tmp_path, monkeypatch):
+    """`-o /dev/null` must not put a file in the place of the device."""
+    target, link = tmp_path / "result.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_file(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_file(pipe, b"said")
+    assert os.read(reader, 9) == b"said"
+    os.close(reader)
+    assert pipe.is_fifo()

@@ -1,0 +1,399 @@
+"""Saved models: the same answers back, nothing run but listed operators, damage always told."""
+
+import json
+import math
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import nhwc
+from nhwc import FileError, InputError
+from nhwc.files.container import MAGIC, is_saved, read, write
+from nhwc.files.plain import Foreign, from_plain, to_plain
+from nhwc.files.serial import dump, restore
+from nhwc.files.vocabulary import functions, modules
+from nhwc.graph import capture
+from nhwc.graph.layers import assert_sizes
+from nhwc.passes import PASSES, run_passes
+from nhwc.zoo import load_model, randomize_batchnorm_
+
+from ..optimize.test_optimize import Branching, Nested, force, residual, runs_program
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(2, 3, 20, 18, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def saved(image, tmp_path_factory):
+    fast = force(residual(), image, also=[image[:1]])
+    path = tmp_path_factory.mktemp("saved") / "model.nhwc"
+    nhwc.save(fast, path)
+    return fast, path
+
+
+@torch.no_grad()
+def test_a_loaded_model_is_planned_and_answers_the_same(saved, image):
+    fast, path = saved
+    loaded = nhwc.load(path)
+    assert is_saved(path)
+    for x in (image, image[:1]):
+        assert runs_program(loaded, x)
+        torch.testing.assert_close(loaded(x), fast(x), rtol=1e-5, atol=1e-5)
+    wide = torch.randn(1, 3, 40, 40)
+    assert torch.equal(loaded.portable(wide), fast.portable(wide))
+    assert loaded.state_dict().keys() == fast.state_dict().keys()
+    assert not loaded.training
+
+
+def test_saving_holds_no_second_model(tmp_path):
+    fused = nhwc.fuse(nn.Sequential(nn.Linear(2048, 1024)).eval())
+    tracemalloc.start()
+    try:
+        nhwc.save(fused, tmp_path / "m.nhwc")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < fused.state_dict()["0.weight"].nbytes / 2
+
+
+@torch.no_grad()
+def test_loading_makes_choices_from_memory(saved, monkeypatch):
+    _, path = saved
+    nhwc.load(path)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
+    assert len(nhwc.load(path).recipes) == 2
+
+
+@torch.no_grad()
+def test_saved_again_it_is_the_same_file(saved, tmp_path):
+    _, path = saved
+    nhwc.save(nhwc.load(path), tmp_path / "again.nhwc")
+    assert (tmp_path / "again.nhwc").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["shufflenet_v2_x0_5", "mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1", "googlenet",
+     "densenet121", "convnext_tiny", "regnet_y_400mf"],
+)  # fmt: skip
+@torch.no_grad()
+def test_models_of_the_zoo_come_back_exactly(name, tmp_path):
+    model = randomize_batchnorm_(load_model(name))
+    fused = nhwc.fuse(model)
+    nhwc.save(fused, tmp_path / "m.nhwc")
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(nhwc.load(tmp_path / "m.nhwc")(x), fused(x))
+
+
+@torch.no_grad()
+def test_several_inputs_nested_outputs_and_the_command_line_name(image, tmp_path):
+    model = Nested().eval()
+    path = tmp_path / "nested.nhwc"
+    nhwc.save(force(model, image, torch.tensor(2.0), 7), path)
+    loaded = load_model(str(path))
+    ours, theirs = (m(image, torch.tensor(3.0), 7) for m in (loaded, model))
+    torch.testing.assert_close(ours["a"][0], theirs["a"][0], rtol=1e-4, atol=1e-4)
+    assert ours["a"][1][1] == 7
+    assert ours["size"] == theirs["size"]
+
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
+
+    def forward(self, k):
+        x = torch.fft.ifft2(k * self.filter)
+        return torch.fft.rfft2(x.real + x.conj().imag), torch.view_as_real(x)
+
+
+def test_complex_numbers_and_fourier_transforms_come_back(tmp_path):
+    model, k = Spectral().eval(), torch.randn(1, 4, 8, 8, dtype=torch.complex64)
+    nhwc.save(model, tmp_path / "m.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "m.nhwc")(k), model(k), rtol=0, atol=0)
+
+
+def test_a_graph_for_known_sizes_says_what_it_was_saved_for():
+    with pytest.raises(nhwc.InputError, match=r"an input of \[2, 3\] and torch.float32, not None:"):
+        assert_sizes(None, [2, 3], torch.float32)
+    with pytest.raises(nhwc.InputError, match=r"not \[2, 4\] and torch.float32: its code"):
+        assert_sizes(torch.ones(2, 4), [2, 3], torch.float32)
+
+
+def test_tied_weights_stay_tied_and_buffers_keep_their_kind(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4, bias=False)
+            self.b = nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+            self.register_buffer("shift", torch.arange(4.0))
+            self.last = nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))
+
+        def forward(self, x):
+            return self.b(self.a(x)) + self.shift + self.last.sum()
+
+    model = Tied().eval()
+    nhwc.save(model, tmp_path / "tied.nhwc")
+    loaded = nhwc.load(tmp_path / "tied.nhwc").portable
+    assert loaded.a.weight is loaded.b.weight
+    assert loaded.last.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(3, 4)
+    assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_precision_is_kept(dtype, tmp_path):
+    model = nn.Conv2d(3, 4, 3).to(dtype).eval()
+    nhwc.save(model, tmp_path / "m.nhwc")
+    loaded = nhwc.load(tmp_path / "m.nhwc").portable
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)
+    )
+
+
+class Functional(nn.Module):
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.norm, self.weight, self.bias = nn.BatchNorm2d(3), weight, bias
+
+    def forward(self, x):
+        mean, variance = self.norm.running_mean, self.norm.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(Functional(w, b) for w in (None, nn.Parameter(torch.rand(3)))
+          for b in (None, nn.Parameter(torch.rand(3)))),
+        nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_batch_norms_that_a_pass_made_come_back(model, image, tmp_path):
+    graph = capture(model.eval()).module
+    run_passes(graph, PASSES)
+    nhwc.save(graph, tmp_path / "m.nhwc")
+    torch.testing.assert_close(graph(image), model(image))
+    assert torch.equal(nhwc.load(tmp_path / "m.nhwc").portable(image), graph(image))
+
+
+@torch.no_grad()
+def test_a_file_of_the_first_version_still_loads():
+    loaded = nhwc.load(Path(__file__).parent / "data" / "version-1.nhwc")
+    assert len(loaded.recipes) == 1
+    x = torch.linspace(-1, 1, 192).view(1, 3, 8, 8)
+    answer = loaded(x)
+    # As it was when the file was written.
+    torch.testing.assert_close(answer["flat"].sum().item(), 1139.9652, rtol=1e-5, atol=0)
+    sums = torch.tensor([[284.1844, 318.6498, 273.1310, 264.0]])
+    torch.testing.assert_close(answer["sum"][0], sums, rtol=1e-5, atol=0)
+    assert answer["sum"][1] == 1
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(6, 4, 2, batch_first=True, bidirectional=True, proj_size=3),
+        nn.GRU(6, 4, bias=False),
+        nn.RNN(6, 4, nonlinearity="relu"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_recurrent_layers_come_back(layer, tmp_path):
+    model = nn.Sequential(nn.Linear(6, 6), layer.eval())
+    nhwc.save(model, tmp_path / "model.nhwc")
+    loaded, x = nhwc.load(tmp_path / "model.nhwc"), torch.randn(2, 5, 6)
+    torch.testing.assert_close(loaded(x), model(x))
+    torch.testing.assert_close(loaded.double()(x.double()), model.double()(x.double()))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Branching().eval(), "calls a Branching, whose own code it takes to load it"),
+        (Own(), "it calls quantize_per_tensor"),
+    ],
+)
+def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        nhwc.save(model, tmp_path / "no.nhwc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_are_not_saved_silently(tmp_path):
+    graph = nhwc.fuse(nn.Sequential(nn.Conv2d(3, 4, 1)).eval())
+    next(m for m in graph.modules() if isinstance(m, nn.Conv2d)).register_forward_hook(print)
+    with pytest.raises(InputError, match="hooks"):
+        nhwc.save(graph, tmp_path / "no.nhwc")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "it begins with nothing"),
+        (b"PK\x03\x04 a zip or torch.save", "is no model saved by nhwc"),
+        (MAGIC, "it ends after 8 bytes"),
+        (MAGIC + struct.pack("<IQQ", 99, 0, 0) + b"\0" * 32, "version 99; this nhwc reads up to 1"),
+    ],
+)
+def test_foreign_files_are_told_apart(content, says, tmp_path):
+    path = tmp_path / "f.nhwc"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=says):
+        nhwc.load(path)
+
+
+def test_a_missing_file_or_folder_is_said(tmp_path):
+    with pytest.raises(FileError, match="No such file"):
+        nhwc.load(tmp_path / "none.nhwc")
+    with pytest.raises(FileError, match="No such file"):
+        nhwc.save(nn.ReLU(), tmp_path / "none" / "m.nhwc")
+
+
+@given(st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_flipped_bit_is_found(saved, tmp_path, data):
+    content = bytearray(saved[1].read_bytes())
+    index = data.draw(st.integers(0, len(content) - 1))
+    content[index] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "flipped.nhwc"
+    path.write_bytes(content)
+    with pytest.raises(FileError):
+        nhwc.load(path)
+
+
+@given(st.data())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_truncated_or_lengthened_file_is_found(saved, tmp_path, data):
+    content = saved[1].read_bytes()
+    cut = data.draw(st.integers(0, len(content) - 1))
+    path = tmp_path / "cut.nhwc"
+    path.write_bytes(data.draw(st.sampled_from([content[:cut], content + content[: cut + 1]])))
+    with pytest.raises(FileError):
+        nhwc.load(path)
+
+
+@given(st.binary(max_size=300), st.booleans())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_other_bytes_are_refused(tmp_path, content, begins_well):
+    path = tmp_path / "foreign.nhwc"
+    path.write_bytes((MAGIC if begins_well else b"") + content)
+    with pytest.raises(FileError):
+        nhwc.load(path)
+
+
+def tampered(path, tmp_path, change):
+    """The saved file with its header changed and every checksum right again."""
+    header, tensors = read(path)
+    del header["tensors"]
+    change(header)
+    write(tmp_path / "tampered.nhwc", header, tensors)
+    return tmp_path / "tampered.nhwc"
+
+
+def node(header, op):
+    return next(n for n in header["nodes"] if n["op"] == op)
+
+
+CALL = {"op": "call_function", "name": "evil", "args": {"tuple": []}, "kwargs": {"dict": []}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h["nodes"].insert(1, CALL | {"target": "os.system"}),
+        lambda h: h["nodes"].insert(1, CALL | {"target": "builtins.eval"}),
+        lambda h: h["nodes"].insert(1, CALL | {"target": "torch.load"}),
+        lambda h: h["nodes"].insert(
+            1,
+            CALL | {"target": "builtins.getattr", "args": {"tuple": [{"node": "x"}, "__class__"]}},
+        ),
+        lambda h: h["nodes"].insert(1, CALL | {"op": "call_method", "target": "__reduce__"}),
+        lambda h: h["nodes"].insert(1, CALL | {"op": "call_module", "target": "head.nothing"}),
+        lambda h: h["nodes"].insert(1, CALL | {"op": "get_attr", "target": "__class__"}),
+        lambda h: h["nodes"].insert(1, CALL | {"op": "root", "target": "x"}),
+        lambda h: node(h, "placeholder").update(target="x=print(1), *y"),
+        lambda h: node(h, "placeholder").update(name="x; import os"),
+        lambda h: node(h, "output").update(args={"tuple": [{"node": "nowhere"}]}),
+        lambda h: node(h, "output").update(args={"code": "1"}),
+        lambda h: h["modules"]["head"].update({"class": "nn.Module"}),
+        lambda h: h["modules"]["head"]["arguments"].update(in_features=-1),
+        lambda h: h["modules"]["head"]["arguments"].update(in_features=9),
+        lambda h: h["modules"]["head"]["arguments"].update(evil=1),
+        lambda h: h["modules"].update({"a.__class__": h["modules"]["head"]}),
+        lambda h: h["state"].pop(),
+        lambda h: h["state"].append(h["state"][0] | {"path": "stem.op.weight.x"}),
+        lambda h: h["state"][0].update(tensor=10**9),
+        lambda h: h["state"][0].update(path="__class__.x"),
+        lambda h: h.update(planned=[["__import__('os')"]]),
+        lambda h: h.update(planned=3),
+        lambda h: h.update(name="a b"),
+        lambda h: h.pop("nodes"),
+        lambda h: h.update(nodes=None),
+        lambda h: h["nodes"].reverse(),
+    ],
+)
+def test_a_file_made_to_do_harm_is_refused(saved, tmp_path, change):
+    _, path = saved
+    with pytest.raises(FileError, match="describes no model"):
+        nhwc.load(tampered(path, tmp_path, change))
+
+
+def test_the_vocabulary_reaches_nothing_outside_of_tensors():
+    bad = (
+        "load",
+        "save",
+        "from_file",
+        "compile",
+        "eval",
+        "exec",
+        "open",
+        "apply",
+        "import",
+        "hook",
+    )
+    for name in functions():
+        assert not any(word in name.rpartition(".")[2].split("_") for word in bad), name
+    assert all(issubclass(kind, nn.Module) for kind in modules().values())
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1.5, None, True, "x", slice(1, None), ...])
+def test_every_plain_argument_survives(value):
+    nested = (value, [value], {"k": value})
+    assert from_plain(json.loads(json.dumps(to_plain(nested))), {}) == nested
+
+
+def test_a_graph_survives_being_plain_values():
+    graph = capture(residual()).module
+    data, tensors = dump(graph)
+    again = restore(json.loads(json.dumps(data)), tensors)
+    x = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(again(x), graph(x))
+    with pytest.raises(Foreign, match="are used"):
+        restore(data, [*tensors, torch.zeros(1)])

@@ -1,0 +1,101 @@
+"""Saved models that call functions of torchvision and timm: by name, from one table, or refused."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc import FileError
+from nhwc.files.container import read, write
+from nhwc.files.guests import GUESTS, guest, guest_name
+from nhwc.files.serial import restore
+from nhwc.models.vision import import_torchvision
+from nhwc.zoo import load_model, randomize_batchnorm_
+
+from ..fusing import script
+
+import_torchvision()
+timm_layers = pytest.importorskip("timm.layers")
+
+
+@pytest.mark.parametrize("home", GUESTS)
+def test_each_name_of_the_table_is_a_function_there(home):
+    module = importlib.import_module(home)
+    for name in GUESTS[home].split():
+        function = getattr(module, name)
+        assert guest_name(function) == f"{home}.{name}"
+        assert guest(f"{home}.{name}") is function
+
+
+def test_whatever_timm_declares_untraceable_and_a_graph_may_call_is_a_guest():
+    importlib.import_module("timm")
+    declared = importlib.import_module("timm.layers._fx").get_notrace_functions()
+    others = {function.__name__ for function in declared if guest_name(function) is None}
+    # A dtype, a part of another one, and those of a model that takes its images in pieces.
+    assert others == {
+        *("_freq_buffer_dtype", "_apply_coord_augs"),
+        *("create_attention_mask", "global_pool_naflex"),
+    }
+
+
+def test_no_other_function_is_a_guest():
+    assert guest_name(timm_layers.create_conv2d) is None
+    for name in ("timm.create_model", "os.system", "timm.layers.padding.math", "pad_same", ""):
+        assert guest(name) is None
+
+
+class Same(nn.Module):
+    """A convolution padded as TensorFlow does, and an argument that nobody passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = timm_layers.Conv2dSame(3, 8, 3, stride=2)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x, mask=None):
+        y = self.norm(self.conv(x))
+        return y if mask is None else y * mask
+
+
+@torch.no_grad()
+def test_same_padding_is_a_call_around_which_a_batch_norm_is_folded(tmp_path):
+    model = randomize_batchnorm_(Same()).eval()
+    fused = nhwc.fuse(model)
+    assert (len(fused.report.applied), fused.report.opaque) == (1, ())
+    nhwc.save(fused, tmp_path / "same.nhwc")
+    scripted = script(fused)
+    for side in (7, 8):
+        x = torch.randn(1, 3, side, side)
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
+        assert torch.equal(nhwc.load(tmp_path / "same.nhwc")(x), fused(x))
+        assert torch.equal(scripted(x), fused(x))
+
+
+@torch.no_grad()
+def test_a_transformer_of_torchvision_comes_back(tmp_path):
+    model = load_model("swin_t")
+    nhwc.save(model, tmp_path / "swin.nhwc")
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(nhwc.load(tmp_path / "swin.nhwc")(x), model(x))
+
+
+def test_without_the_package_the_file_says_what_to_install(tmp_path, monkeypatch):
+    nhwc.save(Same().eval(), tmp_path / "same.nhwc")
+    monkeypatch.setitem(sys.modules, "timm.layers.padding", None)
+    with pytest.raises(FileError, match=r"calls timm.layers.padding.pad_same. Install timm"):
+        nhwc.load(tmp_path / "same.nhwc")
+
+
+def test_a_function_from_elsewhere_is_refused(tmp_path):
+    path = tmp_path / "same.nhwc"
+    nhwc.save(Same().eval(), path)
+    header, tensors = read(path)
+    assert restore(header, tensors)
+    for node in header["nodes"]:
+        node["target"] = node["target"].replace("timm.layers.padding.pad_same", "os.system")
+    write(path, header, tensors)
+    with pytest.raises(FileError, match=r"the function 'os\.system'"):
+        nhwc.load(path)

@@ -1,0 +1,433 @@
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from nhwc import fuse
+from nhwc.errors import InputError
+from nhwc.zoo import load_model
+
+from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, outputs, random_, script
+
+X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def small():
+    torch.manual_seed(0)
+    return random_(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4)
+        )
+    )
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Hidden(nn.Module):
+    """Batch norms at the heads of Sequentials and inside wrappers: no convolution stands right
+    before them in any one container."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 1, 1)
+        self.second = nn.Sequential(nn.BatchNorm2d(1), nn.Conv2d(1, 1, 1))
+        self.third = Wrapper(nn.BatchNorm2d(1))
+        self.fourth = nn.Sequential(Wrapper(nn.Conv2d(1, 1, 1, bias=False)))
+        self.fifth = Wrapper(nn.Sequential(nn.BatchNorm2d(1), nn.ReLU()))
+
+    def forward(self, x):
+        return self.fifth(self.fourth(self.third(self.second(self.first(x)))))
+
+
+def test_norms_hidden_in_containers_are_all_found():
+    x = torch.randn(5, 1, 1, 1)
+    model = random_(Hidden())
+    fused = fuse_checked(model, x)
+    assert has_no_norm(fused)
+    assert len(fused.report.applied) == 3
+    assert_same(model, script(fused), x)
+
+
+def test_resnet18_as_a_whole():
+    model = random_(load_model("resnet18"))
+    x = torch.randn(1, 3, 64, 64)
+    fused = fuse_checked(model, x)
+    assert has_no_norm(fused)
+    assert "batch_norm" not in fused.code
+    assert "bn" not in fused.code
+    assert len(fused.report.applied) == 20
+    assert_same(model, script(fused), x)
+
+
+def test_the_result_shares_no_memory_with_the_model():
+    model = random_(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
+    ours = {t.data_ptr() for t in fuse(model).state_dict().values()}
+    assert not ours & {t.data_ptr() for t in model.state_dict().values()}
+    expected = outputs(model, (X,))
+    fuse(model).to(torch.float64)
+    with torch.no_grad():
+        for parameter in fuse(model).parameters():
+            parameter.zero_()
+    assert torch.equal(outputs(model, (X,)), expected)
+
+
+def test_training_on_makes_nothing_stale():
+    model = small()
+    fused = fuse(model)
+    expected = outputs(fused, (X,))
+    model.train()
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    model.eval()
+    assert torch.equal(outputs(fused, (X,)), expected)
+    assert_same(model, fuse(model), X)
+
+
+def test_fusing_twice_changes_nothing():
+    once = fuse(small())
+    twice = fuse(once)
+    assert twice.code == once.code
+    assert not twice.report.sites
+    assert_same(once, twice, X)
+
+
+def test_fusing_a_model_twice_folds_once():
+    model = small()
+    first, second = fuse(model), fuse(model)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def reloaded(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, reloaded, saved])
+def test_copies_compute_the_same_and_keep_the_report(copied):
+    fused = fuse(small())
+    again = copied(fused)
+    assert again.report == fused.report
+    assert_same(fused, again, X)
+
+
+def test_moves_between_types():
+    fused = fuse(small()).to(torch.float64)
+    torch.testing.assert_close(fused(X.double()), small().double()(X.double()))
+
+
+def test_exports_and_compiles():
+    fused = fuse(small())
+    exported = torch.export.export(fused, (X,)).module()
+    assert_same(fused, exported, X)
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
+    assert_same(fused, compiled, X)
+
+
+def test_a_compiled_model_is_fused_as_what_it_was_compiled_from():
+    model = small()
+    assert has_no_norm(fuse_checked(torch.compile(model, backend="eager"), X))
+
+
+def test_other_batch_and_image_sizes():
+    fused = fuse(small())
+    for shape in ((1, 3, 5, 7), (4, 3, 32, 8)):
+        assert_same(small(), fused, torch.randn(shape))
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.left = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        if x.mean() > 0:
+            return self.left(x)
+        return self.norm(self.conv(x))
+
+
+def test_a_branch_on_data_keeps_its_code_and_fuses_around_it():
+    model = random_(Branches())
+    fused = fuse_checked(model, X)
+    for sign in (-1, 1):
+        assert_same(model, fused, sign * 100 * X)
+    assert norms(fused) == ["model.norm"]
+    [part] = fused.report.opaque
+    assert (part.path, part.kind) == ("", "Branches")
+    assert "branches on data (test_fuse.py:" in part.reason
+    assert [site.where for site in fused.report.applied] == ["stem.1", "left.1"]
+    [left] = fused.report.skipped
+    assert left.where == "norm"
+    assert "branches on data" in left.reason
+
+
+def test_only_the_part_that_branches_stays_opaque():
+    model = random_(nn.Sequential(small(), nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3), Branches()))
+    fused = fuse_checked(model, X)
+    assert [part.path for part in fused.report.opaque] == ["3"]
+    assert norms(fused) == ["3.norm"]
+
+
+class ReadsOff(nn.Module):
+    """Its code uses its children other than by calling them."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.tail = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = x + 1
+        for block in self.blocks:
+            x = block.extra(x) if isinstance(block, Extra) else block(x)
+        for layer in self.tail:
+            x = layer(x)
+        return x
+
+
+class Extra(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+    def extra(self, x):
+        return self.inner(x) * 3
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_children_that_are_used_in_other_ways_than_calls_keep_their_class():
+    model = random_(ReadsOff([Extra(), Extra()]))
+    fused = fuse_checked(model, torch.rand(2, 4, 5, 5))
+    assert [site.where for site in fused.report.applied] == [
+        "blocks.0.inner.1",
+        "blocks.1.inner.1",
+    ]
+    assert [site.where for site in fused.report.skipped] == ["tail.1"]
+
+
+def _typed(self, x):
+    return self.c(x) if isinstance(x, torch.Tensor) else self.c(x[0])
+
+
+def _counts(self, x):
+    self.calls = getattr(self, "calls", 0) + 1
+    return self.n(self.c(x))
+
+
+def _keeps(self, x):
+    self.seen = self.c(x)
+    return self.n(self.seen)
+
+
+def _draws(self, x):
+    return self.n(self.c(x)) + torch.rand(1)
+
+
+def _writes(self, x):
+    self.n.running_mean.add_(0)
+    return self.n(self.c(x))
+
+
+def _aliased(self, x):
+    y = [self.c(x) * 1]
+    z = y[0].flip(2) if self.training else y[0]
+    z = torch.cat([z], 1).add(0)
+    w = z
+    z += 1
+    return self.n(self.c(x)) + w
+
+
+def _loops(self, x):
+    return sum(self.n(self.c(row)) for row in x)
+
+
+def _numbers(self, x):
+    y = self.n(self.c(x))
+    return y * float(x.shape[2]) + int(y.shape[0])
+
+
+OPAQUE = {
+    "makes numbers": (_numbers, "it makes a plain number of a traced value (test_fuse.py:"),
+    "writes into what it uses again": (_aliased, "in place into a value that is used again"),
+    "asks for a type": (_typed, "asks for the type of a traced value"),
+    "counts its calls": (_counts, "changes self.calls"),
+    "keeps a value": (_keeps, "changes self.seen"),
+    "draws random numbers": (_draws, "random numbers"),
+    "writes into a buffer": (_writes, "writes into a parameter or buffer"),
+    "loops over data": (_loops, "loops over data"),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_what_a_graph_would_lose_stays_opaque(name):
+    run, reason = OPAQUE[name]
+    model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    state = torch.get_rng_state()
+    fused = fuse(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not hasattr(model, "calls")
+    assert not hasattr(model, "seen")
+    [part] = fused.report.opaque
+    assert reason in part.reason
+    x = torch.randn(2, 2, 3, 5, 5) if name == "loops over data" else X
+    torch.manual_seed(1)
+    expected = outputs(copy.deepcopy(model), (x,))
+    torch.manual_seed(1)
+    torch.testing.assert_close(outputs(fused, (x,)), expected)
+
+
+def test_a_write_in_place_that_others_see():
+    def run(self, x):
+        y = self.c(x)
+        seen = y
+        y += 1
+        return self.n(y) * seen
+
+    model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    fused = fuse_checked(model, X)
+    assert not fused.report.opaque
+    assert_same(model, copy.deepcopy(fused), X)
+
+
+def test_a_hooked_container_keeps_its_hook_and_fuses_inside():
+    model = nn.Sequential(small(), nn.Conv2d(4, 4, 1))
+    model[0].register_forward_hook(lambda module, args, result: result + 1)
+    fused = fuse_checked(model, X)
+    [part] = fused.report.opaque
+    assert part.path == "0"
+    assert "hooks" in part.reason
+
+
+def test_a_hook_on_the_model_itself_is_kept():
+    model = small()
+    model.register_forward_hook(lambda module, args, result: result + 1)
+    fused = fuse_checked(model, X)
+    assert "hooks" in fused.report.opaque[0].reason
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = small()
+
+    def forward(self, x, *, scale=None, flip: bool = False):
+        y = self.body(x)
+        if flip:
+            y = y.flip(3)
+        if scale is not None:
+            y = y * scale
+        return {"out": y, "pair": (y, [x])}
+
+
+def test_optional_arguments_are_fixed_to_their_defaults_aloud():
+    model = random_(Named())
+    fused = fuse_checked(model, X)
+    assert has_no_norm(fused)
+    assert fused.report.notes == (
+        "scale is fixed to its default, None",
+        "flip is fixed to its default, False",
+    )
+    assert_same(model, lambda x: fused(x, flip=False), X)
+    with pytest.raises(AssertionError, match="flip has been specialized"):
+        fused(X, flip=True)
+    with pytest.raises(AssertionError, match="scale has been specialized"):
+        fused(X, scale=2.0)
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = small()
+
+    def forward(self, *images, **options):
+        return [self.body(image) for image in images], options
+
+
+def test_any_signature_is_kept():
+    fused = fuse_checked(random_(Several()), X, X + 1)
+    assert outputs(fused, ())[0] == []
+    _, options = fused(X, size=3)
+    assert options == {"size": 3}
+    assert has_no_norm(fused)
+
+
+def test_not_a_module():
+    with pytest.raises(InputError, match="cannot fuse a function"):
+        fuse(lambda x: x)
+
+
+def test_a_model_that_cannot_be_copied_says_so():
+    class Locked(nn.Module):
+        def __deepcopy__(self, memo):
+            raise TypeError("no copies")
+
+    with pytest.raises(InputError, match="cannot copy the Locked: no copies"):
+        fuse(Locked())
+
+
+def test_a_result_of_autograd_kept_on_the_model_does_not_stop_the_copy():
+    model = small()
+    model.kept = (model[0].weight * 2).sum()
+    assert has_no_norm(fuse_checked(model, X))
+
+
+def test_a_script_module_stays_as_it_is():
+    inner = script(small())
+    model = random_(nn.Sequential(inner, nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))
+    fused = fuse_checked(model, X)
+    assert "TorchScript" in fused.report.opaque[0].reason
+    assert len(fused.report.applied) == 1
+
+
+def test_a_module_both_in_a_graph_and_in_an_opaque_part():
+    """Folding into the one must leave the other, which still runs its batch norm."""
+    branching = random_(Branches())
+    model = Block(
+        lambda self, x: self.opaque(x) + self.norm(self.conv(self.stem(x))),
+        opaque=branching,
+        stem=branching.stem,
+        conv=branching.conv,
+        norm=branching.norm,
+    ).eval()
+    fused = fuse_checked(model, X)
+    assert_same(model, fused, -100 * X)
+
+
+def test_the_report_is_plain_data():
+    report = fuse(random_(Branches())).report.to_dict()
+    assert report["schema"] == 1
+    assert {part["kind"] for part in report["opaque"]} == {"Branches"}
+    import json
+
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_gradients_flow_to_the_input():
+    x = X.clone().requires_grad_()
+    fuse(small())(x).sum().backward()
+    other = X.clone().requires_grad_()
+    small()(other).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)

@@ -1,0 +1,247 @@
+"""`x[key] = value` while a model is traced: a new value, or a part that keeps its code."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc.graph import capture
+
+from ..fusing import script
+
+
+class Net(nn.Module):
+    """A convolution, and `code` of what it makes and of the input."""
+
+    def __init__(self, code, last=None):
+        super().__init__()
+        self.conv, self.code = nn.Conv2d(3, 4, 1), code
+        self.last = last or nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+
+    def forward(self, x):
+        return self.code(self.last(self.conv(x)), x)
+
+
+def channel(y, x):
+    y[:, 0] = 0
+    return y
+
+
+def corner(y, x):
+    y[..., 1:3, -1] = x[:, :1, 1:3, 0]
+    return y
+
+
+def masked(y, x):
+    y[y > 0] = 1.5
+    return y
+
+
+def by_numbers(y, x):
+    y[torch.tensor([1])] = x.new_ones(1, 4, 1, 1)
+    return y
+
+
+def scaled(y, x):
+    y[:, 1:3] *= 2
+    y[:, :, ::2] += x.mean()
+    return y
+
+
+def by_sizes(y, x):
+    half = y.shape[2] // 2
+    y[:, :, half:] = y[:, :, :half].flip(2)
+    y[:, :, half] = half
+    return y
+
+
+def within(y, x):
+    y[0, 1] = y[1, 2] = x[1, 0]
+    return y
+
+
+def all_of_it(y, x):
+    y[:] = x.sum()
+    return y
+
+
+def one_more_dimension(y, x):
+    y[0] = x[:1, :1]
+    return y
+
+
+def other_name(y, x):
+    z = y
+    z[0] = x[0, :1]
+    return y
+
+
+def filled(y, x):
+    both = x.new_zeros(2, 7, 6, 6)
+    both[:, :3], both[:, 3:] = x, y
+    return both
+
+
+def other_type(y, x):
+    y[:, 0] = x[:, 0].double()
+    return y
+
+
+ASSIGNED = [channel, corner, masked, by_numbers, scaled, by_sizes, within, all_of_it]
+ASSIGNED += [one_more_dimension, other_name, filled, other_type]
+
+
+def slice_seen_later(y, x):
+    before = y[:, 0]
+    y[:, 0] = 1
+    return y + before.sum()
+
+
+def input_written(y, x):
+    x[:, 0] = 1
+    return y + x.sum()
+
+
+def stored_and_changed(y, x):
+    part = y[:, 0]
+    part *= 2
+    y[:, 0] = part
+    part += 1
+    return y
+
+
+def view_written(y, x):
+    y.view(-1)[0:5] = 3
+    return y
+
+
+def axis_added(y, x):
+    y[None] = 1
+    return y
+
+
+def picked(y, x):
+    y[:, torch.tensor([0, 2])] = 1
+    return y
+
+
+SEEN = [slice_seen_later, input_written, stored_and_changed, view_written, axis_added, picked]
+
+
+def image():
+    return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def check(net):
+    captured = capture(net)
+    x, same = image(), image()
+    with torch.no_grad():
+        torch.testing.assert_close(captured.module(x), net(same))
+    torch.testing.assert_close(x, same)
+    return captured
+
+
+@pytest.mark.parametrize("code", ASSIGNED)
+def test_it_is_recorded(code):
+    captured = check(Net(code))
+    assert not captured.opaque
+    script(captured.module)
+
+
+@pytest.mark.parametrize("code", SEEN)
+def test_what_something_else_would_see_keeps_its_code(code):
+    [part] = check(Net(code)).opaque
+    assert "again" in part.reason or "assigns to elements" in part.reason
+
+
+class Returns(nn.Module):
+    """Code of one's own, which may return what it was given."""
+
+    def forward(self, x):
+        return x if x.sum() > -1e9 else x + 1
+
+
+class Shares(nn.Module):
+    """What the layer is given is read after what it returns was written to."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.conv, self.layer = nn.Conv2d(3, 4, 1), layer
+
+    def forward(self, x):
+        before = self.conv(x)
+        after = self.layer(before)
+        after[:, 0] = 0
+        return after.flatten(1) + before.flatten(1)
+
+
+LAYERS = [nn.ReLU(inplace=True), nn.Identity(), nn.Dropout2d(), nn.Flatten(2), Returns()]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_layers_that_return_their_input(layer):
+    captured = check(Shares(layer).eval())
+    assert any("again" in part.reason for part in captured.opaque)
+
+
+def test_a_layer_that_makes_its_result():
+    assert not check(Shares(nn.ReLU())).opaque
+
+
+class Writes(nn.Module):
+    def forward(self, x):
+        x[:, 0] = 0
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_part_that_cannot_be_traced_after_all_writes_itself():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), Writes(), nn.Conv2d(4, 2, 1))
+    [part] = check(net).opaque
+    assert "branches" in part.reason
+
+
+class Detect(nn.Module):
+    """The head of a detector of the YOLO family: boxes decoded in place, level by level."""
+
+    def __init__(self, channels, strides):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(c, 3 * 7, 1) for c in channels)
+        self.strides = strides
+
+    def forward(self, levels):
+        found = []
+        for conv, stride, x in zip(self.convs, self.strides, levels, strict=True):
+            y = conv(x)
+            n, _, h, w = y.shape
+            y = y.view(n, 3, 7, h, w).permute(0, 1, 3, 4, 2).contiguous().sigmoid()
+            rows, columns = (torch.arange(size, device=x.device) for size in (h, w))
+            grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1).float()
+            y[..., 0:2] = (y[..., 0:2] * 2 - 0.5 + grid) * stride
+            y[..., 2:4] = (y[..., 2:4] * 2) ** 2 * 4 * stride
+            found.append(y.view(n, -1, 7))
+        return torch.cat(found, 1)
+
+
+class Yolo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = lambda a, b: nn.Sequential(
+            nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b), nn.SiLU()
+        )
+        self.first, self.second, self.third = block(3, 8), block(8, 16), block(16, 16)
+        self.detect = Detect((16, 16), (4, 8))
+
+    def forward(self, x):
+        level = self.second(self.first(x))
+        return self.detect([level, self.third(level)])
+
+
+@torch.no_grad()
+def test_a_detector_is_one_graph_for_all_shapes(tmp_path):
+    net, x = Yolo().eval(), torch.rand(1, 3, 32, 48)
+    fast = nhwc.optimize(net, x)
+    assert not fast.report.opaque
+    nhwc.save(fast, tmp_path / "yolo.nhwc")
+    for model in (fast, nhwc.load(tmp_path / "yolo.nhwc"), script(nhwc.fuse(net))):
+        for one in (x, torch.rand(2, 3, 64, 32)):
+            torch.testing.assert_close(model(one), net(one), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,277 @@
+"""Capture: what a graph is made of, and what torchvision's and timm's whole models come to."""
+
+import math
+import pickle
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nhwc import fuse, load_model
+from nhwc.graph import capture, graphs
+from nhwc.graph.shells import open_shell
+
+from ..fusing import Block, assert_same, fuse_checked, has_no_norm, outputs, random_, script
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Result:
+    value: Tensor
+    parts: list[Tensor]
+
+
+RESULTS = {
+    "tuple": lambda self, x: (self.c(x), x),
+    "named tuple": lambda self, x: Pair(self.c(x), x),
+    "dict": lambda self, x: {"a": self.c(x), "b": {"c": [x]}},
+    "dataclass": lambda self, x: Result(self.c(x), [x]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_kinds_of_results(name):
+    model = Block(RESULTS[name], c=nn.Conv2d(3, 3, 1)).eval()
+    captured = capture(model)
+    assert not captured.opaque
+    ours, theirs = outputs(captured.module, (X,)), outputs(model, (X,))
+    assert type(ours) is type(theirs)
+    if name == "dataclass":
+        ours, theirs = vars(ours), vars(theirs)
+    torch.testing.assert_close(ours, theirs)
+
+
+class FromDict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, batch: dict[str, Tensor], weight: Tensor):
+        return self.conv(batch["image"]) * weight
+
+
+def test_inputs_in_a_dict_and_by_keyword():
+    model = FromDict().eval()
+    graph = capture(model).module
+    result = graph(batch={"image": X}, weight=X)
+    torch.testing.assert_close(result, model({"image": X}, X))
+    torch.testing.assert_close(script(graph)({"image": X}, X), result)
+
+
+def test_sizes_stay_sizes_of_the_input():
+    def run(self, x):
+        n, c, h, w = x.shape
+        return self.c(x).reshape(n, c * h, w) + torch.arange(w, device=x.device)
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    graph = capture(model).module
+    for size in (4, 9):
+        assert_same(model, graph, torch.randn(3, 3, size, size + 1))
+
+
+def test_what_code_asks_of_its_weights_is_known():
+    def run(self, x):
+        assert isinstance(self.weight, nn.Parameter)
+        assert isinstance(self.weight, torch.Tensor)
+        assert not isinstance(x, nn.Parameter)
+        if self.weight.shape[-1] == 3 and self.weight.size(0) > 2 and self.weight.ndim == 4:
+            x = self.c(x)
+        return nn.functional.conv2d(x, self.weight, padding=self.weight.shape[2] // 2) * self.scale
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    model.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+    model.register_buffer("scale", torch.rand(4, 1, 1))
+    captured = capture(model)
+    assert not captured.opaque
+    kinds = [(node.op, node.target) for node in captured.module.graph.nodes]
+    assert kinds.count(("get_attr", "weight")) == kinds.count(("get_attr", "scale")) == 1
+    assert ("call_module", "c") in kinds
+    assert_same(model, captured.module, X)
+
+
+def test_who_reads_a_value_after_a_write_reads_the_write():
+    def run(self, x):
+        x = self.c(x)
+        same = x
+        x.add_(1)
+        nn.functional.relu(x, inplace=True)
+        torch.mul(x, 2, out=same)
+        return x + same
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    graph = capture(model).module
+    assert_same(model, graph, X)
+    assert all(len(node.users) == 1 for node in graph.graph.nodes if node.op.startswith("call"))
+
+
+def test_the_names_of_modules_are_kept():
+    graph = capture(load_model("resnet18")).module
+    names = set(graph.state_dict())
+    assert names == set(load_model("resnet18").state_dict())
+
+
+def test_capturing_leaves_no_trace_of_the_tracer():
+    model = load_model("resnet18")
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    capture(model)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+
+
+def test_a_captured_graph_pickles_with_functions_the_tracer_kept_whole():
+    graph = capture(load_model("swin_t")).module
+    again = pickle.loads(pickle.dumps(graph))
+    assert_same(graph, again, torch.randn(1, 3, 64, 64))
+
+
+def image_models():
+    return [
+        ("torchvision:lraspp_mobilenet_v3_large", 47, []),
+        ("torchvision:deeplabv3_resnet50", 60, []),
+        ("timm:hrnet_w18_small", 91, []),
+        ("timm:ghostnet_050", 80, []),
+        ("timm:mobilevit_xxs", 32, ["stages.2.1", "stages.3.1", "stages.4.1"]),
+    ]
+
+
+@pytest.mark.parametrize(("name", "folded", "opaque"), image_models())
+def test_whole_models(name, folded, opaque):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = random_(load_model(name))
+    fused = fuse_checked(model, torch.randn(1, 3, 64, 64))
+    assert len(fused.report.applied) == folded
+    assert [part.path for part in fused.report.opaque] == opaque
+    assert has_no_norm(fused)
+
+
+@pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "fcos_resnet50_fpn"])
+def test_detection_models_are_fused_around_their_loops(name):
+    model = random_(load_model(f"torchvision:{name}"))
+    fused = fuse(model)
+    assert has_no_norm(fused)
+    assert fused.report.opaque[0].path == ""
+    assert "loops over data" in fused.report.opaque[0].reason
+    assert {"backbone"} <= {path.split(".")[0] for path, _ in graphs(fused) if path}
+    # What comes after the heads needs compiled operators that not every torchvision has.
+    x = torch.randn(1, 3, 64, 64)
+    features, expected = outputs(fused.model.backbone, (x,)), outputs(model.backbone, (x,))
+    for level, wanted in expected.items():
+        assert (features[level] - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    heads, wanted = (
+        outputs(other.head, (list(expected.values()),)) for other in (fused.model, model)
+    )
+    torch.testing.assert_close(heads, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_code_that_cannot_be_read_keeps_its_children():
+    space = {"nn": nn}
+    exec(  # a class without source
+        "class Hidden(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.child = nn.Sequential(nn.Conv2d(3, 3, 1))\n"
+        "    def forward(self, x):\n"
+        "        return self.child(x) if x.sum() > 0 else x\n",
+        space,
+    )
+    shell = space["Hidden"]()
+    child = shell.child
+    open_shell(shell, "", lambda module, path: nn.Identity())
+    assert shell.child is child
+
+
+class Grid(nn.Module):
+    """Coordinates of the pixels: tensors made of sizes and devices that are traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x):
+        h, w = x.shape[2:]
+        rows = torch.linspace(-1, 1, h, device=x.device)
+        columns = torch.arange(w, device=x.device, dtype=x.dtype)
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        return torch.cat(x.chunk(2), 1) + self.conv(grid[None]).repeat(1, 2, 1, 1) * torch.tensor(h)
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        size = x.shape[-1]
+        return (x @ x.mT + torch.full((size, size), -math.inf).triu(1)).softmax(-1) + torch.eye(
+            size
+        )
+
+
+class WritesInto(nn.Module):
+    """What it made is read before it is written to, and after."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        made = torch.zeros(x.shape[0], 3, 6, 6, device=x.device)
+        before = self.conv(made)
+        made.copy_(x)
+        return before - self.conv(made)
+
+
+class WritesByOut(nn.Module):
+    def forward(self, x):
+        made = torch.ones(x.shape, dtype=x.dtype)
+        torch.add(x, 1, out=made)
+        return made * 2
+
+
+@pytest.mark.parametrize("kind", [Grid, Masked, WritesInto, WritesByOut])
+def test_tensors_made_of_traced_sizes_are_made_anew_each_time(kind):
+    model, make = kind().eval(), torch.arange
+    captured = capture(model)
+    assert not captured.opaque
+    assert torch.arange is make
+    for batch in (2, 4):
+        x = torch.randn(batch, 3, 6, 6)
+        torch.testing.assert_close(captured.module(x), model(x))
+    assert pickle.loads(pickle.dumps(captured.module)).code == captured.module.code
+
+
+class WritesIntoView(nn.Module):
+    def forward(self, x):
+        made = torch.zeros(x.shape[0], 3, 6, 6)
+        view = made[:, 1]
+        view += x[:, 0]
+        return made
+
+
+class WritesByOutIntoConstant(nn.Module):
+    """A second call must find zeros again where the first one wrote."""
+
+    def forward(self, x):
+        made = torch.zeros(2, 3, 6, 6)
+        before = made.sum() + x
+        torch.add(x, 1, out=made)
+        return before - made * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (WritesIntoView, "it writes in place into a value"),
+        (WritesByOutIntoConstant, "it writes a traced value into a tensor that it made"),
+    ],
+)
+def test_writes_that_no_graph_shows_keep_their_code(kind, reason):
+    captured = capture(kind())
+    assert reason in captured.opaque[0].reason
+    for x in torch.randn(2, 2, 3, 6, 6):
+        torch.testing.assert_close(captured.module(x), kind()(x))

@@ -1,0 +1,258 @@
+"""What code asks of a traced value is answered as the real one would, or stops the trace."""
+
+import collections
+import copy
+import dataclasses
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nhwc import fuse
+
+from ..fusing import Block, outputs, random_
+
+X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def try_attribute(y):
+    try:
+        return y.logits
+    except AttributeError:
+        return y + 1
+
+
+def try_attribute_for_all(y):
+    try:
+        return y.logits
+    except Exception:
+        return y + 1
+
+
+def try_key(y):
+    try:
+        return y["logits"]
+    except (IndexError, TypeError):
+        return y + 1
+
+
+def try_to_loop(y):
+    try:
+        return sum(part for part in y) * 5
+    except Exception:
+        return y + 1
+
+
+def matched(y):
+    match y:
+        case {"a": z}:
+            return z
+        case _:
+            return y * 2
+
+
+def marked(y):
+    y.mark = 1
+    return y * y.mark
+
+
+QUESTIONS = {
+    "hasattr": lambda y: y.logits if hasattr(y, "logits") else y,
+    "hasattr shape": lambda y: y * 2 if hasattr(y, "shape") else y,
+    "hasattr keys": lambda y: y * 2 if hasattr(y, "keys") else y * 3,
+    "hasattr node": lambda y: y * 2 if hasattr(y, "node") else y * 3,
+    "hasattr call": lambda y: y * 2 if hasattr(y, "__call__") else y * 3,  # noqa: B004
+    "hasattr len": lambda y: y * 2 if hasattr(y, "__len__") else y * 3,
+    "hasattr of shape": lambda y: y * 2 if hasattr(y.shape, "foo") else y * 3,
+    "getattr": lambda y: getattr(y, "logits", y),
+    "try attribute": try_attribute,
+    "try for all": try_attribute_for_all,
+    "try key": try_key,
+    "try to loop": try_to_loop,
+    "match": matched,
+    "isinstance": lambda y: y * 2 if isinstance(y, Tensor) else y * 3,
+    "isinstance tuple": lambda y: y[0] if isinstance(y, tuple | list) else y * 3,
+    "isinstance Mapping": lambda y: y["a"] if isinstance(y, collections.abc.Mapping) else y * 3,
+    "isinstance Callable": lambda y: y * 2 if isinstance(y, collections.abc.Callable) else y * 3,
+    "isinstance Iterable": lambda y: y * 2 if isinstance(y, collections.abc.Iterable) else y * 3,
+    "callable": lambda y: y * 2 if callable(y) else y * 3,
+    "type": lambda y: y * 2 if type(y) is Tensor else y * 3,
+    "type name": lambda y: y * 2 if type(y).__name__ == "Tensor" else y * 3,
+    "class": lambda y: y * 2 if y.__class__ is Tensor else y * 3,
+    "issubclass": lambda y: y * 2 if issubclass(type(y), Tensor) else y * 3,
+    "is_tensor": lambda y: y * 2 if torch.is_tensor(y) else y * 3,
+    "is None": lambda y: y * 2 if y is None else y * 3,
+    "== None": lambda y: y * 2 if y == None else y * 3,  # noqa: E711
+    "dir": lambda y: y * 2 if "logits" in dir(y) else y * 3,
+    "vars": lambda y: y * 2 if "node" in vars(y) else y * 3,
+    "__dict__": lambda y: y * 2 if "node" in y.__dict__ else y * 3,
+    "dataclass": lambda y: y * 2 if dataclasses.is_dataclass(y) else y * 3,
+    "in": lambda y: y * 2 if 7.5 in y else y * 3,
+    "dtype is": lambda y: y * 2 if y.dtype is torch.float32 else y * 3,
+    "grad": lambda y: y * 2 if y.grad is None else y * 3,
+    "same": lambda y: y * 2 if y is y.contiguous() else y * 3,
+    "text": lambda y: y * 2 if f"{y}".startswith("tensor") else y * 3,
+    "bool": lambda y: y * 2 if y.numel() else y * 3,
+    "len": lambda y: y * len(y),
+    "mark": marked,
+    "weakref": lambda y: weakref.ref(y)() * 2,
+    "copy": lambda y: copy.copy(y) * 2,
+    "deepcopy": lambda y: copy.deepcopy(y) * 2,
+}
+
+SOURCES = {
+    "layer": lambda self, x: self.body(x),
+    "input": lambda self, x: x,
+    "function": lambda self, x: torch.mul(x, 2),
+    "element": lambda self, x: self.body(x).split(1, 1)[0],
+}
+
+
+class Asks(nn.Module):
+    def __init__(self, source, question):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
+        self.source, self.question = source, question
+
+    def forward(self, x):
+        return self.question(self.source(self, x))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_has_the_answer_of_the_real_value(question, source):
+    model = random_(Asks(SOURCES[source], QUESTIONS[question]))
+    fused = fuse(model)
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
+class Logits(nn.Module):
+    """A wrapper as many write it around models of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        y = self.net(x)
+        return y.logits if hasattr(y, "logits") else y
+
+
+def test_what_a_layer_returns_has_the_attributes_of_a_tensor():
+    model = random_(Logits())
+    fused = fuse(model)
+    assert not fused.report.opaque
+    assert len(fused.report.applied) == 1
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
+class Maybe(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 1e9 else None
+
+
+class Optional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.maybe = nn.Conv2d(3, 3, 1), Maybe()
+
+    def forward(self, x):
+        found = self.maybe(x)
+        return self.conv(x) if found is None else found
+
+
+class Passed(Optional):
+    def forward(self, x):
+        return self.either(self.maybe(x), x)
+
+    def either(self, found, x):
+        return self.conv(x) if found is None else found
+
+
+def exists(value):
+    return value is not None
+
+
+class Helped(Optional):
+    def forward(self, x):
+        found = self.maybe(x)
+        return found if exists(found) else self.conv(x)
+
+
+@pytest.mark.parametrize("kind", [Optional, Passed, Helped])
+def test_what_an_opaque_part_returns_may_be_none(kind):
+    model = kind().eval()
+    fused = fuse(model)
+    assert "None" in fused.report.opaque[0].reason
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x, mask):
+        x = self.conv(x)
+        return x if mask is None else x * mask
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor(2.0)])
+def test_an_argument_may_be_none(mask):
+    model = Masked().eval()
+    torch.testing.assert_close(outputs(fuse(model), (X, mask)), outputs(model, (X, mask)))
+
+
+def test_messages_of_assertions_may_name_sizes():
+    def run(self, x):
+        torch._assert(x.dim() == 4, f"of {x.ndim} dimensions")
+        return self.c(x)
+
+    assert not fuse(Block(run, c=nn.Conv2d(3, 3, 1)).eval()).report.opaque
+
+
+class Careful(nn.Module):
+    """Catches what its part raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.part = nn.Conv2d(3, 3, 1), Raises()
+
+    def forward(self, x):
+        try:
+            return self.part(x)
+        except KeyError:
+            return self.conv(x)
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise KeyError("not here")
+
+
+class InHalf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.conv(x)
+
+
+class InFull(InHalf):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.conv(x.float())
+
+
+@pytest.mark.parametrize("kind", [Careful, InHalf, InFull])
+def test_what_no_graph_shows_stays_code(kind):
+    model = kind().eval()
+    fused = fuse(model)
+    assert fused.report.opaque
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind is InFull):
+        ours, theirs = outputs(fused, (X,)), outputs(model, (X,))
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs)

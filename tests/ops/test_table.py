@@ -1,0 +1,76 @@
+"""Tables of operators: their files, and what differs between two."""
+
+import dataclasses
+import json
+
+import pytest
+
+import nhwc
+from nhwc._ops import (
+    Difference,
+    Operator,
+    OperatorTable,
+    Outcome,
+    Row,
+    Speed,
+    difference,
+    load_table,
+)
+
+
+def small(outcome=Outcome.KEEPS, *, dtypes=("float32",), slow=False, name="relu"):
+    rows = tuple(Row(4, dtype, "forward", outcome, 1, 2, "why") for dtype in dtypes)
+    high = 0.6 if slow else 1.1
+    speed = Speed("case", "8x64x56x56", "float32", 1.0, 1.0, 0.5 if slow else 1.0, (0.4, high))
+    op = Operator(name, "", "pointwise", rows, (speed,))
+    return OperatorTable(nhwc.Environment.here().to_dict(), "cpu", dtypes, (op,), {"mv": "1-D"})
+
+
+def test_a_table_survives_its_file(tmp_path):
+    table = dataclasses.replace(small(dtypes=("float32", "uint8")), notes=("a note",), seconds=1.5)
+    path = tmp_path / "table.json"
+    path.write_text(table.to_json())
+    assert load_table(path) == table
+    assert json.loads(table.to_json())["schema"] == 1
+    assert table.to_json().count('"forward"') == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", nhwc.FileError, "is no JSON"),
+        ("[]", nhwc.FileError, "is no table of operators"),
+        ('{"schema": 1}', nhwc.FileError, "is no table of operators"),
+        ('{"kind": "nhwc operators", "schema": 9}', nhwc.FileError, "schema 9; this nhwc reads 1"),
+        ('{"kind": "nhwc operators", "schema": 1}', nhwc.FileError, "is damaged"),
+    ],
+)
+def test_files_that_are_no_table(tmp_path, text, error, message):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        load_table(path)
+    with pytest.raises(nhwc.InputError, match="cannot read"):
+        load_table(tmp_path / "missing.json")
+
+
+def test_difference_between_tables():
+    old, new = small(), small(Outcome.LOSES, slow=True)
+    assert difference(old, old) == ()
+    assert difference(old, new) == (
+        Difference("relu", "forward", 4, "float32", "keeps", "loses"),
+        Difference("relu", "speed, case", 4, "float32", "not slower in NHWC", "slower in NHWC"),
+    )
+    assert difference(old, small(name="gelu")) == (
+        Difference("gelu", "", 0, "", "absent", "listed"),
+        Difference("relu", "", 0, "", "listed", "absent"),
+    )
+
+
+def test_a_dtype_measured_once_is_no_difference():
+    assert difference(small(), small(dtypes=("float32", "uint8"))) == ()
+
+
+def test_slower_means_clearly_slower():
+    assert small(slow=True).operators[0].slower
+    assert not small().operators[0].slower

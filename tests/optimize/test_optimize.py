@@ -1,0 +1,646 @@
+"""optimize: the same answers, whatever the model and the call; the model left as it was."""
+
+import copy
+import dataclasses
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+import nhwc
+from nhwc import InputError, ModelFailed, VerificationError, optimize
+from nhwc._bench.peak import resident_bytes
+from nhwc._optimize.contest import winner
+from nhwc.graph.report import PassReport
+from nhwc.machine.timing import Comparison, Samples
+from nhwc.optimized import Optimized
+from nhwc.passes import FOLDING
+from nhwc.plan import Identifier
+from nhwc.render.optimize_text import optimize_text
+from nhwc.zoo import load_model, randomize_batchnorm_
+
+
+class Residual(nn.Module):
+    """Convolutions, batch norms, a residual addition and what a classifier ends with."""
+
+    def __init__(self, activation=nn.ReLU):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+        self.act = activation(inplace=True)
+        self.one = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(8, 8, 1, groups=2), nn.BatchNorm2d(8))
+        self.pre = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.act(self.bn(self.stem(x)))
+        x = torch.relu(self.two(self.one(x)) + x)
+        x = torch.relu(self.pre(x))
+        return self.head(x.mean((2, 3)))
+
+
+def residual(**options):
+    torch.manual_seed(0)
+    return randomize_batchnorm_(Residual(**options)).eval()
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.randn(2, 3, 20, 18, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def planned(image):
+    """A model and its optimized form with the plan in use, whatever the timing said."""
+    model = residual()
+    return model, force(model, image)
+
+
+def force(model, *inputs, **options):
+    """The optimized model as if its plan had won: which one wins is for timing, not for tests."""
+    import nhwc._optimize.stages as module
+
+    choose = module.winner
+    module.winner = lambda compared: ("plan" if "plan" in compared else "graph", "")
+    try:
+        return optimize(model, *inputs, **options)
+    finally:
+        module.winner = choose
+
+
+def close(a, b, tolerance=2e-5):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def runs_program(fast, *inputs):
+    """Whether a call with these inputs is served by a program."""
+    kind, calls = type(fast.portable), []
+    run = kind.__call__
+
+    def noting(graph, *args, **named):
+        calls.append(graph)
+        return run(graph, *args, **named)
+
+    with mock.patch.object(kind, "__call__", noting):
+        fast(*inputs)
+    return not calls
+
+
+@torch.no_grad()
+def test_a_planned_call_gives_the_same_answers(planned, image):
+    model, fast = planned
+    assert fast.report.chosen == "plan"
+    assert runs_program(fast, image)
+    close(fast(image), model(image))
+    other = torch.randn_like(image)
+    close(fast(other), model(other))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.Hardsigmoid, nn.LeakyReLU, nn.Mish, nn.ELU],
+)
+@torch.no_grad()
+def test_every_activation_is_the_same_behind_a_kernel(activation, image):
+    model = residual(activation=activation)
+    close(force(model, image)(image), model(image))
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.Tanh()])
+@torch.no_grad()
+def test_activations_that_have_no_inplace_form(activation, image):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), activation, nn.Conv2d(6, 4, 1)).eval()
+    close(force(model, image)(image), model(image))
+
+
+@torch.no_grad()
+def test_the_input_may_come_in_either_layout(planned, image):
+    model, fast = planned
+    last = image.to(memory_format=torch.channels_last)
+    assert runs_program(fast, last)
+    close(fast(last), model(image))
+    sliced = torch.randn(2, 6, 20, 18)[:, ::2]
+    close(fast(sliced), model(sliced))
+
+
+@torch.no_grad()
+def test_an_image_comes_back_in_the_layout_the_model_gave_it(image):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)).eval()
+    fast = force(model, image)
+    assert fast(image).stride() == model(image).stride()
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 20, 18), (5, 3, 20, 18), (2, 3, 33, 47)])
+@torch.no_grad()
+def test_other_shapes_take_the_graph_and_are_right(planned, shape):
+    model, fast = planned
+    x = torch.randn(shape)
+    assert not runs_program(fast, x)
+    close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_also_plans_more_shapes(image):
+    model = residual()
+    single, wide = torch.randn(1, 3, 20, 18), torch.randn(1, 3, 40, 40)
+    fast = force(model, image, also=[single, (wide,)])
+    assert [plan.inputs[0] for plan in fast.report.plans] == [
+        "2x3x20x18 float32", "1x3x20x18 float32", "1x3x40x40 float32",
+    ]  # fmt: skip
+    for x in (image, single, wide):
+        assert runs_program(fast, x)
+        close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_what_was_optimized_is_planned_anew_for_other_shapes(planned):
+    model, fast = planned
+    other = torch.randn(1, 3, 28, 24)
+    again = force(fast, other)
+    assert not again.report.opaque
+    assert [recipe.inputs for recipe in again.recipes] == [("1x3x28x24 float32",)]
+    assert runs_program(again, other)
+    close(again(other), model(other))
+
+
+def test_what_else_is_planned_for_must_run_too(image):
+    with pytest.raises(ModelFailed, match="Residual raised RuntimeError on 1x4x8x8 float32"):
+        optimize(residual(), image, also=[torch.rand(1, 4, 8, 8)])
+    with pytest.raises(InputError, match="also is one tensor, 1x3x8x8 float32"):
+        optimize(residual(), image, also=torch.rand(1, 3, 8, 8))
+
+
+def test_gradients_take_the_graph_and_are_said_to(image):
+    model = residual()
+    fast = force(model, image)
+    x = image.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="gradients are wanted"):
+        fast(x).sum().backward()
+    ours, x.grad = x.grad, None
+    model(x).sum().backward()
+    close(ours, x.grad, 1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast(x)  # Once is enough.
+        assert not fast(image).requires_grad
+
+
+def test_inference_mode_and_autocast(planned, image):
+    model, fast = planned
+    with torch.inference_mode():
+        assert runs_program(fast, image)
+        close(fast(image), model(image))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not runs_program(fast, image)
+            assert fast(image).dtype == model(image).dtype == torch.bfloat16
+            close(fast(image).float(), model(image).float(), 0.1)
+
+
+def test_optimizing_under_inference_mode_gives_a_model_for_any_mode(image):
+    model = residual()
+    with torch.inference_mode():
+        fast = force(model, image.clone())
+    with torch.no_grad():
+        assert runs_program(fast, image)
+        close(fast(image), model(image))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_other_precisions(dtype, image):
+    model, x = residual().to(dtype), image.to(dtype)
+    fast = force(model, x)
+    assert fast(x).dtype is dtype
+    close(fast(x).double(), model(x).double(), 1e-12 if dtype is torch.float64 else 0.1)
+
+
+@torch.no_grad()
+def test_threads_share_a_model(planned):
+    model, fast = planned
+    inputs = [torch.randn(2, 3, 20, 18) for _ in range(8)]
+    answers = [None] * len(inputs)
+
+    def work(index):
+        with torch.no_grad():
+            for _ in range(5):
+                answers[index] = fast(inputs[index])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(len(inputs))))
+    for x, answer in zip(inputs, answers, strict=True):
+        close(answer, model(x))
+
+
+@torch.no_grad()
+def test_new_weights_are_noticed(image):
+    model = residual()
+    fast = force(model, image)
+    state = {key: value * 1.5 for key, value in fast.state_dict().items()}
+    fast.load_state_dict(state)
+    assert runs_program(fast, image)
+    close(fast(image), fast.portable(image))
+    next(fast.parameters()).mul_(0.5)
+    close(fast(image), fast.portable(image))
+
+
+@torch.no_grad()
+def test_a_moved_model_answers_in_its_new_precision(image):
+    model = residual()
+    fast = force(model, image).double()
+    close(fast(image.double()), residual().double()(image.double()), 1e-5)
+    with pytest.raises(RuntimeError):
+        fast(image)
+
+
+@torch.no_grad()
+def test_copies_and_pickles_plan_anew_without_measuring(image, monkeypatch):
+    model = residual()
+    fast = force(model, image)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert runs_program(twin, image)
+        close(twin(image), model(image))
+        assert twin.report.chosen == fast.report.chosen
+    twin = copy.deepcopy(fast)
+    next(twin.parameters()).zero_()
+    close(fast(image), model(image))
+
+
+@torch.no_grad()
+def test_a_copy_from_where_there_were_other_kernels_says_so_and_runs_its_graph(image):
+    model = residual()
+    fast = force(model, image)
+    (recipe,) = fast.recipes
+    gone = ("nhwc fastest", "channels_last", "channels_last")
+    kernels = tuple((key, Identifier(*gone)) for key, _ in recipe.kernels)
+    twin = copy.deepcopy(fast)
+    twin._recipes = {recipe.signature: replace(recipe, kernels=kernels)}
+    with pytest.warns(UserWarning, match="has no kernel 'nhwc fastest' .* the graph runs"):
+        close(twin(image), model(image))
+    close(twin(image), model(image))
+    assert not twin.recipes
+
+
+@torch.no_grad()
+def test_its_graph_can_be_scripted_exported_and_traced(planned, image):
+    model, fast = planned
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.", DeprecationWarning)
+        warnings.filterwarnings("ignore", "The TorchScript type system", UserWarning)
+        close(torch.jit.script(fast)(image), model(image))
+        close(torch.jit.trace(fast, image)(image), model(image))
+    close(torch.export.export(fast, (image,)).module()(image), model(image))
+
+
+def fake(function, image):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return function(mode.from_tensor(image)).shape
+
+
+def fake_outside_of_its_mode(function, image):
+    return function(FakeTensorMode(allow_non_fake_inputs=True).from_tensor(image)).shape
+
+
+def flops(function, image):
+    with FlopCounterMode(display=False) as counter:
+        function(image)
+    return counter.get_total_flops() > 0
+
+
+def tangent(function, image):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(image, image))).tangent
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        fake,
+        fake_outside_of_its_mode,
+        flops,
+        tangent,
+        lambda function, image: torch.vmap(function)(image[None])[0],
+        lambda function, image: torch.func.jvp(function, (image,), (image,))[1],
+        lambda function, image: make_fx(function)(image)(image),
+        lambda function, image: function(torch.complex(image, image).conj().imag),
+    ],
+)
+@torch.no_grad()
+def test_what_is_no_plain_memory_or_is_watched_takes_the_graph(use, planned, image):
+    model, fast = planned
+    assert runs_program(fast, image)
+    expected, found = use(model, image), use(fast, image)
+    if isinstance(expected, torch.Tensor):
+        close(found, expected)
+    else:
+        assert found == expected
+
+
+def test_the_model_is_left_as_it_was(image):
+    model = residual()
+    seen = []
+    handle = model.stem.register_forward_hook(lambda *args: None)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    model.requires_grad_(True)
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    force(model, image)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert list(model.stem._forward_hooks) == [handle.id]
+    assert not any(module.training for module in model.modules())
+    assert seen == []
+
+
+def test_it_does_not_share_weights_with_the_model(image):
+    model = residual()
+    fast = force(model, image)
+    with torch.no_grad():
+        expected = model(image)
+        for parameter in model.parameters():
+            parameter.zero_()
+        close(fast(image), expected)
+
+
+def test_a_second_time_measures_nothing(image, monkeypatch):
+    model = residual()
+    first = force(model, image)
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
+    again = force(residual(), image)
+    assert again.report.plans[0].measured == 0
+    assert again.recipes == first.recipes
+
+
+def test_everything_is_measured_again_when_asked(image):
+    model = residual()
+    force(model, image)
+    assert force(model, image).report.plans[0].measured == 0
+    again = force(model, image, remeasure=True).report
+    assert again.plans[0].measured > 0
+    assert not again.verification.remembered
+
+
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not tell")
+@torch.no_grad()
+def test_nothing_leaks_over_two_hundred_calls():
+    image = torch.randn(2, 3, 128, 128)
+    fast = force(residual(), image)
+    for x in (image, image.repeat(2, 1, 1, 1)):
+        for _ in range(20):
+            fast(x)
+        before = resident_bytes()
+        for _ in range(200):
+            fast(x)
+        # One image of one layer kept for every call would be four times that.
+        assert resident_bytes() - before < 200 * x.numel() * x.itemsize * 8 / 3 / 4 / 4
+
+
+def test_a_verdict_of_float64_is_remembered_for_the_same_weights(image):
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.25)  # Weights that no other test has.
+    first = force(model, image).report.verification
+    assert (first.remembered, first.in_float64) == (False, True)
+    again = force(model, image).report.verification
+    assert again.remembered
+    assert again.checks == first.checks
+    with torch.no_grad():
+        model.head.bias.fill_(3.5)
+    assert not force(model, image).report.verification.remembered
+    assert not force(model, image + 1).report.verification.remembered
+
+
+def test_a_remembered_verdict_hides_no_wrong_pass(image):
+    changes = {"by": 0.0}
+
+    def break_it(graph):
+        with torch.no_grad():
+            graph.get_submodule("head").bias.add_(changes["by"])
+        return PassReport("break_it")
+
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.75)
+    passes = (*FOLDING, break_it)
+    assert force(model, image, passes=passes).report.verification.passed
+    assert force(model, image, passes=passes).report.verification.remembered
+    changes["by"] = 0.1
+    with pytest.raises(VerificationError, match="relative error"):
+        optimize(model, image, passes=passes)
+
+
+def test_the_report_says_how_long_each_pass_took(planned):
+    _, fast = planned
+    assert all(report.seconds > 0 for report in fast.report.passes)
+    assert "seconds" in fast.report.to_dict()["passes"][0]
+    assert " ms" in next(
+        line for line in optimize_text(fast.report, "").splitlines() if "fold_bn_into_conv" in line
+    )
+
+
+def test_a_pass_that_is_wrong_is_refused(image):
+    def break_it(graph):
+        with torch.no_grad():
+            graph.get_submodule("head").bias.add_(0.1)
+        return PassReport("break_it")
+
+    model = residual()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(VerificationError, match="relative error"):
+        optimize(model, image, passes=(*FOLDING, break_it))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_passes_are_what_one_asks_for(image):
+    fast = force(residual(), image, passes=())
+    assert fast.report.passes == ()
+    assert any(isinstance(module, nn.BatchNorm2d) for module in fast.modules())
+    close(fast(image), residual()(image))
+
+
+@pytest.mark.parametrize(
+    ("medians", "chosen", "says"),
+    [
+        ({"input": 2.0, "graph": 1.5, "plan": 1.0}, "plan", ""),
+        ({"input": 2.0, "graph": 1.0, "plan": 1.5}, "graph", "the plan runs 0.67x"),
+        ({"input": 1.0, "graph": 2.0, "plan": 4.0}, "input", "runs 0.50x as fast"),
+        ({"input": 2.0, "graph": 1.0}, "graph", ""),
+    ],
+)
+def test_the_fastest_is_returned_and_the_reason_said(medians, chosen, says):
+    times = {name: Samples((s, s, s)) for name, s in medians.items()}
+    before = times.pop("input")
+    name, reason = winner({stage: Comparison(before, after) for stage, after in times.items()})
+    assert name == chosen
+    assert says in reason
+
+
+@torch.no_grad()
+def test_where_nothing_is_gained_a_copy_of_the_model_comes_back(image, monkeypatch):
+    monkeypatch.setattr(
+        "nhwc._optimize.stages.winner", lambda times: ("input", "nothing was gained")
+    )
+    model = residual()
+    same = optimize(model, image)
+    assert type(same.portable) is type(model)
+    assert same.portable is not model
+    assert same.report.chosen == "input"
+    assert torch.equal(same(image), model(image))
+
+
+def test_the_report_says_everything(planned):
+    _, fast = planned
+    report = fast.report.to_dict()
+    assert report["schema"] == 1
+    assert report["chosen"] == "plan"
+    assert {"input", "graph", "plan"} == set(report["times"])
+    plan = fast.report.plans[0]
+    whats = [layer.what for layer in plan.layers]
+    assert "conv2d 2x3x20x18 w8x3x3x3 s2x2 p1x1 d1x1 g1 bias relu float32 cpu" in whats
+    assert any("g2 bias residual relu" in what for what in whats)
+    assert any(what.startswith("affine 2x8x10x9 relu") for what in whats)
+    assert all(layer.chosen in layer.kernels for layer in plan.layers)
+    assert pickle.loads(pickle.dumps(fast.report)) == fast.report
+
+
+class Branching(nn.Module):
+    """Takes another way by the data: no graph can hold it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x):
+        x = self.body(x)
+        return x * 2 if x.mean() > 0 else x - 1
+
+
+class Aliasing(nn.Module):
+    """Writes into a slice that it has looked at before: no graph tells what the view holds then."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        some = y[:, :2]
+        y[:, :2] = 0
+        return y + some.sum()
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x, scale, n):
+        y = self.conv(x) * scale
+        return {"a": [y, (y.mean(), n)], "size": y.size(2) // 2}
+
+
+@pytest.mark.parametrize("model", [Branching(), Aliasing()])
+@torch.no_grad()
+def test_models_without_a_graph_still_come_back_right(model, image):
+    model = model.eval()
+    fast = force(model, image)
+    for x in (image, -image, image[:1]):
+        close(fast(x), model(x))
+
+
+class Flipping(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Flipping(), "no graph could be made of any part of it"),
+        (Aliasing(), "no kernel is faster than torch's on what it is given"),
+    ],
+)
+def test_why_there_is_no_plan_is_said(model, reason, image, monkeypatch):
+    monkeypatch.setattr("nhwc._optimize.planner.gains", lambda *_: False)
+    fast = force(model.eval(), image)
+    (plan,) = fast.report.plans
+    assert not plan.planned
+    assert plan.reason == fast.report.reason == reason
+    assert [part.kind for part in fast.report.opaque] == [type(model).__name__]
+
+
+@torch.no_grad()
+def test_several_inputs_and_nested_outputs(image):
+    model = Nested().eval()
+    fast = force(model, image, torch.tensor(2.0), 7)
+    assert runs_program(fast, image, torch.tensor(2.0), 7)
+    ours, theirs = fast(image, torch.tensor(3.0), 7), model(image, torch.tensor(3.0), 7)
+    assert type(ours["a"][1]) is tuple
+    close(ours["a"][0], theirs["a"][0])
+    close(ours["a"][1][0], theirs["a"][1][0])
+    assert ours["size"] == theirs["size"]
+    assert fast(image, torch.tensor(3.0), 9)["a"][1][1] == 9
+    close(fast(x=image, scale=torch.tensor(2.0), n=7)["a"][0], model(image, 2.0, 7)["a"][0])
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "error", "says"),
+    [
+        (lambda x: x, (torch.zeros(1),), InputError, "cannot optimize a function"),
+        (nn.Conv2d(3, 4, 3).eval(), (), InputError, "no tensor among them"),
+        (nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), InputError, r"Call model.eval\(\) first"),
+        (
+            nn.Conv2d(3, 4, 3).eval(),
+            (torch.zeros(1, 5, 8, 8),),
+            ModelFailed,
+            "Conv2d raised RuntimeError on 1x5x8x8 float32",
+        ),
+    ],
+)
+def test_what_cannot_be_optimized_is_said_in_one_line(model, inputs, error, says):
+    with pytest.raises(error, match=says):
+        optimize(model, *inputs)
+
+
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "mobilenet_v3_small", "densenet121"])
+@torch.no_grad()
+def test_models_of_the_zoo(name):
+    model = randomize_batchnorm_(load_model(name))
+    x = torch.randn(1, 3, 64, 64)
+    fast = force(model, x)
+    assert fast.report.verification.passed
+    close(fast(x), model(x), 1e-3)
+    assert isinstance(fast, Optimized)
+    assert nhwc.optimize is optimize
+
+
+def test_every_ratio_is_that_of_the_times_beside_it(planned):
+    _, fast = planned
+    slow, less, quick = (Samples((s,) * 5) for s in (0.22, 0.19, 0.1))
+    compared = {"graph": Comparison(less, slow), "plan": Comparison(slow, quick)}
+    report = dataclasses.replace(fast.report, compared=compared, chosen="plan", remembered=False)
+    lines = optimize_text(report, "").splitlines()
+    (graph,) = (line for line in lines if line.startswith("  after the passes"))
+    (plan,) = (line for line in lines if line.startswith("  with chosen kernels"))
+    assert "220 ms" in graph
+    assert "0.86x of 190 ms" in graph
+    assert "100 ms" in plan
+    assert "2.20x of 220 ms" in plan
+    data = report.to_dict()
+    for stage, ratio in data["ratios"].items():
+        before, after = data["inputs_times"][stage], data["times"][stage]
+        assert ratio == before[0] / after[0]

@@ -1,0 +1,147 @@
+"""nhwc optimize: what it prints, writes and refuses."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from nhwc import load
+from nhwc.cli import main
+from nhwc.render.optimize_html import optimize_html
+from nhwc.render.optimize_text import optimize_text
+
+from ..browser import needs_browser, opened
+from .test_optimize import Aliasing, force, residual
+
+MODEL = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "my.py"
+    path.write_text(MODEL)
+    return f"{path}:tiny"
+
+
+def test_it_prints_passes_layers_errors_and_times(model, capsys):
+    assert main(["optimize", model, "--input", "2x3x12x12"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for expected in (
+        "2x3x12x12 float32", "fold_bn_into_conv           1 change", "nothing to do:",
+        "plan for 2x3x12x12 float32: 2 layers", "verified against float64 in 3 comparisons",
+        "as it was given", "after the passes", "with chosen kernels", "<- returned",
+    ):  # fmt: skip
+        assert expected in out
+    lines = [line.removesuffix(" <- returned") for line in out.splitlines()]
+    for stage in ("after the passes", "with chosen kernels"):
+        assert any(re.search(rf"{stage} .*\d\.\d\dx of [\d.]+ [mµ]?s$", line) for line in lines)
+
+
+def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
+    file, report = tmp_path / "m.nhwc", tmp_path / "m.html"
+    words = [model, "--input", "1x3x12x12", "--also", "2x3x9x9", "-o", str(file)]
+    assert main(["optimize", *words, "--report", str(report)]) == 0
+    assert capsys.readouterr().err == f"wrote {file}\nwrote {report}\n"
+    assert load(file)(torch.zeros(1, 3, 12, 12)).shape == (1, 4, 10, 10)
+    text = report.read_text()
+    assert "Memory format from input to output" in text
+    assert "http" not in text
+    assert main(["optimize", str(file), "--input", "1x3x12x12", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == 1
+    assert data["verification"]["passed"] is True
+
+
+def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(
+        "from torch import nn\n"
+        "class Odd(nn.Conv2d):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) if x.sum() > 0 else x\n"
+        "def odd():\n"
+        "    return Odd(3, 4, 3)\n"
+    )
+    words = ["optimize", "my.py:odd", "--input", "1x3x8x8", "-o", "my.nhwc"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert "as it was given" in out
+    assert err.startswith("error: the model cannot be saved: model: it calls a Odd, whose own code")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "my.nhwc").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--input", "1x5x12x12"], "raised RuntimeError on 1x5x12x12"),
+        (["--report", "nowhere/x.html"], "nowhere is no folder"),
+        (["--also", "3"], "vision model needs 4"),
+    ],
+)
+def test_bad_input_is_one_line(model, words, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["optimize", model, *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_what_was_left_alone_is_in_the_text():
+    class Reused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return self.bn(y) + y
+
+    x = torch.randn(1, 3, 8, 8)
+    report = force(Reused().eval(), x).report
+    reason = report.passes[4].skipped[0].reason
+    assert reason.split(" ")[0] in optimize_text(report, "reused")
+    text = optimize_text(force(Aliasing().eval(), x).report, "aliasing")
+    assert "(Aliasing) stays" in text
+    # Whether a kernel is faster for so small a layer is for timing to say.
+    assert "plan for conv, 1x3x8x8 float32" in text or "no kernel is faster" in text
+
+
+@needs_browser[1]
+@needs_browser[0]
+def test_the_page_answers(tmp_path):
+    from selenium.webdriver.common.by import By
+
+    report = force(residual(), torch.randn(2, 3, 20, 18)).report
+    page = tmp_path / "page.html"
+    page.write_text(optimize_html(report, "<net>"))
+    with opened(page) as browser:
+
+        def all_of(selector):
+            return browser.find_elements(By.CSS_SELECTOR, selector)
+
+        assert browser.title.startswith("<net> 2x3x20x18")
+        assert len(all_of(".stage")) == 3
+        assert all_of("#audits-part") == []
+        layers = report.plans[0].layers
+        assert len(all_of(".layers tbody tr")) == len(layers)
+        assert len(all_of(".option.won")) == len(layers)
+        all_of("input[type=search]")[0].send_keys("conv2d")
+        shown = [row for row in all_of(".layers tbody tr") if row.is_displayed()]
+        assert len(shown) == 3
+        pieces = all_of(".strip.tall .piece")
+        pieces[0].click()
+        assert len(all_of("tr.chosen")) == 1
+        assert all_of("#passes details.more") != []
+        theme = browser.execute_script("return document.documentElement.dataset.theme")
+        all_of("#theme")[0].click()
+        assert theme != browser.execute_script("return document.documentElement.dataset.theme")

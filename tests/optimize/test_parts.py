@@ -1,0 +1,141 @@
+"""Models that decide by values: proven part by part where the whole may answer otherwise."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc._optimize.parts import verify_or_parts
+from nhwc.verify import observe, verify
+
+
+class Sorting(nn.Module):
+    """As a detector does, it loops over a list of images and sorts what is almost equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Sequential(nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8))
+
+    def forward(self, images):
+        found = []
+        for image in images:
+            values = self.head(self.trunk(image[None])).flatten()
+            # By the last digits, which fall as the rounding falls.
+            order = (values * 1e6).frac().argsort()
+            found.append({"places": order, "largest": values[order[-1:]]})
+        return found
+
+
+class Shuffling(Sorting):
+    """Answers with values in an order that falls as the rounding falls."""
+
+    def forward(self, images):
+        orders = [found["places"] for found in super().forward(images)]
+        heads = [self.head(self.trunk(image[None])).flatten() for image in images]
+        return [head[order] for head, order in zip(heads, orders, strict=True)]
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 12, 10, generator=generator) for _ in range(2)]
+
+
+@pytest.fixture
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nhwc.zoo.randomize_batchnorm_(Sorting()).eval()
+
+
+def test_a_model_that_sorts_is_optimized_on_a_list_of_images(model, images):
+    before = list(model.modules())
+    truth = observe(model, [(images,)])
+    fused = nhwc.fuse(model)
+    assert len(fused.report.applied) == 2
+    assert not verify(truth, fused).passed, "the whole is expected to sort otherwise"
+    found = verify_or_parts(truth, model, fused)
+    assert found.passed
+    assert {check.output for check in found.checks} >= {"trunk", "head", "output[0]['places']"}
+    fast = nhwc.optimize(model, images)
+    assert fast.report.verification.passed
+    assert verify_or_parts(truth, model, fast).passed
+    assert before == list(model.modules())
+    assert not any(m._forward_hooks for m in (*model.modules(), *fused.modules()))
+
+
+def test_a_model_that_finds_nothing_is_held_by_its_parts(model, images):
+    model.forward = lambda images: [
+        found["largest"][:0] for found in Sorting.forward(model, images)
+    ]
+    truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
+    assert verify(truth, fused).passed
+    assert {check.output for check in verify_or_parts(truth, model, fused).checks} > {"trunk"}
+    with torch.no_grad():
+        next(iter(fused.get_submodule("model.head").parameters())).mul_(1.0001)
+    assert not verify_or_parts(truth, model, fused).passed
+
+
+def test_a_model_that_strays_from_its_own_float64_run_is_held_by_its_parts(model, images):
+    model.__class__ = Shuffling
+    truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
+    assert verify_or_parts(truth, model, fused).passed
+    with torch.no_grad():
+        next(iter(fused.get_submodule("model.head").parameters())).mul_(1.0001)
+    assert verify(truth, fused).passed, "ten times an error of everything allows anything"
+    assert not verify_or_parts(truth, model, fused).passed
+
+
+def test_a_part_that_is_wrong_is_found(model, images):
+    truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
+    with torch.no_grad():
+        next(iter(fused.get_submodule("model.head").parameters())).mul_(1.0001)
+    found = verify_or_parts(truth, model, fused)
+    assert not found.passed
+    assert found.worst.output == "head"
+
+
+def test_other_code_around_the_parts_is_found(model, images):
+    truth, fused = observe(model, [(images,)]), nhwc.fuse(model)
+    shell = fused.get_submodule("model")
+    again, shell.forward = shell.forward, lambda images: again(images[::-1])
+    assert not verify_or_parts(truth, model, fused).passed
+    shell.forward = lambda images: again(images[:1])
+    found = verify_or_parts(truth, model, fused)
+    assert "it is called less often" in {check.reason for check in found.checks}
+
+
+def test_a_model_that_is_one_graph_has_no_parts():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    truth, fused = observe(model, [(torch.randn(1, 3, 8, 8),)]), nhwc.fuse(model)
+    with torch.no_grad():
+        next(iter(fused.parameters())).mul_(2)
+    assert [check.output for check in verify_or_parts(truth, model, fused).checks] == ["output"]
+
+
+class Magnifying(nn.Module):
+    """Exact on ones, and far from it on whatever is nearly one."""
+
+    def __init__(self):
+        super().__init__()
+        self.tenth = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x):
+        return (x * self.tenth - self.tenth) * 1e4 + x
+
+
+@pytest.mark.parametrize(("model", "passes"), [(Magnifying(), True), (nn.Identity(), False)])
+def test_an_original_that_is_exact_by_luck_may_be_met_less_exactly(model, passes):
+    truth = observe(model, [(torch.ones(1, 3, 4, 4),)])
+
+    def erring(error):
+        class Erring(nn.Module):
+            def forward(self, x):
+                return model(x) + error
+
+        return Erring()
+
+    assert not verify(truth, erring(5e-5)).passed
+    assert verify_or_parts(truth, model, erring(5e-5)).passed is passes
+    assert not verify_or_parts(truth, model, erring(1e-3)).passed

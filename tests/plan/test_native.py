@@ -1,0 +1,530 @@
+"""Our kernels in a plan: every operator they claim computes what torch computes, as programs."""
+
+import operator
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from nhwc import kernels
+from nhwc.formats import Format
+from nhwc.graph.layers import Fused
+from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
+from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
+from nhwc.plan.assigning import assign
+from nhwc.plan.binding import Packed, bind, stretches
+from nhwc.plan.implementation import Identifier, Implementation, Timed
+from nhwc.plan.ledger import Ledger
+from nhwc.plan.native.pairs import EXPANDED, PROJECTED
+from nhwc.plan.scene import scene_of
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
+)
+
+NHWC = Format.CHANNELS_LAST
+
+
+def lowered(function, *inputs):
+    """A program in which our kernels compute all they can, and the kernels each layer got."""
+    root = function if isinstance(function, nn.Module) else nn.Module()
+    graph = fx.GraphModule(root, _Tracer().trace(function))
+    scene = scene_of(graph, inputs)
+    choice = chosen(scene)
+    with torch.no_grad():
+        return graph, bind(scene, choice), names(choice)
+
+
+def chosen(scene):
+    """The first of our kernels for every layer that they can compute, torch's for the others."""
+    choice = {}
+    for layer in scene.layers:
+        ours = [one for one in scene.implementations[layer.node] if one.ours]
+        torchs = scene.called(layer, Format.CONTIGUOUS, Format.CONTIGUOUS)
+        choice[layer.node] = Timed(ours[0] if ours else torchs, 0.0)
+    return choice
+
+
+def names(choice):
+    return [timed.implementation.name for timed in choice.values()]
+
+
+def named(scene, *kernels):
+    """For each layer its kernel of this name, channels last."""
+    wanted = [Identifier(name, str(NHWC), str(NHWC)) for name in kernels]
+    pairs = zip(scene.layers, wanted, strict=True)
+    return {layer.node: Timed(scene.find(layer, name), 0.0) for layer, name in pairs}
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m, qualified_name):
+        return not isinstance(m, (nn.Sequential, Net))
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        raise NotImplementedError
+
+
+def images(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+OPERATORS = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "max_pool2d ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+    "MaxPool2d": nn.MaxPool2d((3, 2), (2, 1), (1, 0)),
+    "MaxPool2d dilated": nn.MaxPool2d(2, dilation=2),
+    "AvgPool2d": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    "AvgPool2d ceil": nn.AvgPool2d(3, 2, ceil_mode=True),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),
+    "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d((3, 2)),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
+    "mean": lambda x: x.mean([2, 3]),
+    "mean kept": lambda x: x.mean((-1, -2), keepdim=True),
+    "add": lambda x: x + x * x,
+    "add itself": lambda x: x + x,
+    "sub": lambda x: x * x - x,
+    "gate": lambda x: x * x.mean((2, 3), keepdim=True),
+    "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "Flatten": nn.Flatten(),
+    "cat": lambda x: torch.cat([x.relu(), x], 1),
+    "Cat twice the same": lambda x: torch.cat([x, x, x.relu()], dim=1),
+    "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
+    "split": lambda x: x.split([2, 6], 1)[1] * 1,
+    "slice": lambda x: x[:, 3:7].relu(),
+    "relu": lambda x: F.relu(x),
+    "relu6": lambda x: F.relu6(x),
+    "Hardswish": nn.Hardswish(),
+    "Hardsigmoid": nn.Hardsigmoid(),
+    "SiLU": nn.SiLU(),
+    "GELU": nn.GELU(),
+    "LeakyReLU": nn.LeakyReLU(0.3),
+    "Sigmoid": nn.Sigmoid(),
+    "Tanh": nn.Tanh(),
+    "Mish": nn.Mish(),
+    "GELU by tanh": nn.GELU(approximate="tanh"),
+    "PReLU": nn.PReLU(8, init=0.3),
+    "PReLU shared": nn.PReLU(),
+    "ChannelNorm": ChannelNorm(8),
+    "softmax": lambda x: torch.softmax(x, dim=1),
+    "Upsample": nn.Upsample(scale_factor=2),
+    "Upsample bilinear": nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear"),
+    "interpolate": lambda x: F.interpolate(input=x, size=[9, 4]),
+    "interpolate bilinear": lambda x: F.interpolate(x, x.shape[2:], mode="bilinear"),
+    "interpolate aligned": lambda x: F.interpolate(x, (13, 12), None, "bilinear", True),
+    "interpolate recomputed": lambda x: F.interpolate(
+        x, scale_factor=1.3, mode="bilinear", recompute_scale_factor=True
+    ),
+    "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
+    "nothing": lambda x: (0 + x - 0) * 1 + 0.0,
+    "BatchNorm2d": nn.BatchNorm2d(8).eval(),
+    "ChannelShuffle": ChannelShuffle(4),
+    "Linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    "Linear of an area": nn.Sequential(nn.Flatten(), nn.Linear(8 * 7 * 6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@torch.no_grad()
+def test_our_operator_is_torchs(name):
+    (x,) = images((2, 8, 7, 6))
+    module = OPERATORS[name]
+    function = nn.Sequential(module).eval() if isinstance(module, nn.Module) else module
+    graph, program, chosen = lowered(function, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1)])
+@torch.no_grad()
+def test_a_factor_for_each_channel(shape):
+    class Scales(Net):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(images(shape)[0])
+
+        def forward(self, x):
+            return self.scale * (x * self.scale).relu()
+
+    (x,) = images((3, 8, 7, 6))
+    graph, program, chosen = lowered(Scales(), x)
+    assert chosen == ["nhwc"] * 3
+    torch.testing.assert_close(program(x), graph(x))
+
+
+@pytest.mark.parametrize("module", [Cat(), Interleave()])
+@torch.no_grad()
+def test_our_mended_modules(module):
+    class Two(Net):
+        def __init__(self):
+            super().__init__()
+            self.part = module
+
+        def forward(self, a, b):
+            return self.part([b, a])
+
+    graph, program, chosen = lowered(Two(), *images((2, 4, 5, 5), (2, 4, 5, 5)))
+    assert chosen == ["nhwc"]
+    inputs = images((2, 4, 5, 5), (2, 4, 5, 5))
+    torch.testing.assert_close(program(*inputs), graph(*inputs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + x.mean((2, 3), keepdim=True),
+        lambda x: x + True,
+        lambda x: torch.add(x, x, alpha=2),
+        lambda x: torch.cat([x, x], 0),
+        lambda x: x.mean(1),
+        lambda x: torch.flatten(x, 2),
+        lambda x: x[:, ::2],
+        lambda x: x[0],
+        lambda x: x.chunk(2, 0)[0],
+        lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+        lambda x: x.double(),
+        lambda x: F.elu(x),
+        lambda x: 1 - x,
+        lambda x: 2 / (x.abs() + 1),
+        lambda x: torch.softmax(x, 2),
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        lambda x: F.interpolate(x, (5, 5), mode="bilinear", antialias=True),
+        lambda x: x.view(-1, 8),
+        lambda x: torch.cat(x.chunk(2, dim=1)[::-1], 1),
+    ],
+)
+@torch.no_grad()
+def test_what_our_kernels_do_not_know_is_left_to_torch(function):
+    (x,) = images((2, 8, 6, 6))
+    graph, program, chosen = lowered(function, x)
+    assert "torch" in chosen
+    torch.testing.assert_close(program(x), graph(x))
+
+
+ROWS = {
+    "Linear": nn.Linear(24, 40),
+    "Linear without bias": nn.Linear(24, 7, bias=False),
+    "Linear and GELU": Fused(nn.Linear(24, 40), nn.GELU()),
+    "LayerNorm": nn.LayerNorm(24),
+    "LayerNorm plain": nn.LayerNorm(24, elementwise_affine=False),
+    "GELU": nn.GELU(),
+    "silu": lambda x: F.silu(x),
+    "add": lambda x: x + x.relu(),
+    "multiply": lambda x: x * x.sigmoid(),
+    "scale": lambda x: x * 0.3,
+    "shift": lambda x: 2 + x - 0.5,
+    "block": nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24)),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 24), (1, 53, 24), (6, 24)])
+@pytest.mark.parametrize("name", ROWS)
+@torch.no_grad()
+def test_rows_of_channels(name, shape):
+    (x,) = images(shape)
+    layer = ROWS[name]
+    graph, program, chosen = lowered(nn.Sequential(layer) if name[0].isupper() else layer, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_that_lie_otherwise_and_a_residual():
+    class Adds(Net):
+        def __init__(self):
+            super().__init__()
+            self.layer = Fused(nn.Linear(7, 24), nn.ReLU())
+
+        def forward(self, x, y):
+            return self.layer(x.transpose(1, 2), y)
+
+    inputs = images((3, 7, 20), (3, 20, 24))
+    graph, program, chosen = lowered(Adds(), *inputs)
+    assert chosen == ["torch", "nhwc pointwise"]
+    torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(2, dim=1)[1],
+        lambda x: x[:, 1:3],
+        lambda x: torch.cat([x, x], 1),
+        lambda x: torch.cat([x, x], -1),
+        lambda x: torch.cat([x, x], -2),
+        lambda x: x.softmax(1),
+        lambda x: x * x.mean(1, keepdim=True),
+        lambda x: x.transpose(1, 2).relu(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.AvgPool2d(2),
+        nn.PReLU(8),
+        nn.LayerNorm((8, 24)),
+        nn.Flatten(),
+    ],
+)
+@torch.no_grad()
+def test_of_rows_the_second_dimension_is_not_that_of_the_channels(function):
+    (x,) = images((3, 8, 24))
+    graph, program, chosen = lowered(function, x)
+    assert "torch" in chosen
+    result, wanted = program(x), graph(x)
+    torch.testing.assert_close(result, wanted)
+    assert result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("times", [2, 3])
+@torch.no_grad()
+def test_a_depthwise_convolution_with_several_filters_for_each_channel(times):
+    (x,) = images((2, 10, 13, 11))
+    layer = nn.Conv2d(10, times * 10, 5, stride=2, padding=2, groups=10)
+    graph, program, chosen = lowered(nn.Sequential(layer, nn.ReLU()), x)
+    assert chosen == ["nhwc depthwise", "nhwc"]
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_several_tensors_at_once_are_returned_by_torch():
+    (x,) = images((2, 8, 6, 6))
+    graph, program, _ = lowered(lambda x: x.relu().chunk(2, dim=1), x)
+    torch.testing.assert_close(program(x), graph(x))
+
+
+class Branches(Net):
+    """Two branches, one through an operator that only torch has, and three results."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        a = self.a(x)
+        left, right = a.chunk(2, 1)
+        b = F.elu(self.b(left.new_zeros(1) + x))
+        c = torch.cat([right, b, left], 1)
+        return {"c": c, "mean": (c.mean((2, 3)), a)}
+
+
+class Wide(Net):
+    """A 1x1 convolution before a depthwise one; `between` is what stands between them."""
+
+    def __init__(self, between=None, widening=1, **last):
+        super().__init__()
+        self.stem = nn.Conv2d(8, 8, 1)
+        self.widen = nn.Conv2d(8, 40, 1, stride=widening)
+        self.depthwise = nn.Conv2d(40, 40, 3, **{"padding": 1, "groups": 40, **last})
+        self.narrow = nn.Conv2d(40, 8, 1)
+        self.between = between or (lambda wide, result: result)
+
+    def forward(self, x):
+        wide = self.widen(self.stem(x))
+        return self.narrow(self.between(wide, self.depthwise(wide)))
+
+
+class Residual(Wide):
+    """The depthwise convolution adds what it reads, as `fuse_epilogue` writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.depthwise = Fused(self.depthwise, nn.ReLU())
+
+    def forward(self, x):
+        wide = self.widen(self.stem(x))
+        return self.narrow(self.depthwise(wide, wide))
+
+
+EXPANDS, PROJECTS = ("widen", "depthwise"), ("depthwise", "narrow")
+WIDE = {
+    "stride 1": (Wide(), [EXPANDS, PROJECTS]),
+    "stride 2": (Wide(stride=2), [EXPANDS, PROJECTS]),
+    "no bias": (Wide(bias=False), [EXPANDS, PROJECTS]),
+    "padding 0": (Wide(padding=0), [EXPANDS, PROJECTS]),
+    "strided expansion": (Wide(widening=2), [PROJECTS]),
+    "dilation": (Wide(dilation=2, padding=2), []),
+    "wide padding": (Wide(padding=(1, 2)), []),
+    "high padding": (Wide(padding=(2, 1)), [PROJECTS]),
+    "groups of two": (Wide(groups=20), []),
+    "read twice": (Wide(lambda wide, result: result + wide), []),
+    "added to what it reads": (Residual(), []),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@torch.no_grad()
+def test_a_depthwise_convolution_and_its_neighbours_are_one_step(name):
+    net, expected = WIDE[name]
+    (x,) = images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net.eval()))
+    scene = scene_of(graph, (x,))
+    joints = {
+        layer: scene.joints[layer.node] for layer in scene.layers if layer.node in scene.joints
+    }
+    pairs = [tuple(part.name for part in one.layers(layer)) for layer, one in joints.items()]
+    assert pairs == expected
+    apart = chosen(scene)
+    for layer, joint in joints.items():
+        joined = {**apart, layer.node: Timed(joint, 0.0)}
+        programs = [bind(scene, choice) for choice in (apart, joined)]
+        torch.testing.assert_close(*(program(x) for program in programs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(programs[1](x), net(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(monkeypatch):
+    pack, made = others._onednn_convolution, []
+
+    def counted(*given):
+        run = pack(*given)
+        made.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(others, "_onednn_convolution", counted)
+    net = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(3))).eval()
+    (x,) = images((1, 8, 13, 15))
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), (x,))
+    theirs = named(scene, *["onednn"] * 3)
+    last = scene.layers[2].node
+    fewer = {**theirs, last: chosen(scene)[last]}
+    packed, counts = Packed(), []
+    for choice in (theirs, fewer, theirs):
+        program = None
+        program = bind(scene, choice, packed)
+        counts.append((len(made), sum(ref() is not None for ref in made)))
+        torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-5)
+    assert counts == [(3, 3), (3, 2), (4, 3)]
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        ({EXPANDED: 2e-6, PROJECTED: 1e-6}, ["nhwc pointwise", EXPANDED, "nhwc pointwise"]),
+        ({EXPANDED: 1e-6, PROJECTED: 2e-6}, ["nhwc pointwise", "nhwc depthwise", PROJECTED]),
+        ({EXPANDED: -1e-6, PROJECTED: 0.0}, ["nhwc pointwise", "nhwc depthwise", "nhwc pointwise"]),
+    ],
+)
+@torch.no_grad()
+def test_the_pair_that_gains_most_is_joined(gain, expected, tmp_path, monkeypatch):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), (x,))
+    ledger = Ledger(tmp_path / "plans.json")
+    timed = []
+
+    def time(scene, layer, joint, choice):
+        timed.append(joint.name)
+        return [1e-5, 1e-5 - gain[joint.name]]
+
+    monkeypatch.setattr(joining, "_time", time)
+    for _ in range(2):
+        assert names(joining.join(scene, chosen(scene), ledger))[-3:] == expected
+    assert timed == [EXPANDED, PROJECTED]
+
+
+@torch.no_grad()
+def test_a_plan_times_pairs_and_can_be_made_again(tmp_path, monkeypatch):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    monkeypatch.setattr("nhwc.plan.join", first_pair)
+    plan = make_plan(graph, (x,), Ledger(tmp_path / "plans.json"))
+    torch.testing.assert_close(plan.program(x), net(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(remake_plan(graph, (x,), plan.kernels)(x), plan.program(x))
+
+
+def first_pair(scene, choice, ledger):
+    """`join`, which times each pair, and then takes the first, whatever was found."""
+    joining.join(scene, choice, ledger)
+    for node, joint in scene.joints.items():
+        if choice[node].implementation.ours and choice[joint.before.node].implementation.ours:
+            return {**choice, node: replace(choice[node], implementation=joint)}
+    return choice
+
+
+@torch.no_grad()
+def test_a_kernel_that_is_not_here_is_never_replaced_silently(tmp_path):
+    net, (x,) = Wide().eval(), images((2, 8, 13, 15))
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    plan = make_plan(graph, (x,), Ledger(tmp_path / "plans.json"))
+    (key, _), *rest = plan.kernels
+    for unknown in (
+        Identifier("nhwc faster", None, None),
+        Identifier("onednn", "contiguous", None),
+    ):
+        with pytest.raises(UnknownKernel, match=f"has no kernel '{unknown.name}' from .* here"):
+            remake_plan(graph, (x,), [(key, unknown), *rest])
+
+
+@torch.no_grad()
+def test_layers_that_torch_must_stand_between_are_no_pair(tmp_path, monkeypatch):
+    class Adds(Wide):
+        """The pair adds a part of a tuple, which the caller wants as well: torch has to make it."""
+
+        def forward(self, x):
+            stem = self.stem(x)
+            wide, parts = self.widen(stem), stem.chunk(2, 1)
+            return self.narrow(self.depthwise(wide), parts[1]), parts
+
+    net, (x,) = Adds(), images((2, 16, 13, 15))
+    net.stem, net.widen = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 40, 1)
+    net.narrow = Fused(net.narrow, nn.ReLU())
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net.eval())), (x,))
+    assert {one.name for one in scene.joints.values()} == {EXPANDED, PROJECTED}
+    gain = {EXPANDED: 1e-6, PROJECTED: 2e-6}
+    monkeypatch.setattr(joining, "_time", lambda *given: [1e-5, 1e-5 - gain[given[2].name]])
+    choice = joining.join(scene, chosen(scene), Ledger(tmp_path / "plans.json"))
+    assert EXPANDED in names(choice)
+    torch.testing.assert_close(bind(scene, choice)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_hands_over_to_torch_and_back():
+    (x,) = images((2, 8, 6, 6))
+    graph, program, chosen = lowered(Branches(), x)
+    assert "torch" in chosen
+    assert any(" to " in step.name for step in program.steps)
+    ours, theirs = program(x), graph(x)
+    torch.testing.assert_close(ours["c"], theirs["c"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours["mean"][0], theirs["mean"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours["mean"][1], theirs["mean"][1], rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_ours_run_together_and_in_order():
+    graph = fx.symbolic_trace(lambda x: operator.add(x.exp().relu(), x.relu().exp()).relu())
+    scene = scene_of(graph, images((1, 8, 4, 4)))
+    units = [[layer.name for layer in unit] for unit in stretches(scene.layers, chosen(scene))]
+    assert units == [["exp"], ["relu", "relu_1"], ["exp_1"], ["add", "relu_2"]]
+
+
+@pytest.mark.parametrize(("switch", "expected"), [(0.05, "t"), (0.5, "nhwc b")])
+def test_going_between_kernels_of_ours_and_others_has_a_price(switch, expected):
+    graph = fx.symbolic_trace(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=i) for i in (1, 2, 1))))
+    scene = scene_of(graph, images((1, 4, 8, 8)))
+    ours, torchs = Implementation("nhwc b", NHWC, NHWC, emit=print), Implementation("t", NHWC, NHWC)
+    timings = {layer.node: (Timed(ours, 1.0), Timed(torchs, 2.0)) for layer in scene.layers}
+    middle = scene.layers[1].node
+    timings[middle] = (Timed(ours, 1.2), Timed(torchs, 1.0))
+    choice = assign(scene, timings, lambda seen: 0.0, switch)
+    assert choice[middle].implementation.name == expected
+
+
+@torch.no_grad()
+def test_exact_plans_have_no_winograd(tmp_path):
+    graph = fx.symbolic_trace(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)))
+    x = images((1, 32, 28, 28))
+    ledger = Ledger(tmp_path / "memory.json")
+    kinds = {
+        exact: {
+            one.implementation.name
+            for timed in make_plan(graph, x, ledger, exact=exact).timings.values()
+            for one in timed
+        }
+        for exact in (False, True)
+    }
+    assert "nhwc winograd4x4" in kinds[False]
+    assert not any("winograd" in kernel for kernel in kinds[True])
+    assert "nhwc direct" in kinds[True]

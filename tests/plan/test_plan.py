@@ -1,0 +1,460 @@
+"""The planner: layers and their keys, purity, layouts by cost, what is computed and dropped."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx, nn
+
+import nhwc
+from nhwc import kernels
+from nhwc.formats import Format
+from nhwc.graph.layers import Fused
+from nhwc.passes import PASSES, run_passes
+from nhwc.plan import Unplannable, make_plan, remake_plan, scene
+from nhwc.plan.assigning import assign
+from nhwc.plan.implementation import Implementation, Timed
+from nhwc.plan.ledger import Ledger
+from nhwc.plan.others import kernels_of_others
+from nhwc.plan.recognize import layers_of
+from nhwc.plan.recording import record
+from nhwc.plan.scene import scene_of, why_impure
+from nhwc.plan.specs import Convolution
+from nhwc.plan.stretch import alone
+
+NCHW, NHWC = Format.CONTIGUOUS, Format.CHANNELS_LAST
+
+
+def traced(function_or_module):
+    if isinstance(function_or_module, nn.Module):
+        return fx.symbolic_trace(function_or_module)
+    return fx.GraphModule(nn.Module(), fx.Tracer().trace(function_or_module))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "memory.json")
+
+
+@pytest.fixture
+def image():
+    return torch.randn(2, 4, 9, 9)
+
+
+@fx.wrap
+def rolled(x, by):
+    """A leaf of the trace that writes into the list it is given, as Swin3D's do."""
+    by[0] += x.size(3)
+    return x.roll(by, [3])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("call", [lambda x: rolled(x, [2]), lambda x: rolled(x, by=[2])])
+def test_lists_are_new_ones_at_every_call(ledger, image, call):
+    graph = traced(call)
+    plan = make_plan(graph, (image,), ledger)
+    for _ in range(2):
+        torch.testing.assert_close(plan.program(image), graph(image))
+
+
+@fx.wrap
+def shifted(x, by):
+    """A leaf of the trace that writes into its input without a word, as MViT's do."""
+    x[:, :, 1:].add_(by)
+    return x
+
+
+@torch.no_grad()
+def test_writes_that_no_name_tells_of(ledger, image):
+    seen = traced(lambda x: (y := x.relu() + 1) * 2 + shifted(y, 1))
+    with pytest.raises(Unplannable, match="shifted writes into add, which others may read"):
+        make_plan(seen, (image,), ledger)
+    with pytest.raises(Unplannable, match="shifted writes into x, which outlives the call"):
+        make_plan(traced(lambda x: shifted(x, 1)), (image.clone(),), ledger)
+    unseen = traced(lambda x: shifted(x.relu() + 1, 1) * 2)
+    plan = make_plan(unseen, (image,), ledger)
+    for _ in range(2):
+        torch.testing.assert_close(plan.program(image), unseen(image))
+
+
+def test_shapes_are_constants_and_data_is_not(image):
+    graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
+    found = record(graph, (image,))
+    fixed = {node.name for node in found.fixed}
+    assert {"size", "getattr_1", "getitem", "floordiv"} <= fixed
+    assert "item" not in fixed
+    assert [layer.node.name for layer in layers_of(graph, found)] == [
+        "view",
+        "sum_1",
+        "item",
+        "mul",
+    ]
+
+
+@torch.no_grad()
+def test_a_plan_computes_what_follows_from_the_data(ledger, image):
+    graph = traced(lambda x: x.view(x.size(0), x.shape[1] // 2, -1) * x.sum().item())
+    plan = make_plan(graph, (image,), ledger)
+    other = torch.randn_like(image)
+    torch.testing.assert_close(plan.program(other), graph(other))
+
+
+@pytest.mark.parametrize(
+    ("module", "key"),
+    [
+        (nn.Conv2d(4, 6, 3), "conv2d 2x4x9x9 w6x4x3x3 s1x1 p0x0 d1x1 g1 bias float32 cpu"),
+        (
+            nn.Conv2d(4, 6, (3, 5), padding="same", dilation=2, bias=False),
+            "conv2d 2x4x9x9 w6x4x3x5 s1x1 p2x4 d2x2 g1 float32 cpu",
+        ),
+        (
+            Fused(nn.Conv2d(4, 4, 1, groups=4), nn.LeakyReLU(0.2)),
+            "conv2d 2x4x9x9 w4x1x1x1 s1x1 p0x0 d1x1 g4 bias leaky_relu 0.2 float32 cpu",
+        ),
+        (Fused(nn.BatchNorm2d(4), nn.ReLU6()), "affine 2x4x9x9 hardtanh 0 6 float32 cpu"),
+        (nn.Linear(9, 5), "linear 2x4x9x9 w5x9 bias float32 cpu"),
+    ],
+)
+def test_what_a_layer_is_called_in_the_memory(module, key, image):
+    graph = traced_call(module)
+    (layer,) = layers_of(graph, record(graph, (image,)))
+    assert layer.spec.key == key
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        pytest.param(
+            nn.Conv2d(4, 6, 2, padding="same"),
+            marks=pytest.mark.filterwarnings("ignore:Using padding"),
+        ),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
+        Fused(nn.Conv2d(4, 6, 3), nn.ELU()),
+        nn.ConvTranspose2d(4, 6, 3),
+    ],
+)
+@torch.no_grad()
+def test_what_no_kernel_of_ours_computes_is_called_as_it_is(module, ledger, image):
+    graph = traced_call(module.eval())
+    (layer,) = layers_of(graph, record(graph, (image,)))
+    assert layer.op is None
+    plan = make_plan(graph, (image,), ledger)
+    torch.testing.assert_close(plan.program(image), graph(image))
+
+
+def traced_call(module):
+    root = nn.Module()
+    root.part = module.eval()
+    graph = fx.Graph()
+    graph.output(graph.call_module("part", (graph.placeholder("x"),)))
+    return fx.GraphModule(root, graph).eval()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardsigmoid()])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 8, 3, 2, 1),
+        nn.Conv2d(4, 8, 1, bias=False),
+        nn.Conv2d(4, 8, (1, 3), padding=(0, 1), groups=2),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=4),
+    ],
+)
+@torch.no_grad()
+def test_every_implementation_computes_the_layer(conv, activation, residual):
+    x = torch.randn(2, 4, 7, 6)
+    fused = Fused(conv, activation).eval()
+    other = torch.randn_like(conv(x))
+    inputs = (x, other) if residual else (x,)
+    root = nn.Module()
+    root.part = fused
+    graph = fx.Graph()
+    places = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
+    graph.output(graph.call_module("part", tuple(places)))
+    module = fx.GraphModule(root, graph)
+    seen = scene_of(module, inputs)
+    (layer,) = seen.layers
+    expected = fused(*inputs)
+    kept = other.clone()
+    for one in seen.implementations[layer.node]:
+        run = alone(seen.record, layer, one, seen.constants(layer))
+        layout = torch.channels_last if one.reads is NHWC else torch.contiguous_format
+        given = [value.contiguous(memory_format=layout) for value in inputs]
+        result = run(*given)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        assert result.is_contiguous(
+            memory_format=torch.channels_last if one.writes is NHWC else layout
+        )
+        if residual:
+            assert torch.equal(given[1], kept)
+
+
+@torch.no_grad()
+def test_a_convolution_may_add_what_it_reads(ledger, image):
+    root = nn.Module()
+    root.part = Fused(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.ReLU()).eval()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("part", (x, x)))
+    module = fx.GraphModule(root, graph).eval()
+    plan = make_plan(module, (image,), ledger)
+    torch.testing.assert_close(plan.program(image), module(image), rtol=1e-4, atol=1e-5)
+    (timed,) = plan.timings.values()
+    assert {one.implementation.name for one in timed} > {"torch"}
+    assert any(one.implementation.ours for one in timed) == kernels.available()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [(1, 9), (9, 1)])
+def test_an_addition_that_broadcasts_is_left_to_torch(sizes, ledger):
+    root = nn.Module()
+    root.part = Fused(nn.Conv2d(4, 4, 1), nn.ReLU()).eval()
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.output(graph.call_module("part", (x, y)))
+    module = fx.GraphModule(root, graph).eval()
+    inputs = [torch.randn(2, 4, size, size) for size in sizes]
+    plan = make_plan(module, inputs, ledger)
+    torch.testing.assert_close(plan.program(*inputs), module(*inputs))
+
+
+@torch.no_grad()
+def test_a_module_may_have_two_names(ledger, image):
+    root = nn.Module()
+    root.one = root.other = nn.Conv2d(4, 4, 3).eval()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("other", (graph.call_module("one", (x,)),)))
+    module = fx.GraphModule(root, graph).eval()
+    plan = make_plan(module, (image,), ledger)
+    torch.testing.assert_close(plan.program(image), module(image), rtol=1e-4, atol=1e-5)
+
+
+class Volumes(nn.Module):
+    """What video models are made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv3d(3, 8, (1, 3, 3), (1, 2, 2), (0, 1, 1))
+        self.second = nn.Conv3d(8, 8, 3, padding="same", groups=2)
+        self.pool = nn.MaxPool3d(2)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        y = self.pool(torch.relu(self.second(y) + y))
+        return y.flatten(1)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@torch.no_grad()
+def test_volumes_are_convolved_by_any_kernel_unless_their_memory_is_looked_at(looks, ledger):
+    model = Volumes().eval()
+    graph = nhwc.graph.capture(model).module
+    run_passes(graph, PASSES)
+    if looks:
+        flat = graph.graph.find_nodes(op="call_method", target="flatten")[0]
+        flat.target, flat.args = "view", (flat.args[0], 2, -1)
+        graph.recompile()
+    x = torch.randn(2, 3, 6, 12, 10)
+    seen = scene_of(graph, (x,))
+    layers = [layer for layer in seen.layers if isinstance(layer.spec, Convolution)]
+    assert [layer.spec.key.split()[0] for layer in layers] == ["conv3d", "conv3d"]
+    assert [layer.spec.residual for layer in layers] == [False, True]
+    for layer in layers:
+        inputs = [torch.randn(seen.record.values[node].shape) for node in layer.inputs]
+        results = [
+            one.prepare(*seen.constants(layer))(*inputs) for one in seen.implementations[layer.node]
+        ]
+        assert len(results) == (1 if looks else 2)
+        for result in results:
+            torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-5)
+    plan = make_plan(graph, (x,), ledger)
+    torch.testing.assert_close(plan.program(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: x.relu_(), "writes into x, which outlives the call"),
+        (lambda x: (y := x + 1).add_(1) + y, "writes into add, which others may read"),
+        (lambda x: (x + 1)[:, :2].mul_(2), "writes into getitem, which others may read"),
+        (lambda x: torch.relu_(torch.flatten(x, 1)), "writes into flatten"),
+        (lambda x: nn.functional.relu(x, True), "writes into x"),
+        (lambda x: torch.add(x, 1, out=x), "writes into x"),
+    ],
+)
+def test_graphs_that_write_into_shared_values_are_not_planned(function, says, ledger, image):
+    graph = traced(function)
+    assert says in why_impure(graph)
+    with pytest.raises(Unplannable, match=says):
+        make_plan(graph, (image,), ledger)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1).relu_(),
+        lambda x: nn.functional.relu(x + 1, inplace=True),
+        lambda x: (x * 2).add_(x),
+    ],
+)
+@torch.no_grad()
+def test_writing_into_what_nobody_else_sees_is_planned(function, ledger, image):
+    graph = traced(function)
+    plan = make_plan(graph, (image,), ledger)
+    kept = image.clone()
+    torch.testing.assert_close(plan.program(image), graph(image))
+    assert torch.equal(image, kept)
+
+
+def test_a_varying_number_of_arguments_is_not_planned():
+    class Any(nn.Module):
+        def forward(self, *xs):
+            return xs[0] + 1
+
+    assert "varying number" in why_impure(traced(Any()))
+
+
+def chain(count=3):
+    """The scene of so many convolutions in a row."""
+    graph = traced(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(count))))
+    return scene_of(graph, (torch.randn(1, 4, 8, 8),))
+
+
+def alike(seen, *kernels):
+    """The same timings for every layer: of each kernel its name, layouts and seconds."""
+    timed = tuple(Timed(Implementation(*kernel), seconds) for *kernel, seconds in kernels)
+    return {layer.node: timed for layer in seen.layers}
+
+
+@pytest.mark.parametrize(
+    ("nchw", "nhwc", "copy", "expected"),
+    [
+        (1.0, 2.0, 0.1, NCHW),
+        (2.0, 1.0, 0.1, NHWC),
+        (1.1, 1.0, 0.1, NHWC),  # 0.3 saved in three layers, 0.1 paid once.
+        (1.1, 1.0, 0.9, NCHW),
+    ],
+)
+def test_layouts_follow_cost_conversions_counted(nchw, nhwc, copy, expected):
+    seen = chain()
+    timings = alike(seen, ("a", NCHW, NCHW, nchw), ("b", NHWC, NHWC, nhwc))
+    choice = assign(seen, timings, lambda value: copy)
+    assert {timed.implementation.reads for timed in choice.values()} == {expected}
+
+
+def test_a_kernel_may_convert_on_the_way():
+    seen = chain()
+    kernels = [("plain", NCHW, NCHW, 1.0), ("last", NHWC, NHWC, 0.5), ("bridge", NCHW, NHWC, 0.6)]
+    choice = assign(seen, alike(seen, *kernels), lambda value: 0.3)
+    chosen = [choice[layer.node].implementation.name for layer in seen.layers]
+    assert chosen == ["bridge", "last", "last"]
+
+
+def test_a_second_plan_asks_the_memory(ledger, monkeypatch):
+    graph = chain().graph
+    x = torch.randn(1, 4, 8, 8)
+    first = make_plan(graph, (x,), ledger)
+    assert first.measured > 0
+    ledger.save()
+    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
+    again = make_plan(graph, (x,), Ledger(ledger.path))
+    assert again.measured == 0
+    assert again.kernels == first.kernels
+
+
+@pytest.mark.parametrize("rubbish", [[], [{}], "x", [{"kernel": "torch"}], 3])
+def test_a_memory_of_rubbish_is_measured_over(rubbish, ledger):
+    graph = chain(1).graph
+    x = torch.randn(1, 4, 8, 8)
+    make_plan(graph, (x,), ledger)
+    for key in list(ledger._new):
+        ledger.put(key, rubbish)
+    plan = make_plan(graph, (x,), ledger)
+    assert plan.program(x).shape == (1, 4, 8, 8)
+
+
+def test_kernels_that_are_no_more_are_measured_over(ledger):
+    graph, x = chain(1).graph, torch.randn(1, 4, 8, 8)
+    make_plan(graph, (x,), ledger)
+    gone = {"kernel": "nhwc fastest", "reads": None, "writes": None, "s": 0.0}
+    for key in [key for key in ledger._new if key.startswith("conv2d")]:
+        ledger.put(key, [gone])
+    assert "nhwc fastest" not in names(make_plan(graph, (x,), ledger).timings)
+
+
+@torch.no_grad()
+def test_layers_that_only_look_alike_are_timed_apart(ledger, image):
+    net = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(3, 1, 1))
+    net[0].register_forward_hook(lambda module, given, result: 2 * result)
+    graph = fx.symbolic_trace(net)
+    plan = make_plan(graph, (image,), ledger)
+    hooked, plain = plan.timings.values()
+    assert {one.implementation.ours for one in hooked} == {False}
+    assert any(one.implementation.ours for one in plain) == kernels.available()
+    torch.testing.assert_close(plan.program(image), net(image))
+
+
+@torch.no_grad()
+def test_a_plan_made_again_has_the_graphs_new_weights(ledger):
+    graph = chain().graph
+    x = torch.randn(1, 4, 8, 8)
+    plan = make_plan(graph, (x,), ledger)
+    old = plan.program(x)
+    for parameter in graph.parameters():
+        parameter.mul_(0.5)
+    new = remake_plan(graph, (x,), plan.kernels)(x)
+    torch.testing.assert_close(new, graph(x))
+    assert not torch.allclose(new, old)
+    with pytest.raises(Unplannable, match="not the one that was planned"):
+        remake_plan(graph, (torch.randn(1, 4, 9, 9),), plan.kernels)
+
+
+@torch.no_grad()
+def test_results_nobody_reads_are_not_computed(ledger, image):
+    graph = traced(lambda x: (x.exp(), x.sin())[1])
+    plan = make_plan(graph, (image,), ledger)
+    assert [step.name for step in plan.program.steps if "planned" not in step.name] == ["sin"]
+
+
+def names(timings):
+    return {one.implementation.name for timed in timings.values() for one in timed}
+
+
+def test_exact_leaves_out_what_is_not(ledger, monkeypatch):
+    def more(graph, record, layer):
+        good = kernels_of_others(graph, record, layer)
+        return (*good, replace(good[-1], name="loose", exact=False))
+
+    monkeypatch.setattr(scene, "kernels_of_others", more)
+    graph, x = chain(1).graph, torch.randn(1, 4, 8, 8)
+    assert "loose" in names(make_plan(graph, (x,), ledger).timings)
+    assert "loose" not in names(make_plan(graph, (x,), ledger, exact=True).timings)
+
+
+def test_a_kernel_that_computes_something_else_is_never_chosen(ledger, monkeypatch):
+    def more(graph, record, layer):
+        wrong = lambda weight, bias: lambda x: torch.zeros(1, 4, 8, 8)
+        good = kernels_of_others(graph, record, layer)
+        return (*good, Implementation("wrong", NHWC, NHWC, wrong))
+
+    monkeypatch.setattr(scene, "kernels_of_others", more)
+    plan = make_plan(chain(1).graph, (torch.randn(1, 4, 8, 8),), ledger)
+    assert "wrong" not in names(plan.timings)
+
+
+def test_a_key_says_all_that_speed_depends_on():
+    base = {
+        "input": (1, 4, 8, 8), "weight": (4, 4, 3, 3), "stride": (1, 1), "padding": (1, 1),
+        "dilation": (1, 1), "groups": 1, "bias": True, "residual": False, "activation": None,
+        "dtype": torch.float32, "device": "cpu",
+    }  # fmt: skip
+    changes = [
+        {}, {"input": (2, 4, 8, 8)}, {"weight": (8, 4, 3, 3)}, {"stride": (2, 2)},
+        {"padding": (0, 0)}, {"dilation": (2, 2)}, {"groups": 2}, {"bias": False},
+        {"residual": True}, {"dtype": torch.float64}, {"device": "cuda:0"},
+    ]  # fmt: skip
+    keys = {Convolution(**(base | change)).key for change in changes}
+    assert len(keys) == len(changes)

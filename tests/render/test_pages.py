@@ -1,0 +1,204 @@
+"""What holds for every page: it fits a phone, can be read, and is reached by the keyboard alone."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmarks.zoo_tables import html
+from torch import nn
+
+from nhwc import audit
+from nhwc._bench import Benchmark, Case, Row
+from nhwc.render.audit_html import audit_html
+from nhwc.render.audit_text import audit_text
+from nhwc.render.bench_html import bench_html
+from nhwc.render.bench_text import bench_text
+from nhwc.render.ops_html import ops_html
+from nhwc.render.optimize_html import optimize_html
+from nhwc.render.page import page
+
+from ..browser import DESK, PHONE, cut_off, faint, needs_browser, opened, resized
+from ..made_up import HERE, measured, one, suite
+from ..ops.test_page import example_table
+from ..optimize.test_optimize import force, residual
+
+EVIL = "<img src=x onerror=\"document['title']='taken'\">"
+NAMES = [
+    "nhwc projected depthwise", "nhwc expanded depthwise", "nhwc", "onednn", "torch",
+    *(f"nhwc kernel {number}" for number in range(12)),
+]  # fmt: skip
+
+
+class Lossy(nn.Module):
+    """Loses the format in one place and converts in another; the remedies have code in them."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_module(EVIL, nn.Conv2d(3, 8, 3))
+        self.norm, self.last = nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        y = self.norm(self._modules[EVIL](x))
+        return torch.cat([y[:, :4].contiguous(), y[:, 4:]], dim=1) + self.last(y).mean()
+
+
+def optimized():
+    """A report with more kernels than anyone has colours for."""
+    report = force(residual(), torch.randn(2, 3, 20, 18)).report
+    text = optimize_html(report, f"a long name of a model without any space {EVIL}" + "x" * 60)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    plan = data["plans"][0]
+    [layer] = [layer for layer in plan["layers"] if layer["kernels"]][:1]
+    plan["layers"] = [
+        layer | {"name": f"stage.{name}", "chosen": {"kernel": name, "layout": "x", "seconds": 1.0}}
+        for name in NAMES
+    ]
+    data["reason"] = "`torch` is as fast"
+    data["verification"]["checks"][0]["error"] = float("nan")
+    calls = [
+        {"operator": "conv2d", "module": "a", "effect": effect, "seconds": 0.1}
+        for effect in ("loses", "converts", "keeps", "plain", "neutral")
+    ]
+    counts = {"loses": 1, "misreads": 0}
+    data["audits"] = {"before": {"calls": calls, "counts": counts, "clean": False}}
+    return page("optimize", data["name"], data)
+
+
+ROW = {"outcome": "right", "reason": "", "lost_before": 13, "lost_after": 0, "ratio": 2.5}
+PAGES = {
+    "audit": lambda: audit_html(audit(Lossy(), torch.rand(2, 3, 9, 9), name=EVIL)),
+    "optimize": optimized,
+    "one case": lambda: bench_html(one()),
+    "suite": lambda: bench_html(suite()),
+    "ops": lambda: ops_html(example_table()),
+    "zoo": lambda: html(
+        {
+            "timm:a_model_with_a_rather_long_name.of_many_words": ROW,
+            "bad": ROW | {"outcome": "WRONG", "reason": f"output {EVIL}", "input": [[3, 8, 8]]},
+            "no": ROW | {"outcome": "refused", "reason": "because of " + "words " * 30},
+        }
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def file(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(PAGES[request.param]())
+    return path
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_it_fits_and_can_be_read(file):
+    with opened(file) as browser:
+        for theme in ("light", "dark"):
+            browser.get(f"about:blank#{theme}")
+            browser.get(f"{file.as_uri()}#{theme}")
+            for size in (PHONE, DESK):
+                resized(browser, size)
+                assert cut_off(browser) == [], (theme, size)
+                assert faint(browser) == [], (theme, size)
+        # What opens on a click is no wider.
+        browser.execute_script(
+            """
+            for (const row of document.querySelectorAll("summary")) row.click();
+            document.querySelector("tr.op")?.click();
+            """
+        )
+        resized(browser, PHONE)
+        assert cut_off(browser) == []
+        assert faint(browser) == []
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_names_are_text_and_code_is_code(file):
+    from selenium.webdriver.common.by import By
+
+    with opened(file) as browser:
+        assert browser.title != "taken"
+        assert browser.find_elements(By.TAG_NAME, "img") == []
+        shown = browser.find_element(By.TAG_NAME, "body").text
+        assert not re.search(r"`[^`\n]+`", shown), shown
+
+
+def pressed(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+    return browser.switch_to.active_element
+
+
+@pytest.mark.parametrize("name", ["audit", "optimize"])
+@needs_browser[0]
+@needs_browser[1]
+def test_bars_of_time_are_walked_with_the_keyboard(name, tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name]())
+    with opened(path) as browser:
+        bar = browser.find_element(By.CSS_SELECTOR, "#strip, .strip.tall")
+        pieces = bar.find_elements(By.CSS_SELECTOR, "*")
+        assert bar.get_attribute("role") == "group"
+        assert "arrow keys" in bar.get_attribute("aria-label")
+        assert all(piece.tag_name == "button" for piece in pieces)
+        assert all(" ms" in piece.get_attribute("aria-label") for piece in pieces)
+        assert [piece.get_attribute("tabindex") for piece in pieces[:2]] == ["0", "-1"]
+        clear = ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
+        colours = [piece.value_of_css_property("background-color") for piece in pieces]
+        assert not set(colours) & {*clear, "rgba(255, 255, 255, 1)"}
+
+        for _ in range(200):
+            if pressed(browser, Keys.TAB) == pieces[0]:
+                break
+        assert browser.switch_to.active_element == pieces[0]
+        assert pressed(browser, Keys.ARROW_RIGHT) == pieces[1]
+        assert pressed(browser, Keys.END) == pieces[-1]
+        assert pressed(browser, Keys.HOME, Keys.ARROW_RIGHT) == pieces[1]
+        said = pieces[1].get_attribute("aria-label")
+        assert browser.find_element(By.ID, "tip").text == said
+        pressed(browser, Keys.ENTER)
+        if name == "audit":
+            assert browser.find_element(By.CSS_SELECTOR, "#detail h3").text in said
+        else:
+            row = browser.find_element(By.CSS_SELECTOR, "tr.chosen td")
+            assert said.startswith(row.text)
+            assert len(set(colours)) == len(NAMES)
+
+
+def test_what_would_end_the_data_early_is_escaped():
+    names = ["</script>", "<!-- <script>", "{{title}}", "{{nothing}}", EVIL]
+    text = page("audit", "{{data}}", names)
+    assert "<title>{{data}}</title>" in text
+    payload = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert json.loads(payload) == names
+    assert "<" not in payload
+
+
+def test_numbers_that_are_none_leave_the_page_readable():
+    payload = re.search(r'id="data">(.*?)</script>', page("audit", "", [float("nan"), {"x": 1.5}]))
+    assert json.loads(payload[1]) == [None, {"x": 1.5}]
+
+
+def test_a_clean_model_with_contiguous_parts_is_not_said_to_be_channels_last_throughout():
+    report = audit(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(2, 3, 8, 8))
+    assert "channels last from input to output" in " ".join(audit_text(report).split())
+    vars(report)["counts"] = {**report.counts, "plain": 39}
+    text = " ".join(audit_text(report).split())
+    assert "from input to output" not in text
+    assert "none loses channels last or converts; 39 work on images that were contiguous" in text
+
+
+def test_a_wild_spread_is_told_as_a_factor():
+    calm, wild = measured("eager", 1.0), measured("fused", 0.5, noise=0.5)
+    turns = tuple((0.001,) if place % 3 else (1.0,) for place in range(len(wild.turns)))
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    text = bench_text(Benchmark(HERE, (Row(case, (calm, replace(wild, turns=turns))),)))
+    spread = replace(wild, turns=turns).per_turn.spread
+    assert spread >= 1
+    assert f"by {spread:.3g} times its median" in " ".join(text.split())

@@ -1,0 +1,105 @@
+"""Checkpoints: readable anywhere, never half there, and clear words about any other file."""
+
+import pytest
+import torch
+
+from nhwc import FileError, InputError, convert_, load_model
+from nhwc._train import Recipe, load_checkpoint, save_checkpoint, synthetic, train
+
+from .training_nets import FILE, plain
+
+
+@pytest.fixture
+def written(tmp_path):
+    data = synthetic(4, (12, 12, 3), classes=10, batches=3)
+    path = tmp_path / "run" / "checkpoint.pt"
+    net = plain()
+    recipe = Recipe(channels_last=True, ema=0.9, optimizer="adamw", lr=0.01)
+    train(net, data, recipe, checkpoint=path)
+    return path, net
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from tensors(item)
+
+
+def test_all_tensors_are_contiguous_in_the_strictest_sense(written):
+    path, net = written
+    content = torch.load(path, weights_only=True)
+    found = list(tensors(content))
+    assert len(found) > 40
+    for tensor in found:
+        # is_contiguous() overlooks dimensions of size 1, as of a 1x1 weight.
+        assert tensor.stride() == torch.empty(tensor.shape).stride()
+    assert net[4].weight.stride() == (8, 1, 8, 8)
+
+
+def test_its_weights_load_where_a_state_dict_is_wanted(written):
+    path, net = written
+    loaded = load_model(f"{FILE}:plain", weights=path)
+    for name, value in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(written, monkeypatch):
+    path, _ = written
+    before = path.read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nhwc.machine.disk.os.replace", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        save_checkpoint(path, {"epoch": 7})
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["checkpoint.pt"]
+
+
+def malicious(path):
+    class Evil:
+        def __reduce__(self):
+            return open, (str(path.parent / "proof"), "w")
+
+    torch.save(Evil(), path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (lambda path: path.unlink(), InputError, "cannot read checkpoint .*No such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), FileError, "damaged"),
+        (lambda path: path.write_bytes(b""), FileError, "damaged"),
+        (lambda path: path.write_text("hello"), FileError, "damaged"),
+        (malicious, FileError, "damaged"),
+        (lambda path: torch.save(plain().state_dict(), path), FileError, "as --weights"),
+        (lambda path: torch.save([1, 2], path), FileError, "no checkpoint of nhwc train"),
+    ],
+)
+def test_another_file_is_refused(written, spoil, error, words):
+    path, _ = written
+    spoil(path)
+    with pytest.raises(error, match=words):
+        load_checkpoint(path)
+    assert not (path.parent / "proof").exists()
+
+
+def test_one_of_a_newer_version_is_refused(written):
+    path, _ = written
+    torch.save({**torch.load(path, weights_only=True), "schema": 2}, path)
+    with pytest.raises(FileError, match="newer nhwc"):
+        load_checkpoint(path)
+
+
+def test_another_model_cannot_go_on_from_it(written):
+    path, _ = written
+    other = torch.nn.Sequential(torch.nn.Conv2d(3, 10, 3), torch.nn.Flatten())
+    data = synthetic(4, (12, 12, 3), classes=10, batches=3)
+    with pytest.raises(InputError, match=r"checkpoint\.pt does not fit this model"):
+        train(convert_(other), data, resume=path)

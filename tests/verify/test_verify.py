@@ -1,0 +1,185 @@
+"""Verification tells what rounds differently from what computes differently."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from nhwc.errors import VerificationError
+from nhwc.verify import flatten, observe, random_inputs, verify
+from nhwc.verify.widened import widened
+
+
+@dataclasses.dataclass
+class Detection:
+    boxes: torch.Tensor
+    scores: dict
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+
+
+def draw(count=3):
+    return random_inputs((torch.randn(2, 3, 9, 9),), count)
+
+
+def test_the_example_comes_first_and_the_others_differ():
+    example = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    inputs = random_inputs((example, torch.arange(4)), 3)
+    assert torch.equal(inputs[0][0], example)
+    assert not torch.equal(inputs[1][0], inputs[2][0])
+    assert inputs[2][0].stride() == example.stride()
+    assert all(torch.equal(one[1], torch.arange(4)) for one in inputs)
+
+
+def test_another_order_of_rounding_passes():
+    model = net()
+    truth = observe(model, draw())
+    assert truth.exact is not None
+
+    def reordered(x):
+        return model(x.to(memory_format=torch.channels_last)) * 3 / 3
+
+    verification = verify(truth, reordered)
+    assert verification.passed
+    assert len(verification.checks) == 3
+    verification.require()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda y: y + 1e-3, "relative error"),
+        (lambda y: y * 1.0001, "relative error"),
+        (lambda y: y[:, :2], r"\(2, 2, 5, 5\) where it was"),
+        (lambda y: y.double(), "float64"),
+        (lambda y: (y, y), "the outputs are"),
+        (lambda y: y.masked_fill(y == y.max(), float("nan")), "relative error inf"),
+        (lambda y: None, "None where it was"),
+    ],
+)
+def test_another_answer_is_refused(wrong, says):
+    model = net()
+    truth = observe(model, draw(1))
+    verification = verify(truth, lambda x: wrong(model(x)))
+    assert not verification.passed
+    with pytest.raises(VerificationError, match=says):
+        verification.require()
+
+
+def test_an_error_on_one_input_only_is_found():
+    model = net()
+    truth = observe(model, draw())
+    verification = verify(truth, lambda x: model(x) + (1.0 if x.min() >= 0 else 0.0))
+    assert [check.input for check in verification.checks if not check.passed] == [2]
+
+
+def test_nested_outputs_are_compared_leaf_by_leaf():
+    class Nested(nn.Module):
+        def forward(self, x):
+            return Detection(x * 2, {"a": (x, [x + 1]), "n": 3})
+
+    class Off(Nested):
+        def forward(self, x):
+            out = super().forward(x)
+            out.scores["a"][1][0] += 0.5
+            return out
+
+    truth = observe(Nested(), draw(1))
+    assert verify(truth, Nested()).passed
+    assert verify(truth, Off()).worst.output == "output.scores['a'][1][0]"
+    assert [path for path, _ in flatten({"a": [1, (2,)]})] == [
+        "output['a'][0]",
+        "output['a'][1][0]",
+    ]
+
+
+def test_integers_must_be_equal():
+    class Top(nn.Module):
+        def forward(self, x):
+            return x.flatten(1).argmax(1)
+
+    truth = observe(Top(), draw(1))
+    assert verify(truth, Top()).passed
+    assert not verify(truth, lambda x: Top()(x) + 1).passed
+
+
+def test_a_model_without_a_float64_run_is_compared_with_itself():
+    class Single(nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.conv2d(x, torch.ones(1, 3, 1, 1))
+
+    truth = observe(Single(), draw(2))
+    assert truth.exact is None
+    assert verify(truth, lambda x: Single()(x) * 1.000001).passed
+    assert not verify(truth, lambda x: Single()(x) * 1.01).passed
+
+
+class Fourier(nn.Module):
+    """Weights and inputs of complex numbers, as in the reconstruction of MRI."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.register_buffer("phase", torch.randn(4, 1, 1, dtype=torch.complex64))
+
+    def forward(self, k):
+        mixed = torch.einsum("oc,nchw->nohw", self.weight, torch.fft.ifft2(k))
+        return torch.view_as_real(mixed * self.phase)
+
+
+def test_complex_numbers_have_a_float64_run_and_random_inputs_too():
+    model, k = Fourier(), torch.randn(1, 3, 8, 8, dtype=torch.complex64)
+    inputs = random_inputs((k,), 3)
+    assert torch.equal(inputs[0][0], k)
+    assert inputs[1][0].dtype == torch.complex64
+    assert inputs[1][0].imag.std() > 0.5
+    assert not torch.equal(inputs[1][0], inputs[2][0])
+    truth = observe(model, inputs)
+    assert truth.exact is not None
+    assert truth.exact[0]["output"].dtype == torch.float64
+    assert verify(truth, model).passed
+    assert 0 < verify(truth, model).worst.eager_error < 1e-5
+    assert not verify(truth, lambda k: model(k * (1 + 1e-4j))).passed
+
+
+def test_the_same_not_a_numbers_and_infinities_pass():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return torch.cat([x / 0, x])
+
+    truth = observe(Broken(), draw(1))
+    assert verify(truth, Broken()).passed
+    assert not verify(truth, lambda x: torch.cat([x, x / 0])).passed
+
+
+def test_the_inputs_and_the_random_state_are_left_alone():
+    class Greedy(nn.Module):
+        def forward(self, x):
+            return x.mul_(2) + torch.rand(())
+
+    inputs = draw(2)
+    kept = [one[0].clone() for one in inputs]
+    state = torch.get_rng_state()
+    truth = observe(Greedy(), inputs)
+    assert verify(truth, Greedy()).passed
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one[0], old) for one, old in zip(inputs, kept, strict=True))
+
+
+def test_a_half_precision_model_may_err_as_it_always_did():
+    model = net().bfloat16()
+    truth = observe(model, [(torch.randn(1, 3, 9, 9).bfloat16(),)])
+    verification = verify(truth, lambda x: model(x.to(memory_format=torch.channels_last)))
+    assert verification.passed
+    assert verification.worst.eager_error > 1e-4
+
+
+def test_a_model_in_float64_is_copied_too():
+    net = nn.BatchNorm2d(3).double()
+    wide = widened(net)
+    for own, other in zip(net.state_dict().values(), wide.state_dict().values(), strict=True):
+        assert own.data_ptr() != other.data_ptr()

@@ -1,0 +1,214 @@
+import struct
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc.zoo import load_model, load_weights_, randomize_batchnorm_, randomize_constants_
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "torchvision:squeezenet1_1", "timm:resnet10t"])
+def test_names(name):
+    model = load_model(name)
+    assert not model.training
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_moves():
+    before = torch.get_rng_state()
+    one, two, three = (load_model("squeezenet1_1", seed=s).state_dict() for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert not torch.equal(one["features.0.weight"], three["features.0.weight"])
+
+
+def test_detection_models_build_without_a_download():
+    assert isinstance(load_model("ssdlite320_mobilenet_v3_large"), nn.Module)
+
+
+def test_torchvision_is_usable_after_us_for_everybody():
+    code = (
+        "from nhwc.models.vision import import_torchvision; tv = import_torchvision(); "
+        "import torchvision.models; print(tv is torchvision)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_file_may_import_its_neighbours(tmp_path):
+    (tmp_path / "parts_of_it.py").write_text("from torch import nn\nclass Part(nn.Conv2d): pass\n")
+    (tmp_path / "whole.py").write_text(
+        "from parts_of_it import Part\ndef net(): return Part(3, 4, 3)\n"
+    )
+    assert isinstance(load_model(f"{tmp_path}/whole.py:net"), nn.Conv2d)
+
+
+def test_a_file_that_cannot_be_run(tmp_path):
+    (tmp_path / "wrong.py").write_text("1/0")
+    with pytest.raises(nhwc.ModelNotFound, match="ZeroDivisionError: division by zero"):
+        load_model(f"{tmp_path}/wrong.py:net")
+    with pytest.raises(nhwc.ModelNotFound, match="Add the callable"):
+        load_model(f"{tmp_path}/wrong.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("os.path:join", "os.path:join raised TypeError: join.. missing 1 required positional"),
+        ("there/is/none", "^no such file: there/is/none.$"),
+        ("none.nhwc", "^no such file: none.nhwc.$"),
+        ("resnet1", r"did you mean resnet18, resnet152, resnet101\? timm has no"),
+        ("torchvision:nothing_like_it", "^torchvision has no 'nothing_like_it'.$"),
+    ],
+)
+def test_names_that_lead_nowhere(name, says):
+    with pytest.raises(nhwc.InputError, match=says):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("script.pt", r"is a TorchScript archive, which holds code: load .* torch\.jit\.load\('"),
+        ("program.pt2", r"is an exported program, .* torch\.export\.load\('"),
+        ("weights.pt", r"with weights or a pickled model: .* --weights .*weights\.pt\.$"),
+        ("model.pth", "with weights or a pickled model"),
+        ("old.pt", "with weights or a pickled model"),
+        ("weights.safetensors", r"is a file of weights \(safetensors\) without a model: name the"),
+        ("model.onnx", "is an ONNX model: name the PyTorch model that it was exported from"),
+        ("text.txt", "is no model saved by nhwc"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_by_their_kind(tmp_path, name, says):
+    net, path = nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), tmp_path / name
+    if name == "script.pt":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(torch.jit.script(net), path)
+    elif name == "program.pt2":
+        torch.export.save(torch.export.export(net, (torch.rand(1, 3, 8, 8),)), path)
+    elif name == "weights.safetensors":
+        header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    elif path.suffix in (".pt", ".pth"):
+        saved = net if name == "model.pth" else net.state_dict()
+        torch.save(saved, path, _use_new_zipfile_serialization=name != "old.pt")
+    else:
+        path.write_bytes(b"\x08\x08pytorch")
+    with pytest.raises(nhwc.ModelNotFound, match=says) as caught:
+        load_model(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("import sys; sys.exit(3)", "could not be run: SystemExit: 3"),
+        ("raise ValueError('one\\ntwo')", "could not be run: ValueError: one two"),
+        ("def net(: pass", "could not be run: SyntaxError"),
+        ("def net(): raise SystemExit('bye')", "raised SystemExit: bye"),
+        ("def net(): raise ValueError('one\\ntwo')", "raised ValueError: one two"),
+        ("def net(size): pass", "missing 1 required positional argument: 'size'. Name a callable"),
+        ("def net(): pass", "returned NoneType, not a torch.nn.Module"),
+        ("net = 3", "has no callable 'net'"),
+    ],
+)
+def test_what_is_wrong_with_a_users_file_is_said_in_one_line(tmp_path, body, says):
+    (tmp_path / "broken.py").write_text(body)
+    with pytest.raises(nhwc.InputError, match=says) as caught:
+        load_model(f"{tmp_path}/broken.py:net")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_breaks_is_said_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(nhwc.ModelNotFound, match=r"cannot import .* ZeroDivisionError: division"):
+        load_model("broken_package:net")
+
+
+def test_what_a_users_file_prints_is_no_data(tmp_path, capsys):
+    (tmp_path / "chatty.py").write_text(
+        "from torch import nn\nprint('one')\ndef net(): print('two'); return nn.ReLU()\n"
+    )
+    load_model(f"{tmp_path}/chatty.py:net")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "one\ntwo\n")
+
+
+@pytest.mark.parametrize("made", ["", ".module()"])
+def test_a_function_may_load_an_exported_program(tmp_path, made):
+    net, x = nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8)
+    torch.export.save(torch.export.export(net, (x,)), tmp_path / "program.pt2")
+    (tmp_path / "loads.py").write_text(
+        f"import torch\ndef net(): return torch.export.load('{tmp_path}/program.pt2'){made}\n"
+    )
+    model = load_model(f"{tmp_path}/loads.py:net")
+    torch.testing.assert_close(model(x), net(x))
+
+
+def test_a_model_of_a_file_may_stand_there_made(tmp_path):
+    (tmp_path / "made.py").write_text("from torch import nn\nnet = nn.Conv2d(3, 4, 3)\n")
+    assert isinstance(load_model(f"{tmp_path}/made.py:net"), nn.Conv2d)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "says"),
+    [
+        ("timm:resnet18", ["timm", "torchvision"], "timm"),
+        ("timm:resnet18", ["timm"], "timm"),
+        ("torchvision:resnet18", ["torchvision"], "torchvision"),
+        ("resnet18", ["timm", "torchvision"], "torchvision"),
+    ],
+)
+def test_a_missing_extra_is_named_once(monkeypatch, name, absent, says):
+    for package in absent:
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(nhwc.MissingPackage) as caught:
+        load_model(name)
+    assert str(caught.value) == f"{says} is not installed: pip install 'nhwc[zoo]'."
+
+
+def test_weights(tmp_path):
+    net = nn.Conv2d(3, 4, 3)
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")
+    other = load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+    with pytest.raises(nhwc.InputError, match="does not fit the model: size mismatch"):
+        load_weights_(nn.Conv2d(3, 5, 3), tmp_path / "w.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
+        load_weights_(net, tmp_path / "text.pt")
+
+
+def test_what_begins_as_one_number_shows_errors_afterwards():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.scale = nn.LayerNorm(64), nn.Parameter(torch.full((64,), 1e-6))
+            self.head, self.lazy = nn.Linear(64, 64), nn.LazyLinear(3)
+
+    torch.manual_seed(0)
+    net, again = Net(), Net()
+    for one in (net, again):
+        nn.init.zeros_(one.head.weight)
+        kept = one.head.bias.clone()
+        randomize_constants_(one)
+        assert torch.equal(one.head.bias, kept)
+        assert 0.1 < one.norm.weight.std() < 0.4
+        assert abs(one.norm.weight.mean() - 1) < 0.1
+        assert all(p.std() > 0.05 for p in (one.norm.bias, one.scale, one.head.weight))
+    assert torch.equal(net.head.weight, again.head.weight)
+
+
+def test_random_batch_norm_statistics():
+    net = randomize_batchnorm_(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm1d(8, affine=False)))
+    assert net[0].running_var.std() > 0.1
+    assert net[0].weight.std() > 0.1
+    assert net[1].running_mean.std() > 0.01
+    again = randomize_batchnorm_(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm1d(8, affine=False)))
+    torch.testing.assert_close(net.state_dict(), again.state_dict())
