@@ -19,7 +19,7 @@ PROCESSOR = (
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.name in PROCESSOR:
+        if item.path.parent.name == "tests" and item.path.name in PROCESSOR:
             item.add_marker("processor")
 
 
