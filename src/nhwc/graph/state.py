@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +84,7 @@ class _Contents:
 def _copied(module: nn.Module) -> dict[str, Any]:
     """The attributes of a module, with what is in the containers among them."""
     return {
-        key: _Contents(value, copy.copy(value)) if isinstance(value, _CONTAINERS) else value
+        key: _Contents(value, value.copy()) if isinstance(value, _CONTAINERS) else value
         for key, value in vars(module).items()
     }
 
