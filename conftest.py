@@ -5,21 +5,21 @@ import os
 import pytest
 
 PROCESSOR = (
-    "test_cases_seeing.py",
-    "test_half.py",
-    "test_operators.py",
-    "test_optimize.py",
-    "test_plan_native.py",
-    "test_rules.py",
-    "test_strict.py",
-    "test_training_step.py",
+    "audit/test_cases_seeing.py",
+    "audit/test_strict.py",
+    "ops/test_operators.py",
+    "ops/test_rules.py",
+    "optimize/test_half.py",
+    "optimize/test_optimize.py",
+    "plan/test_native.py",
+    "train/test_step.py",
 )
 """Files of tests whose truths and kernels are the processor's; other tests are marked singly."""
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent.name == "tests" and item.path.name in PROCESSOR:
+        if item.path.as_posix().endswith(tuple(f"/tests/{name}" for name in PROCESSOR)):
             item.add_marker("processor")
 
 

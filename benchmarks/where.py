@@ -16,11 +16,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
-from nhwc._ops.windows import places
 
 import nhwc
 from nhwc._optimize.report import LayerReport, OptimizeReport
 from nhwc.machine.environment import Environment
+from nhwc.operators.windows import places
 
 from .kernels import peak_gflops
 

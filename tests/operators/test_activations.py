@@ -2,14 +2,6 @@
 
 import pytest
 import torch
-from nhwc._ops.activations import (
-    FUNCTIONS,
-    MODULES,
-    Activation,
-    in_onednn,
-    in_torch,
-    of_module,
-)
 from torch import nn
 
 from nhwc._ops import activations
@@ -18,6 +10,14 @@ from nhwc.kernels.layers.activations import code_of
 from nhwc.kernels.layers.elementwise import activation_step
 from nhwc.kernels.tape.invoke import Call
 from nhwc.kernels.tape.steps import View
+from nhwc.operators.activations import (
+    FUNCTIONS,
+    MODULES,
+    Activation,
+    in_onednn,
+    in_torch,
+    of_module,
+)
 
 SETTINGS = {
     nn.Hardtanh: [(-1.0, 1.0), (0.0, 6.0)],
