@@ -23,11 +23,13 @@ def _add_one(e, a, thread, threads):
 
 
 ROOT = Path(__file__).parents[3]
+PATIENCE_S = 300
+"""For processes that others may keep from the core."""
 
 
 def python(code):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S
     )
 
 
@@ -116,7 +118,7 @@ def test_several_processes_at_once(tmp_path, monkeypatch):
     code = "from tests.kernels.language.test_compiler import ADD_ONE, works\n"
     code += "assert works(ADD_ONE.address)"
     running = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait(PATIENCE_S) for process in running] == [0] * 4
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 
