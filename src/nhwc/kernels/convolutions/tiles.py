@@ -15,10 +15,9 @@ the same element of the filters. So 36 matrix products take the place of the con
                          +--> `emit_output`: 4 x 4 pixels of each tile, finished and stored
 
 `_emit_input` transforms a vector of channels at a time, and writes the 36 elements in the
-micro-kernel's chunks. A tile at the border is first copied, with
-zeros beside the image, to a patch of its own. `emit_output` (tile_outputs.py) reads the 36
-sums of a vector of filters and finishes 4 x 4 pixels: what comes after the convolution costs no
-memory traffic of its own.
+micro-kernel's chunks. A tile at the border is first copied, with zeros beside the image, to a patch
+of its own. `emit_output` (tile_outputs.py) reads the 36 sums of a vector of filters and finishes
+4 x 4 pixels: what comes after the convolution costs no memory traffic of its own.
 
 The loop over panels is around the products and the way back, so that sums are of one panel alone
 and stay in the second-level cache, as do the packed tiles of the block, which every panel reads.

@@ -30,8 +30,8 @@ What is multiplied was packed for it:
 - weights, in panels: [inner][columns]; the last panel is as many vectors wide as it needs, and
   filled with zeros.
 
-Registers have no numbers that a loop could count: there is a function for each number of rows and
-for each width of a panel, in steps of the `least` vector. `TILE` is the door to all of them: a
+No loop can run over registers: there is a function for each number of rows and for each width of a
+panel, in steps of the `least` vector. `TILE` is the door to all of them: a
 kernel of its own, compiled once, which convolutions call through its address (`TileCall`).
 """
 
