@@ -1,4 +1,4 @@
-"""How the time grows with the batch, the image and the threads.
+"""Measure how the time changes with the batch, the image and the threads.
 
     python benchmarks/curve.py -o benchmarks/results/curve.json
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def table(result: Benchmark) -> str:
-    """Milliseconds for a million pixels, which stay level where the time grows in proportion."""
+    """Tabulate the times; those per million pixels are constant where time grows in proportion."""
     lines = [
         "| model | batch | image | threads | " + " | ".join(f"{v} ms" for v in VARIANTS) + " | "
         "optimized, ms per megapixel |",

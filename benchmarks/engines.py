@@ -33,7 +33,7 @@ def main() -> int:
     rest = ["--variants", args.variants, "--batch", args.batch, "--seconds", args.seconds]
     rest += ["--threads", args.threads] if args.threads else []
     rest += ["--resume", "-o", str(args.output), "--format", "json"]
-    # Suites know the image size of their models; what two of them share is measured once.
+    # Suites know the image size of their models; a case that two of them share is measured once.
     whole = [args.models] if args.models else [["--suite", name] for name in ("icelake", "volta")]
     status = 0
     for what in whole:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def table(result: Benchmark) -> str:
-    """Milliseconds per engine, and how far ahead nhwc is of the best of the others."""
+    """Tabulate milliseconds per engine, and the best other engine's time over nhwc's."""
     variants = [v for v in result.variants if v != "optimized"]
     lines = ["| model | " + " | ".join([*variants, "optimized", "ahead", "error"]) + " |"]
     lines.append("|---" * (len(variants) + 4) + "|")

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 HARM = "nhwc_fuzz_harm"
-"""The module that planted code imports. There is none; whoever tries has run the code."""
+"""The module that planted code imports. It does not exist; an attempt shows that the code ran."""
 
 _PATIENCE_S = 60
 _MEMORY = 8 << 30
@@ -241,7 +241,7 @@ def save_models(folder: Path) -> None:
 
 
 class Watch:
-    """An audit hook: what happened that no load does."""
+    """An audit hook that records events that no load should cause."""
 
     def __init__(self, folder: Path) -> None:
         self.seen: list[str] = []
@@ -284,7 +284,7 @@ def work(folder: Path, seed: int, first: int) -> None:
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = {one.name: nhwc.load(folder / f"{one.name}.nhwc")(x) for one in files}
-    # What a virtual address space has beside memory is much: only what is taken from now on counts.
+    # Much of the address space is not memory, so the limit counts only what is added from now on.
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + _MEMORY, taken + _MEMORY))
     watch = Watch(folder)
@@ -293,7 +293,7 @@ def work(folder: Path, seed: int, first: int) -> None:
         kind, case = draw.choices((file_case, memory_case, kernel_case), (90, 9, 1))[0], ""
         print(json.dumps({"case": number, "begins": kind.__name__}), flush=True)
         watch.seen.clear()
-        # Where a case that takes too long is, the worker's stderr says.
+        # The worker's stderr then shows where a case hangs.
         faulthandler.dump_traceback_later(_PATIENCE_S - 5)
         try:
             with torch.no_grad():
@@ -305,7 +305,7 @@ def work(folder: Path, seed: int, first: int) -> None:
 
 
 def file_case(folder: Path, files: list[Saved], _: Any, x: Any, draw: random.Random) -> str:
-    """A saved file with a few places of its header changed."""
+    """Load a saved file with a few places of its header changed: it is refused or loads."""
     import nhwc
 
     saved = draw.choice(files)
@@ -318,7 +318,7 @@ def file_case(folder: Path, files: list[Saved], _: Any, x: Any, draw: random.Ran
         loaded = nhwc.load(path)
     except nhwc.FileError as error:
         return "refused" if str(error).isprintable() else f"no line of text: {error!r}"
-    # An unplanned model may take as long as its author likes; a planned one has been reckoned.
+    # Only planned models are called: an unplanned one may take as long as its author likes.
     if loaded.recipes:
         with contextlib.suppress(Exception):
             loaded(x)
@@ -328,7 +328,7 @@ def file_case(folder: Path, files: list[Saved], _: Any, x: Any, draw: random.Ran
 def memory_case(
     folder: Path, files: list[Saved], expected: dict[str, Any], x: Any, draw: random.Random
 ) -> str:
-    """The memory of measurements changed: a model that is loaded by it is still right."""
+    """Change the stored measurements: a model that is loaded by them must still be right."""
     [path] = (folder / "cache" / "plans").glob("*.json")
     before = path.read_bytes()
     data = json.loads(before)
@@ -344,7 +344,7 @@ def memory_case(
 def kernel_case(
     folder: Path, files: list[Saved], expected: dict[str, Any], x: Any, draw: random.Random
 ) -> str:
-    """The files of two kernels changed for one another, or damaged: they are compiled again."""
+    """Replace one kernel's file by another's, or damage it: it must be compiled again."""
     from nhwc.kernels import compiler
 
     paths = sorted((folder / "cache" / "kernels").glob("*.o"))
@@ -372,7 +372,7 @@ def _is_right(folder: Path, name: str, expected: dict[str, Any], x: Any) -> str:
 
 @dataclass
 class Figures:
-    """What became of the cases."""
+    """Counts of the outcomes, and the failures in words."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -398,7 +398,7 @@ def run(
     first: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Figures:
-    """Run cases for so long, or so many, and count what became of them."""
+    """Run `cases` cases, for `seconds` at most, and count their outcomes."""
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="nhwc-fuzz-") as name:
         folder = Path(name)

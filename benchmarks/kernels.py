@@ -108,7 +108,7 @@ class Row:
 
 
 def candidates(spec, x, weight, bias):
-    """Functions of no argument, by name: oneDNN's, then ours."""
+    """Return functions of no argument, by name: oneDNN's, then ours."""
     settings = (list(spec.padding), list(spec.stride), list(spec.dilation), spec.groups)
     packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *settings, list(x.shape))
     pointwise = torch.ops.mkldnn._convolution_pointwise
@@ -126,14 +126,14 @@ def candidates(spec, x, weight, bias):
 
 
 def run(call, x, shape):
-    """What the operator does, without its checks, which a tape makes once."""
+    """Call a kernel as the operator does, without the checks, which a tape makes once."""
     y = torch.empty_strided(shape, strides_of(shape, Format.CHANNELS_LAST))
     call({"x": x, "y": y})
     return y
 
 
 def measure(spec, rounds):
-    """The least seconds by kernel: what else runs can only add. Compared with float64 first."""
+    """Return the least seconds and the error of each kernel; other programs only add to times."""
     x = torch.randn(spec.n, spec.h, spec.w, spec.c).permute(0, 3, 1, 2)
     weight = torch.randn(spec.k, spec.c // spec.groups, spec.r, spec.s) / spec.depth**0.5
     bias = torch.randn(spec.k)

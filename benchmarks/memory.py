@@ -59,7 +59,7 @@ def row(model: str, peaks: dict[str, int]) -> list[str]:
 
 
 def peaks_of(work: str, model: str, cache: Path) -> dict[str, int]:
-    # Kernels are measured anew: from memory it would be too easy.
+    # Forget plans, so that kernels are measured anew, which takes memory.
     shutil.rmtree(cache / "plans", ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", "--child", work, model],
@@ -112,7 +112,7 @@ def child(work: str, name: str) -> None:
 
 
 def bench_peak(nhwc: Any, model: Any) -> int:
-    """The size of the largest process that a bench of `model` has."""
+    """Return the size of the largest process of a bench of `model`."""
     sizes, over = [0], threading.Event()
 
     def look() -> None:
@@ -128,7 +128,7 @@ def bench_peak(nhwc: Any, model: Any) -> int:
 
 
 def largest_descendant() -> int:
-    """The peak size so far of the largest process that this one has started, or those have."""
+    """Return the peak size so far of the largest among this process's descendants."""
     sizes, parents = {}, {}
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, KeyError):

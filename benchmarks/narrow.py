@@ -23,7 +23,7 @@ LIBRARIES = {
     "onnxruntime": ("capi/onnxruntime_pybind11_state*.so",),
     "openvino": ("libs/libopenvino.so*", "libs/libopenvino_intel_cpu_plugin.so"),
 }
-"""Where the packages have kernels."""
+"""The libraries of each package that hold its kernels."""
 
 CPUID, TRAP = b"\x0f\xa2", b"\xcc\x90"
 
@@ -64,7 +64,7 @@ def _copy(package: str, names: tuple[str, ...], folder: Path) -> None:
 
 
 def _places(library: Path) -> list[int]:
-    """Where in the file a `cpuid` is, of the code that objdump reads."""
+    """Return the offset in the file of every `cpuid` that objdump disassembles."""
     places, difference = [], 0
     listing = ["objdump", "-d", "--no-show-raw-insn", "--file-offsets", str(library)]
     with subprocess.Popen(listing, stdout=subprocess.PIPE, text=True) as process:

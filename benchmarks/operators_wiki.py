@@ -1,4 +1,4 @@
-"""What the community's list of 2022 says of the CPU, beside a table measured with `nhwc ops`.
+"""Compare the community's list of 2022, for the CPU, with a table measured by `nhwc ops`.
 
     nhwc ops -o table.json
     python benchmarks/operators_wiki.py table.json > docs/operators-wiki-2022.md
@@ -36,7 +36,7 @@ TODAY = {
     "fill_": "fill",
     "round": "round",
 }
-"""What has another name in the table."""
+"""Operators that have another name in the table."""
 
 GOOD = (Outcome.KEEPS, Outcome.VIEW)
 

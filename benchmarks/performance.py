@@ -26,7 +26,7 @@ SHOWN = ("resnet18", "resnet50", "mnasnet1_0", "shufflenet_v2_x1_0", "densenet12
 
 TARGETS = {"vgg": 2.0, "resnet18": 1.5, "resnet34": 1.5, "resnet50": 1.2}
 TARGETS |= dict.fromkeys(("mobilenet", "mnasnet", "shufflenet"), 1.1)
-"""What is aimed at, by how the model's name begins; 1.0 for the others."""
+"""The ratio aimed at, by the beginning of the model's name; 1.0 for the others."""
 
 
 def main() -> None:
@@ -205,7 +205,7 @@ SECTIONS = (
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
 )
-"""What else there is to show, where it has been measured: title, words, file, how it is shown."""
+"""Further sections, each shown if measured: title, words, file of results, renderer."""
 
 
 def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
@@ -245,7 +245,7 @@ def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
 
 
 def claims(rows: list[Row], batch: int) -> str:
-    """What was published about plain channels last, beside what it does here."""
+    """List the published gain of plain channels last, and how each model compares with it here."""
     counted: dict[str, list[str]] = {}
     for row in rows:
         counted.setdefault(row.judgement, []).append(row.case.model)

@@ -1,4 +1,4 @@
-"""Where the time of an optimized model goes, kind of layer by kind of layer.
+"""Show where an optimized model spends its time, by kind of layer.
 
     python -m benchmarks.where resnet50 mobilenet_v2
 
@@ -31,7 +31,7 @@ _CONVOLUTION = re.compile(
 
 
 def kind_and_gflop(layer: LayerReport) -> tuple[str, float]:
-    """What sort of work a layer is, and how much of it there is in a direct sum."""
+    """Return the kind of a layer, and the GFLOP of its direct sum."""
     found = _CONVOLUTION.match(layer.what)
     if not found:
         return layer.what.split()[0], 0.0

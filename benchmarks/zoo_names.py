@@ -22,7 +22,7 @@ SIZES = Path(__file__).parent / "results" / "zoo_sizes.json"
 
 
 def main() -> None:
-    """Count the parameters of every model, without memory for any."""
+    """Count the parameters of every model, without allocating them."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with torch.device("meta"):
         counts = {n: sum(p.numel() for p in load_model(n).parameters()) for n in every_name()}
@@ -42,13 +42,13 @@ def names() -> list[str]:
 
 @cache
 def sizes_known() -> dict[str, int]:
-    """How many parameters each model has."""
+    """Return the number of parameters of each model."""
     counts: dict[str, int] = json.loads(SIZES.read_text())
     return counts
 
 
 def home(name: str) -> str:
-    """The file of timm that a model is in; models of torchvision have the one home."""
+    """Return the module of timm that a model is in; all of torchvision's models count as one."""
     if not name.startswith("timm:"):
         return "torchvision"
     import timm

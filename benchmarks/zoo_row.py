@@ -30,7 +30,7 @@ from nhwc.models.vision import import_torchvision
 from nhwc.verify import Truth, observe, random_inputs
 from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_
 
-# Here, so that the rows forked from a process with this module need not do it each.
+# Imported once, in the process from which rows are forked, instead of in each row.
 import_torchvision()
 timm: Any = importlib.import_module("timm")
 
@@ -41,7 +41,7 @@ CLIPS = ((8, 64), (16, 64), (16, 112), (32, 64), (16, 224))
 
 @dataclass(frozen=True)
 class Limits:
-    """What the process of a row may take."""
+    """Limits on what the process of a row may use."""
 
     bytes: int
     processor_s: int
@@ -49,7 +49,7 @@ class Limits:
 
 
 def say_row(name: str, said: str, limits: Limits) -> None:
-    """Say the row of a model in the last line of the file `said`, within the limits."""
+    """Write the row of a model as the last line of the file `said`, within the limits."""
     resource.setrlimit(resource.RLIMIT_DATA, (limits.bytes, limits.bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s + 5))
     torch.set_num_threads(limits.threads)
@@ -119,7 +119,7 @@ def fill(row: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def small_model(name: str) -> nn.Module:
-    """The model; one of timm's for a fixed size of image is made for a small one, if it can be."""
+    """Build the model; a model of timm's with a fixed image size gets a small one if it can."""
     in_timm = name.removeprefix("timm:")
     if in_timm == name or not timm.get_pretrained_cfg(in_timm).fixed_input_size:
         return load_model(name)
@@ -134,7 +134,7 @@ def small_model(name: str) -> nn.Module:
 
 
 def wake_(model: nn.Module) -> None:
-    """A head or a scale of zeros would hide everything before it, and so would a threshold."""
+    """Replace zeros and score thresholds, which would hide everything before them."""
     for module in model.modules():
         if hasattr(module, "score_thresh"):
             module.score_thresh = 0.0  # type: ignore[assignment]
@@ -146,14 +146,14 @@ def wake_(model: nn.Module) -> None:
 
 
 def shrink_(model: nn.Module) -> None:
-    """Detectors scale what they are given up to 800 pixels; a few are enough here."""
+    """Have detectors scale images to 128 pixels, not 800: that is enough here."""
     for module in model.modules():
         if hasattr(module, "min_size") and hasattr(module, "image_mean"):
             module.min_size = (128,)  # type: ignore[assignment]
 
 
 def smallest_inputs(name: str, model: nn.Module) -> tuple[str, tuple[Any, ...]]:
-    """The family of the model and the first of some inputs that it accepts."""
+    """Return the family of the model, and the smallest input tried that it accepts."""
     error: Exception | None = None
     family = family_of(name)
     for inputs in candidates(family, name, model):
@@ -198,7 +198,7 @@ def candidates(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, 
 
 
 def lost(model: nn.Module, inputs: tuple[Any, ...]) -> int | str:
-    """How many calls lose channels last, or why nobody can tell."""
+    """Return how many calls lose channels last, or why the audit failed."""
     try:
         return sum(len(finding.calls) for finding in nhwc.audit(model, *inputs).lost)
     except nhwc.NhwcError as error:
@@ -234,7 +234,7 @@ def saved_and_loaded(truth: Truth, model: nn.Module, fast: nn.Module) -> str:
 
 
 def digest(model: nn.Module) -> str:
-    """The same for a model nobody touched: values, strides, flags."""
+    """Hash values, strides and flags: an equal hash means that the model was not changed."""
     found = hashlib.sha256()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):

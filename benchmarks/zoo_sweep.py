@@ -38,14 +38,14 @@ from .zoo_tables import Row, html, markdown, summary
 RESULTS = Path(__file__).parent / "results" / "zoo_sweep.json"
 
 SERVER = multiprocessing.get_context("forkserver")
-"""Processes are forked where torch, torchvision and timm are imported already."""
+"""Forks processes from one that has imported torch, torchvision and timm."""
 
 _WAITING = 10
-"""How many times its processor time a model may take on a machine that is busy otherwise."""
+"""The limit in real time, as a multiple of that in processor time: the machine may be busy."""
 _COPIES = 4
-"""How many times its weights a model takes at least: ViT-H/14, 2.5 GB, did not do with 10 GB."""
+"""The least memory of a row, as a multiple of the weights: 10 GB were too little for 2.5 GB."""
 _BEYOND = ("can't allocate memory", "Cannot allocate memory", "MemoryError", "bad_alloc")
-"""What stands in the reason of a row whose process wanted more memory than it might have."""
+"""Phrases in the reason of a row whose process exceeded its limit of memory."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
-    """The row of one model, from a process of its own; None if it is too late to start one."""
+    """Make the row of one model in a process of its own; None if it is too late to start one."""
     if time.monotonic() > end:
         return None
     weights = sizes_known().get(name, 0) * 4e-9
@@ -119,7 +119,7 @@ def one_row(name: str, args: argparse.Namespace, end: float) -> Row | None:
 
 
 def keep(rows: Mapping[str, Row], path: Path) -> None:
-    """Write the rows, and beside them what people read."""
+    """Write the rows, and beside them a table and a page for people."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(rows))

@@ -1,4 +1,4 @@
-"""What the sweep found, as a table in Markdown and as a page to filter."""
+"""The findings of the sweep, as a table in Markdown and as a page to filter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def summary(rows: Mapping[str, Row]) -> str:
 
 
 def remarked(rows: Mapping[str, Row]) -> str:
-    """How many of the right ones are not all that one would wish."""
+    """Count the remarks on models that are right."""
     right = [row for row in rows.values() if row["outcome"] == "right"]
     counts = Counter(remark for row in right for remark in remarks(row))
     parts = [f"{n} {remark}" for remark, n in counts.most_common()]
@@ -57,13 +57,13 @@ def markdown(rows: Mapping[str, Row]) -> str:
 
 
 def html(rows: Mapping[str, Row]) -> str:
-    """One file that loads nothing."""
+    """Render the page, as one file that loads no other."""
     data = [told(name, row) for name, row in sorted(rows.items())]
     return page("zoo", "nhwc: the zoo", data, folder=Path(__file__).parent / "templates")
 
 
 def told(name: str, row: Row) -> dict[str, Any]:
-    """A row in words."""
+    """Put a row into words."""
     lost = [row.get("lost_before"), row.get("lost_after")]
     shapes = Counter("x".join(map(str, shape)) for shape in row.get("input", ()))
     return {
@@ -81,7 +81,7 @@ def told(name: str, row: Row) -> dict[str, Any]:
 
 
 def remarks(row: Row) -> list[str]:
-    """What is not as one would wish, in the words that the page filters by."""
+    """List the shortcomings of a row, in the words that the page filters by."""
     found = {
         "still lose the format": isinstance(row.get("lost_after"), int) and row["lost_after"] > 0,
         "not traced whole": bool(row.get("opaque")),
@@ -93,7 +93,7 @@ def remarks(row: Row) -> list[str]:
 
 
 def _notes(row: Row) -> list[str]:
-    """Whatever is not as one would wish, with its reason, cut short."""
+    """List the reasons for the shortcomings of a row, cut short."""
     notes = [row.get("reason", ""), row.get("why", "")]
     notes += [n for n in (row.get("lost_before"), row.get("lost_after")) if isinstance(n, str)]
     if row.get("left_count"):

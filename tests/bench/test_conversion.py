@@ -1,4 +1,4 @@
-"""Engines that read files of their own: converted elsewhere, for no longer than they may take."""
+"""Engines that read files of their own: converted in another process, under a time limit."""
 
 import os
 import runpy

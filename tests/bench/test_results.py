@@ -1,4 +1,4 @@
-"""What a benchmark returns: read back as written, judged as measured."""
+"""Results of a benchmark: read back as written, judged as measured."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Files of the cache: ours alone, or not used, and what they say is believed only if it fits."""
+"""Files of the cache are used only if they are ours alone and their content fits."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Weights that only rare calls read lie in a file: tensors like any other, and no memory taken."""
+"""Weights that are rarely read lie in a file: tensors like any other that take no memory."""
 
 import copy
 import io

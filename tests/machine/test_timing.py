@@ -1,4 +1,4 @@
-"""What may be said of times: no difference where there is none, and none overlooked."""
+"""Verdicts on times: no difference where there is none, and none overlooked."""
 
 import numpy
 import pytest

@@ -1,4 +1,4 @@
-"""How the table is shown: the page in a real browser, the terminal, Markdown, the command line."""
+"""The table as shown: the page in a real browser, the terminal, Markdown, the command line."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Operators that kill their process: what is lost, what is found, and who is blamed."""
+"""Operators that kill their process: the results lost and kept, and the step to blame."""
 
 import os
 import textwrap

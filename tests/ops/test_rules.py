@@ -1,4 +1,4 @@
-"""The rules of memory formats hold here; and a rule that does not is told."""
+"""The rules of memory formats hold here, and one that does not is reported."""
 
 import torch
 

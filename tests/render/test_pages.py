@@ -1,4 +1,4 @@
-"""What holds for every page: it fits a phone, can be read, and is reached by the keyboard alone."""
+"""Every page fits a phone, can be read, and can be used by the keyboard alone."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """Run under torchrun: real DistributedDataParallel training steps, one after the other.
 
-Writes what each process saw of each: warnings, strides of weights and gradients, the gradients.
+Writes the findings of each process: warnings, strides of weights and gradients, the gradients.
 """
 
 import os

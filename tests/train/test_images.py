@@ -1,4 +1,4 @@
-"""Folders that are what they should be, and all the ways in which they are not."""
+"""Folders of images: valid ones, and every way in which one can be invalid."""
 
 import numpy as np
 import pytest

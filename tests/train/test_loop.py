@@ -1,4 +1,4 @@
-"""Whole runs in one process: the same numbers whatever happens on the way."""
+"""Whole runs in one process: they give the same numbers even if stopped and resumed."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What got slower between two runs."""
+"""Compare two runs of a benchmark, to find what got slower."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Changes:
 
     @property
     def same_machine(self) -> bool:
-        """Whether hardware is equal, so that a change is the software's."""
+        """Whether both runs had the same hardware, so that only software explains a change."""
         parts = ("processor", "instruction_set", "cores", "device")
         return all(getattr(self.before, part) == getattr(self.after, part) for part in parts)
 
@@ -64,7 +64,7 @@ class Changes:
 
 
 def compare(old: Benchmark, new: Benchmark) -> Changes:
-    """Hold two runs against each other, case by case. Their turns are no pairs: intervals widen."""
+    """Compare two runs case by case. Their turns are not paired, so the intervals are wider."""
     earlier = {row.case: row for row in old.rows}
     changes = []
     for row in new.rows:

@@ -17,18 +17,18 @@ from .engines import find_engine
 from .results import Case, Measurement, Published, Row
 
 REST_S = 0.02
-"""Between two bursts: idle threads of the last engine spin for a while after its last call."""
+"""The pause between two bursts: an engine's idle threads spin for a while after its last call."""
 
 BURST_S = 0.1
 MOST_CALLS = 20
 FEWEST, MOST = 9, 25
-"""Turns of each: fewer say nothing, more are worth nothing."""
+"""Limits on the turns of each variant: fewer prove nothing, more add nothing."""
 
 PATIENCE_S = 900.0
-"""After so long without an answer a worker is ended: one that hangs must not stop a suite."""
+"""A worker that is silent for this long is ended: one that hangs must not stop a suite."""
 
 CONVERSION_S = 600.0
-"""How long an engine's converter may take: some need minutes for a large model, some for ever."""
+"""The time limit of a converter: some need minutes for a large model, some never end."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Side:
             self.worker.send(request)
 
     def receive(self, patience_s: float | None = None) -> dict[str, Any]:
-        """The worker's answer; a failure is noted, and the answer is empty."""
+        """Return the worker's answer; on failure, note the reason and return an empty one."""
         if self.worker is None or self.failure:
             return {}
         try:
@@ -71,7 +71,7 @@ class _Side:
 
     @property
     def calls(self) -> int:
-        """How many calls a turn keeps: a tenth of a second's worth."""
+        """The number of calls in a turn: a tenth of a second's worth, `MOST_CALLS` at most."""
         return max(1, min(MOST_CALLS, round(BURST_S / float(self.facts["seconds"]))))
 
     @property
@@ -100,7 +100,7 @@ def measure(
     sent: bytes = b"",
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Row, bool]:
-    """Measure one case for about so many seconds; also say whether Ctrl-C cut it short."""
+    """Measure one case for about `seconds`; also return whether Ctrl-C cut it short."""
     tell = progress or (lambda doing, share: None)
     sides = [_Side(variant) for variant in task.variants]
     row = Row(task.case, published=task.published)
@@ -116,7 +116,7 @@ def measure(
             row = dataclasses.replace(row, failure=str(error))
         except KeyboardInterrupt:
             interrupted = True
-    # A round that was cut short has no partner for its samples.
+    # Drop a round that was cut short: its samples lack their partners.
     running = [len(side.turns) for side in sides if not side.failure]
     rounds = min(running, default=0)
     if not row.failure:
@@ -146,7 +146,7 @@ def _set_up(
     nursery = stack.enter_context(Nursery("nhwc._bench.worker", threads=case.threads))
     with nursery.worker() as process:
         judge = _Side("", process)
-        # All import and build at the same time: nothing is timed yet.
+        # All processes import and build at the same time, because nothing is timed yet.
         for side in able:
             side.worker = stack.enter_context(nursery.worker())
         for side in (judge, *able):
@@ -175,7 +175,10 @@ def _set_up(
 def _convert(
     side: _Side, nursery: Nursery, order: dict[str, Any], request: dict[str, Any]
 ) -> float:
-    """Convert the model for an engine that reads files, in a process that ends with its mess."""
+    """Convert the model for an engine that reads files; return the seconds that it took.
+
+    The converter has a process of its own, so that its memory is free before anything is timed.
+    """
     if side.failure or find_engine(side.variant).convert is None:
         return 0.0
     with nursery.worker() as process:
@@ -195,7 +198,7 @@ def _take_turns(sides: Sequence[_Side], seconds: float, tell: Callable[[str, flo
     fitting = math.floor(seconds / sum(side.turn_s for side in able))
     rounds = max(FEWEST, min(MOST, fitting))
     for turn in range(rounds):
-        # Each round starts with another: a fixed order would favour who follows a light one.
+        # Each round starts with another variant: a fixed order favours one after a light one.
         shift = turn % len(able)
         for side in [*able[shift:], *able[:shift]]:
             tell(f"{side.variant}, turn {turn + 1} of {rounds}", 0.5 + 0.5 * turn / rounds)

@@ -1,4 +1,4 @@
-"""How much memory a run takes: the peak of the process, counted from a moment we choose."""
+"""The peak memory of a run: that of its process, counted from a chosen moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def reset_peak(device: str = "cpu") -> None:
-    """Forget earlier peaks, after giving back to the system what is free."""
+    """Return free memory to the system, then forget earlier peaks."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
@@ -27,14 +27,14 @@ def reset_peak(device: str = "cpu") -> None:
 
 
 def peak_bytes(device: str = "cpu") -> int | None:
-    """The most memory held since `reset_peak`; None where the system does not tell."""
+    """Return the most memory held since `reset_peak`; None where the system does not report it."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     return _status("VmHWM")
 
 
 def resident_bytes(device: str = "cpu") -> int | None:
-    """The memory held now."""
+    """Return the memory held now; None where the system does not report it."""
     if device.startswith("cuda"):
         return torch.cuda.memory_allocated(device)
     return _status("VmRSS")

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 
 def propagation(model: nn.Module, inputs: Sequence[Tensor]) -> str:
-    """`clean`, how many calls lost the format, or that no image is at work."""
-    # Asked as a user would ask: the verbs stand side by side and know nothing of one another.
+    """Say `clean`, how many calls lost the format, or why there is no such answer."""
+    # Called through the public interface, because the verbs must not import one another.
     import nhwc
 
     try:
         report = nhwc.audit(model, *inputs, convert=True)
     except Exception:
-        # A run is worth measuring also where nobody can say what it does to the format.
+        # A model that cannot be audited is still worth timing.
         return "not audited"
     lost = sum(len(finding.calls) for finding in report.lost)
     if not lost:

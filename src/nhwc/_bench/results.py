@@ -1,4 +1,4 @@
-"""What a benchmark returns: cases, measurements, rows. Raw times are kept, the rest is derived."""
+"""The result of a benchmark: cases, measurements, rows. Raw times are stored, the rest derived."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Case:
 class Measurement:
     """One variant of one case: its times, turn by turn, or why there are none.
 
-    `error` is the largest difference from a float64 run, over that run's largest value; no variant
-    is timed whose error is above what the case allows. `peak_bytes` is what the process holds
-    while it runs beyond what it held before the model was built; set-up is not counted in it.
+    `error` is the largest difference from a float64 run, divided by that run's largest value; a
+    variant with a larger error than the case allows is not timed. `peak_bytes` is the peak while
+    it runs, less the memory held before the model was built; the peak of set-up does not count.
     """
 
     variant: str
@@ -66,12 +66,12 @@ class Measurement:
 
     @property
     def samples(self) -> Samples:
-        """Every call that was kept."""
+        """The seconds of every call that was kept."""
         return Samples(tuple(second for turn in self.turns for second in turn))
 
     @property
     def per_turn(self) -> Samples:
-        """The median of each turn: what pairs with the same turn of another variant."""
+        """The median of each turn, which pairs with that of the same turn of another variant."""
         return Samples(tuple(Samples(turn).median_s for turn in self.turns))
 
     @property
@@ -147,7 +147,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Rows measured in one environment. `interrupted` says that more had been asked for."""
+    """Rows measured in one environment. `interrupted` means that some cases are missing."""
 
     environment: Environment
     rows: tuple[Row, ...] = ()
@@ -180,7 +180,7 @@ class Benchmark:
 
     @classmethod
     def from_dict(cls, data: Any) -> Benchmark:
-        """Read what `to_dict` wrote; FileError where it is something else."""
+        """Read what `to_dict` wrote; raise FileError for anything else."""
         if not isinstance(data, dict) or data.get("kind") != "bench":
             raise FileError("this is no result of nhwc bench. Write one with -o FILE.json.")
         if data.get("schema") != SCHEMA:

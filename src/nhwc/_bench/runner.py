@@ -24,12 +24,12 @@ from .results import Benchmark, Case, Row
 Model = str | nn.Module | ExportedProgram
 
 SECONDS = 10.0
-"""How long the turns of one case take together, set-up apart."""
+"""The time for all turns of one case, without set-up."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a benchmark is: what it does, and how much of the whole is done."""
+    """The state of a benchmark: what it is doing, and the share of the whole that is done."""
 
     case: Case
     doing: str
@@ -38,7 +38,7 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """How long it will still take at this pace; None before there is one."""
+        """The seconds left at the present pace; None until 2 % are done."""
         return self.elapsed_s * (1 - self.share) / self.share if self.share > 0.02 else None
 
 
@@ -64,10 +64,10 @@ def bench(
     >>> len(result.rows[0].comparison("channels_last", "eager").interval)
     2
 
-    A model is a name as on the command line, a module or an exported program; it is sent to the
-    processes as it is.
-    `batches` and `threads` measure every combination; the variant "all" stands for every engine
-    that is installed. Ctrl-C returns what was measured so far, with `interrupted` set.
+    A model is a name as on the command line, a module or an exported program; the last two are
+    sent to the processes as they are. `batches` and `threads` measure every combination; the
+    variant "all" stands for every engine that is installed. Ctrl-C returns what was measured so
+    far, with `interrupted` set.
     """
     several = isinstance(model, Sequence) and not isinstance(model, str)
     models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchma
             f"cannot resume: that was measured on {done.environment}, this is {here}. "
             "Measure it anew, into another file."
         )
-    # What Ctrl-C cut short has fewer turns than its verdicts deserve: it is measured again.
+    # A row that Ctrl-C cut short has too few turns for a verdict, so it is measured again.
     whole = done.rows[:-1] if done.interrupted and _cut_short(done) else done.rows
     return dataclasses.replace(done, rows=whole)
 
@@ -182,10 +182,10 @@ def _names_and_bytes(models: Sequence[Model]) -> tuple[list[str], dict[str, byte
 
 
 def _pickled(model: nn.Module | ExportedProgram) -> bytes:
-    """A copy of the model for other processes, which import its class by name.
+    """Pickle the model for other processes, which import its class by name.
 
-    What lives in a script or notebook has no name there; cloudpickle, where it is installed,
-    sends the code along.
+    They cannot import a class defined in a script or notebook; cloudpickle, where it is
+    installed, sends its code along.
     """
     try:
         if isinstance(model, (torch.jit.ScriptModule, ExportedProgram)):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 class Step:
     """A training step of `model`, run as `function`, which may be a compiled form of it.
 
-    The loss is cross entropy against random classes, summed over the outputs. In mixed precision
-    it is bfloat16 on a CPU; float16 with a scaled loss on CUDA.
+    The loss is cross entropy against random classes, summed over the outputs. Mixed precision is
+    bfloat16 on a CPU, and float16 with a scaled loss on CUDA.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Step:
     ) -> None:
         self.model, self.function, self.inputs, self.amp = model.train(), function, inputs, amp
         self.device = inputs[0].device.type
-        # The weights barely move: every step costs the same, and none runs into infinities.
+        # The rate is so small that weights barely move: each step costs the same, none overflows.
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-7, momentum=0.9)
         self.scaler = torch.amp.GradScaler("cuda", enabled=amp and self.device == "cuda")
 
@@ -41,7 +41,7 @@ class Step:
         return loss.detach()
 
     def check(self) -> list[Tensor]:
-        """Take one step without dropout: the loss, and the norm of all gradients."""
+        """Take one step without dropout; return the loss and the norm of all gradients."""
         with without_dropout(self.model):
             loss = self()
         scale = self.scaler.get_scale()
@@ -51,14 +51,14 @@ class Step:
 
 
 def autocast(device: str, enabled: bool) -> torch.autocast:
-    """Mixed precision as it is used on that device."""
+    """Autocast to the dtype usual on the device: float16 on CUDA, bfloat16 elsewhere."""
     dtype = torch.float16 if device == "cuda" else torch.bfloat16
     return torch.autocast(device, dtype=dtype, enabled=enabled)
 
 
 @contextlib.contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch off what draws random numbers: it draws them in the order of memory."""
+    """Switch off random layers: they draw in the order of memory, so layouts would disagree."""
     random = ("dropout", "droppath", "stochasticdepth", "dropblock")
     found = [
         module
@@ -80,7 +80,7 @@ def _loss(output: Any) -> Tensor:
             return output.float().square().mean()
         wide = output if output.dtype == torch.float64 else output.float()
         shape = (wide.shape[0], *wide.shape[2:])
-        # The same classes for every variant: from a generator of its own.
+        # A generator of its own gives every variant the same classes.
         draw = torch.Generator().manual_seed(0)
         classes = torch.randint(wide.shape[1], shape, generator=draw).to(wide.device)
         return nn.functional.cross_entropy(wide, classes)

@@ -44,7 +44,7 @@ _ICELAKE = (
 class Suite:
     """Models with one published claim about them all; the sources give ranges, no single figures.
 
-    `per_core` makes the batch follow the machine: so many images per core.
+    `per_core`, where set, makes the batch that many images per core of the machine.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Suite:
         device: str = "cpu",
         seed: int = 0,
     ) -> list[Task]:
-        """Every model at every batch and thread count; the variants the claim names are added."""
+        """Return every model at every batch and thread count, with the claim's variants added."""
         claimed = (self.published.before, self.published.after)
         chosen = tuple(dict.fromkeys((*claimed, *variants)))
         own = (self.per_core * available_cores() if self.per_core else self.batch,)
@@ -123,4 +123,4 @@ SUITES = (
         amp=True,
     ),
 )
-"""What others published; `--batch 200 --device cuda` makes `apex` the original comparison."""
+"""The published claims; `--batch 200 --device cuda` makes `apex` the original comparison."""

@@ -1,4 +1,4 @@
-"""What a model should answer: its float64 run, and how far eager float32 strays from it."""
+"""The right answer of a model: its float64 run, and how far eager float32 strays from it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..verify.widened import run_in_float64, widened
 from .step import Step
 
 FACTOR = 20.0
-"""How many times eager's own error an engine may err: others round in other orders."""
+"""An engine's error may be this many times eager's, because engines sum in other orders."""
 
 ROUGH = 5e-2
-"""What mixed precision may err. Who errs more than that in float32 answers at random."""
+"""The error allowed in mixed precision, and at most in float32: beyond it, answers are random."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def find_truth(
         return arrays_of(answer(wide, [x.double() for x in inputs]))
 
     own, exact = arrays_of(answer(model, inputs)), None
-    # Whatever a forward raises in a precision it was not written for: eager is the truth then.
+    # A forward not written for float64 may raise anything; then eager's answer is the truth.
     with contextlib.suppress(Exception):
         exact = exactly(widened(model)) if train else run_in_float64(model, exactly)
     if exact is None:

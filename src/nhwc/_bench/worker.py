@@ -33,11 +33,11 @@ from .step import Step, autocast
 from .truth import Truth, find_truth
 
 WARMUP = 2
-"""Calls after the first one and before the clock counts."""
+"""Calls after the first one that are timed only to plan the turns."""
 
 
 class WrongOutput(Exception):
-    """An engine answered something else than the model would."""
+    """An engine's output differs from the model's by more than the case allows."""
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ class Running:
     resident_before: int | None
 
     def burst(self, calls: int) -> dict[str, Any]:
-        """Time some calls in a row. The first one finds cold caches: it is not kept."""
+        """Time `calls` calls in a row, after an untimed one that warms the caches."""
         seconds = timer_for(self.device)
         training = isinstance(self.call, Step)
         with contextlib.nullcontext() if training else torch.inference_mode():
@@ -77,7 +77,7 @@ def build(case: Case, sent: bytes) -> Built:
     """Build the model by its name, with random batch-norm statistics, or take the one sent."""
     torch.set_num_threads(case.threads)
     if (index := torch.device(case.device).index) is not None:
-        # Events are recorded on the current device, whichever the model is on.
+        # CUDA events are recorded on the current device, even if the model is on another.
         torch.cuda.set_device(index)
     # Imported first, so that it does not count as the model's memory.
     import_torchvision_if_present()
@@ -94,7 +94,7 @@ def build(case: Case, sent: bytes) -> Built:
 
 
 def _received(sent: bytes) -> nn.Module:
-    """The model that the parent sent: TorchScript and exported programs come as their archives."""
+    """Read the model that the parent sent: TorchScript and exported programs come as archives."""
     file = io.BytesIO(sent)
     if not zipfile.is_zipfile(file):
         model: nn.Module = pickle.loads(sent)
@@ -108,7 +108,7 @@ def _received(sent: bytes) -> nn.Module:
 def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:
     """Write the files that the engine reads into a folder of its own."""
     engine, folder = find_engine(request["variant"]), Path(request["folder"])
-    # Converters leave more files than they are asked for.
+    # Converters leave other files in the working directory, too.
     os.chdir(folder)
     start = time.perf_counter()
     with torch.no_grad():
@@ -118,7 +118,7 @@ def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, Any]]:
-    """Set the engine up, and hold its first answer against the truth."""
+    """Set the engine up, and compare its first answer with the truth."""
     case, engine = built.case, find_engine(request["variant"])
     truth = Truth.load(Path(request["truth"]))
     start = time.perf_counter()
@@ -140,7 +140,7 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
     error = truth.error_of(output)
     if not error <= truth.allowed:
         raise WrongOutput(f"wrong output: error {error:.1e}, allowed is {truth.allowed:.1e}")
-    # What the engine copied is its own; the original would only sit in its memory figure.
+    # Only what the engine itself holds on to should count in its memory.
     del built.model, source, output, truth
     running = Running(call, case.device, built.resident_before)
     reset_peak(case.device)
@@ -161,7 +161,7 @@ def _inference(function: Callable[..., Any], arguments: tuple[Any, ...], case: C
 
 
 def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
-    """Write down what the model answers in float64, and say how it propagates its format."""
+    """Save the model's float64 answer, and say how the model propagates its memory format."""
     case = built.case
     clean = "" if case.train else propagation(built.model, built.inputs)
     truth = find_truth(built.model, built.inputs, train=case.train, amp=case.amp)
@@ -170,12 +170,12 @@ def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Import what every worker needs: that takes seconds, and there are as many as variants."""
+    """Import once what every worker needs: it takes seconds, and each variant has a worker."""
     import_torchvision_if_present()
 
 
 def serve(link: Connection) -> None:
-    """Answer requests until the parent hangs up, which it also does by dying.
+    """Answer requests until the parent closes the link or dies.
 
     They come in this order: build; then truth, or convert, or prepare, any number of bursts, and
     finish.
@@ -200,13 +200,13 @@ def serve(link: Connection) -> None:
                 elif request["do"] == "finish" and running:
                     answer = running.finish()
             except Exception as error:
-                # Engines raise what they like; one that fails is a row that says why.
+                # Engines may raise anything; the row of one that fails says why.
                 answer = {"failure": reason_of(error)}
             link.send(answer)
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line that says something, short enough for a table.
+    """Return the first line of the error that is not blank, short enough for a table.
 
     >>> reason_of(ValueError("no such thing\\nand more"))
     'ValueError: no such thing'

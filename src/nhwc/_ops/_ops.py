@@ -18,7 +18,7 @@ from .table import Operator, OperatorTable
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
 
 Progress = Callable[[int, int, str], None]
-"""Called with the operators done, how many in all, and the name of the latest."""
+"""Called with the number of operators done, their total, and the name of the latest."""
 
 
 def ops(
@@ -35,13 +35,13 @@ def ops(
     <Outcome.LOSES: 'loses'>
 
     A name may be short (`grid_sample`), or a pattern (`nn.functional.*pool*`). Speed is measured in
-    the first dtype. Operators run in processes of their own: one that crashes is in the table.
+    the first dtype. Operators run in processes of their own: the table reports one that crashes.
     """
     dtypes = tuple(_check_dtype(dtype) for dtype in dtypes)
     device = str(device)
     start = time.monotonic()
     report = progress or (lambda done, total, title: None)
-    # One process at a time on an accelerator: two would wait for each other, and time each other.
+    # An accelerator gets one process at a time: two would slow each other, and time that.
     count = min(4, available_cores()) if device == "cpu" else 1
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with contextlib.ExitStack() as stack:
@@ -103,7 +103,7 @@ def _check_names(
 
 
 def _notes() -> tuple[str, ...]:
-    """What could not be observed on this torch."""
+    """Say what could not be observed on this torch."""
     image = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     if layout_copies(image.contiguous):
         return ()

@@ -1,4 +1,4 @@
-"""What single calls showed, and the row of the table that they make together."""
+"""The findings of single calls, and the table row that sums them up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .table import ASPECTS, Outcome, Row
 
 @dataclass(frozen=True)
 class Case:
-    """One call: what became of the format, and the reason in words."""
+    """The finding of one call: what happened to the format, and the reason in words."""
 
     dims: int
     aspect: str
@@ -30,7 +30,7 @@ def summarize(cases: Sequence[Case], dtype: str) -> tuple[Row, ...]:
 
 
 def _row(group: Sequence[Case], dtype: str) -> Row:
-    # Calls whose results carry no format do not dilute those whose results do.
+    # Calls whose results have no format of their own count only if there are no others.
     telling = [c for c in group if c.outcome not in (Outcome.NONE, Outcome.VIEW)] or group
     outcomes = {case.outcome for case in telling}
     worst = min(telling, key=lambda case: list(Outcome).index(case.outcome))

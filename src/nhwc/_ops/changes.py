@@ -1,4 +1,4 @@
-"""What differs between two tables: versions of torch, devices, machines."""
+"""Compare two tables, of other versions of torch, devices or machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .table import ASPECTS, Operator, OperatorTable
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not in the second table as it was in the first."""
+    """One entry that differs between two tables."""
 
     title: str
     aspect: str

@@ -23,7 +23,7 @@ def check_operator(
     timed: bool = False,
     **kwargs: Any,
 ) -> Operator:
-    """Say what becomes of channels last in `function`, called with these inputs.
+    """Say what happens to channels last in `function`, called with these inputs.
 
     >>> def sharpen(x):
     ...     return x.contiguous() * 2

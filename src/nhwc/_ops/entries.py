@@ -1,7 +1,7 @@
 """The inventory: torch's own databases of operators and modules, and the calls they offer.
 
-They live in `torch.testing._internal`, ship with torch, and change without notice. What cannot be
-read is handed back by name with the reason; nothing is left out in silence.
+They live in `torch.testing._internal`, ship with torch, and change without notice. An entry
+that cannot be read is returned by name with the reason; none is left out silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNCHECKED_ARGUMENTS = (
     "_batch_norm_with_update",
     "_segment_reduce",
 )
-"""Operators that read past the end of tensors of the wrong size: not to be called with guesses."""
+"""Operators that read past the end of tensors of the wrong size: never called with guesses."""
 
 BY_STRIDES = ("as_strided", "as_strided_copy", "as_strided_scatter")
 """Operators that read memory by strides they are given: they have no format to keep."""
@@ -37,7 +37,7 @@ BY_STRIDES = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 @dataclass(frozen=True)
 class Entry:
-    """One operator of the inventory: its name, and what yields torch's samples of it."""
+    """One operator of the inventory: its name, and the function that makes torch's samples."""
 
     name: str
     variant: str
@@ -53,7 +53,7 @@ class Entry:
     def samples(
         self, device: str, dtype: torch.dtype, enter: Enter = enter_all
     ) -> Iterator[Sample]:
-        """Calls whose first 4-D or 5-D tensor can tell its format: ours, torch's, lifted ones."""
+        """Yield calls whose first 4-D or 5-D tensor has one format: ours, torch's, lifted ones."""
         raw = [s for s in self.raw(device, dtype) if not s.converts_on_request]
         yield from (s for s in self.own(Maker(device, dtype)) if s.dims)
         for dims, shape in SHAPES.items():
@@ -75,7 +75,7 @@ class Entry:
         return found
 
     def large(self, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-        """Calls of a realistic size: ours, or else torch's samples spread over a large input."""
+        """Yield calls of a realistic size: ours, or else torch's samples spread over more."""
         own = self.own(Maker(device, dtype, large=True))
         yield from own
         if not own and self.group != "nn module" and self.name not in UNCHECKED_ARGUMENTS:
@@ -84,7 +84,7 @@ class Entry:
 
 
 def _is_volume(sample: Sample) -> bool:
-    """Whether four dimensions are padded in the last three of them: one volume, no batch."""
+    """Whether a padding of three dimensions makes a 4-D input one volume without a batch."""
     padding = next((a for a in sample.args[1:] if isinstance(a, tuple | list)), ())
     modes = {sample.kwargs.get("mode"), *(a for a in sample.args if isinstance(a, str))}
     return sample.dims == 4 and len(padding) == 6 and bool(modes & {"reflect", "replicate"})
@@ -105,7 +105,7 @@ def _lifted(raw: list[Sample], shape: tuple[int, ...], enter: Enter) -> Iterator
 
 
 def _runs(sample: Sample, step: str, enter: Enter) -> bool:
-    """Whether a lifted call works, tried on the CPU: a bad index there does no lasting harm."""
+    """Whether a lifted call works; tried on the CPU, where a bad index does no lasting harm."""
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().cpu().clone(), _arguments(sample))
     try:
         enter(step)
@@ -122,7 +122,7 @@ def _arguments(sample: Sample) -> tuple[tuple, dict]:
 
 
 def inventory() -> tuple[dict[str, Entry], Problems]:
-    """Every entry by its title, and what could not be read."""
+    """Return every entry by its title, and what could not be read."""
     problems: Problems = {}
     found = [*_operators(problems), *_modules(problems)]
     entries = {entry.title: entry for entry in found}
@@ -221,7 +221,7 @@ def _module_samples(info: Any) -> Callable[[str, torch.dtype], list[Sample]]:
 
 
 def _module_sample(module: torch.nn.Module, given: Any) -> Sample:
-    """Parameters and buffers become arguments, so that they are laid out like any other."""
+    """Make a sample with parameters and buffers as arguments, so that they are laid out too."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ def in_place(sample: Sample, layout: Layout) -> Prepared:
 
 
 def backward(sample: Sample, layout: Layout) -> Prepared:
-    """The gradient of every floating result, asked for with gradients that are channels last.
+    """Prepare the gradients of the inputs, given gradients of the results in the same layout.
 
     `autograd.grad` is called rather than `backward`, which would restride the gradients.
     """
@@ -59,7 +59,7 @@ def _gradient_like(result: Tensor, layout: Layout) -> Tensor:
 
 
 def with_out(results: Sequence[Tensor], target: Layout) -> Form:
-    """The form that writes into tensors laid out by `target`."""
+    """Return the form that writes into `out=` tensors laid out by `target`."""
 
     def form(sample: Sample, layout: Layout) -> Prepared:
         args, kwargs, laid = arrange(sample, layout, grad=False)

@@ -1,4 +1,4 @@
-"""What the rules stand on: tensors and small networks on one device, and what to say of them."""
+"""Parts that the rules share: tensors and networks on one device, and words for results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_3D = torch.channels_last_3d
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What a rule claims, and what was found; `passed` is None where it could not be tried."""
+    """A rule's claim and what was measured; `passed` is None where it could not be tried."""
 
     claim: str
     expected: str
@@ -31,7 +31,7 @@ class RuleResult:
 
 
 class CannotTry(Exception):
-    """This machine lacks what the rule speaks of."""
+    """This machine lacks something that the rule needs."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def name(tensor: Tensor) -> str:
 
 
 def same(result: Tensor, reference: Tensor) -> str:
-    """The format of a result that has the numbers of the reference; otherwise say that it has not.
+    """Return the format of `result` if its values equal the reference's, else 'wrong values'.
 
     >>> same(torch.ones(2, 3, 4, 4), torch.zeros(2, 3, 4, 4))
     'wrong values'
@@ -106,7 +106,7 @@ def compiled(module: nn.Module, x: Tensor) -> Tensor:
 def scripted(g: Ground, make: Callable[[nn.Module], Any]) -> str:
     net = g.net()
     with warnings.catch_warnings():
-        # Both are deprecated; that they keep the format is claimed as long as they are there.
+        # Scripting and tracing are deprecated; the rules cover them as long as torch has them.
         warnings.simplefilter("ignore")
         return same(make(net)(g.last), net(g.plain))
 

@@ -1,6 +1,6 @@
-"""What goes on inside a call: copies, the operator that lets the format go, random numbers.
+"""Look inside a call: its copies, the operator that loses the format, random numbers.
 
-Copies are seen by torch's profiler, for they happen in C++ where no Python-level patch reaches.
+Torch's profiler reports the copies, because they happen in C++, out of reach of Python patches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def layout_copies(call: Callable[[], object], at_least: int = 1) -> tuple[Layout
     ['aten::contiguous > aten::clone copies 2x3x4x5']
     """
     results = profiled(call, cuda=False).profiler.kineto_results
-    # The tree of events is torch's own affair: where it is missing, no copy can be seen.
+    # The event tree is private to torch: where it is missing, no copy is reported.
     tree: Sequence[Any] = getattr(results, "experimental_event_tree", tuple)()
     found = [copy for root in tree for copy in _walk(root, ())]
     return tuple(copy for copy in found if copy.elements >= at_least)
@@ -81,7 +81,7 @@ class _RandomFinder(TorchDispatchMode):
 
 
 def draws_random_numbers(call: Callable[[], object]) -> bool:
-    """Whether numbers are drawn in `call`; they fall in the order of memory, hence differ.
+    """Whether `call` draws random numbers, which fall on other elements in another layout.
 
     >>> draws_random_numbers(lambda: torch.rand(2)), draws_random_numbers(lambda: torch.ones(2))
     (True, False)
@@ -92,7 +92,7 @@ def draws_random_numbers(call: Callable[[], object]) -> bool:
 
 
 class _LoserFinder(TorchDispatchMode):
-    """Remembers the first operator below the call that got channels last and let it go."""
+    """Remembers the first operator in the call that got channels last and did not return it."""
 
     def __init__(self) -> None:
         super().__init__()

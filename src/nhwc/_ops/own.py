@@ -1,4 +1,4 @@
-"""Our own calls: realistic, unambiguous, where torch's samples are neither.
+"""Our own calls, realistic and unambiguous where torch's samples are not.
 
 Each is data: the operator, its variant, a few words, and how the arguments are made. The same call
 is made small, to be checked, and large, to be timed.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes tensors of one dtype on one device; N, C, D, H, W are those of this size."""
+    """Makes tensors of one dtype on one device: small ones to check, `large` ones to time."""
 
     device: str
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Maker:
 
     @property
     def x3(self) -> Tensor:
-        """Five dimensions: a small volume even when large, for 3-D operators are slow."""
+        """A 5-D volume, small even if `large`, because 3-D operators are slow."""
         return self(2, 32, 8, 28, 28) if self.large else self(2, 20, 4, 5, 7)
 
     def __call__(self, *shape: int) -> Tensor:
@@ -64,7 +64,7 @@ F = "nn.functional."
 
 
 def _conv(out: int, kernel: int, groups: int = 1, **settings: Any) -> Build:
-    """`out` and `groups` are multiples of C; groups of 0 means depthwise."""
+    """Build a convolution to `out` times C channels; `groups` of 0 means depthwise."""
 
     def build(m: Maker) -> tuple[tuple, dict]:
         count = m.c if groups == 0 else groups
@@ -198,4 +198,5 @@ OWN: tuple[tuple[str, str, str, Build], ...] = (
     ("Tensor.type", "", "to float64", _call(torch.float64)),
     ("Tensor.chunk", "", "in two channel slices", _call(2, 1)),
 )
-"""Operator, variant, words, arguments; in torch's own names, `Tensor.NAME` for what it lacks."""
+"""Operator, variant, label, arguments. Operators have the names of torch's database, or
+`Tensor.NAME` where it lacks them."""

@@ -1,4 +1,4 @@
-"""Operators measured in processes that may die of them: past each step that one died in."""
+"""Measure operators in processes that may die, and skip the steps that killed one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .worker import LIST, Task
 ATTEMPTS = 12
 
 SILENCE_S = 60.0
-"""An operator that has overrun its memory does not always die: it may wait for itself."""
+"""The longest wait for a step: an operator that overran its memory may hang instead of dying."""
 
 START_S = 120.0
-"""Until the first step: a worker on an accelerator reads torch's databases itself."""
+"""The longest wait for the first step: on an accelerator the worker reads torch's databases."""
 
 
 class Died(NhwcError):
@@ -32,7 +32,7 @@ class Died(NhwcError):
 
 
 class Lane:
-    """Does tasks one after another, in a process that takes the next one as long as it lives."""
+    """Does tasks one after another in one process, and starts another when it dies."""
 
     def __init__(self, nursery: Nursery) -> None:
         self.nursery = nursery
@@ -46,7 +46,7 @@ class Lane:
             self.worker.end()
 
     def do(self, task: Task) -> list[Any]:
-        """What was found; raises `Died` where the process dies again and again."""
+        """Return what was found; raise `Died` after `ATTEMPTS` processes died of the task."""
         for _ in range(ATTEMPTS):
             fresh = self.worker is None
             worker = self.worker or self.nursery.worker()
@@ -54,8 +54,9 @@ class Lane:
             try:
                 found = _ask(worker, task)
             except Died as death:
-                # A used worker may die of what an operator before this one did to its memory; an
-                # operator that has died alone is believed at once, in its other dtypes as well.
+                # A used worker may die of memory that an earlier operator corrupted, so only a
+                # death in a fresh one counts. After one such death the operator's others
+                # count at once, in its other dtypes as well.
                 if fresh or task.deadly:
                     task.deadly[death.step] = f"{death.how}, in {task.dtype}"
             else:
@@ -82,7 +83,7 @@ def _ask(worker: Worker, task: Task) -> list[Any]:
 
 
 def listed(lane: Lane) -> tuple[list[Operator], dict[str, str]]:
-    """Every operator there is, and what could not be read."""
+    """Return every operator of the inventory, and what could not be read."""
     names, problems = lane.do(LIST)
     return [Operator(*words) for words in names], problems
 
@@ -97,9 +98,9 @@ def measure(
     timed: bool,
     progress: Callable[[int, str], None],
 ) -> dict[str, Operator | str]:
-    """Each operator as it was found, or why it has no place in the table, by its title.
+    """Return, by title, each operator with its findings, or why the table leaves it out.
 
-    `progress` is told how many are there.
+    `progress` gets the number of operators that are done, and the title of the latest.
     """
     idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
     for lane in lanes:
@@ -120,7 +121,7 @@ def measure(
             answers[waiting[future]] = future.result()
             progress(len(answers), waiting[future])
     except BaseException:
-        # What is still being measured is not waited for: with the nursery it ends at once.
+        # Do not wait for running measurements: closing the nursery ends them at once.
         nursery.close()
         raise
     finally:
@@ -131,7 +132,7 @@ def measure(
 def _measure(
     lane: Lane, operator: Operator, device: str, dtypes: Sequence[str], timed: bool
 ) -> Operator | str:
-    """One operator in every dtype: its place in the table, or why it has none."""
+    """Measure one operator in every dtype; return it with its rows, or why it has none."""
     rows: list[Row] = []
     speeds: list[Speed] = []
     failed: list[str] = []

@@ -1,4 +1,4 @@
-"""Run one call in NCHW and in NHWC, and say what became of the format and of the numbers."""
+"""Run one call in NCHW and in NHWC, and say what happened to the format and to the values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .table import Outcome
 from .values import difference_of
 
 UNINITIALIZED = ("empty_like", "new_empty", "new_empty_strided", "resize_", "resize_as_")
-"""Operators whose numbers mean nothing."""
+"""Operators that return uninitialized memory, whose values are not compared."""
 
 
 def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Case]:
@@ -46,7 +46,7 @@ def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Case]
         if possible and (right := judge.right(aspect, form)) is not None:
             yield judge(aspect, form, channels_last, right)
     if sample.takes_out and plain:
-        # What is right to write does not depend on where: the reference writes to contiguous.
+        # The right values do not depend on the layout of `out`: the reference's is contiguous.
         plainly = with_out(plain, contiguous)
         if (right := judge.right("out", plainly)) is not None:
             yield judge("out", with_out(plain, channels_last), channels_last, right)
@@ -69,7 +69,7 @@ def _results(prepared: Prepared, seed: int) -> list[Tensor]:
 def _is_random(sample: Sample) -> bool:
     if draws_random_numbers(forward(sample, contiguous).call):
         return True
-    # A custom operator need not carry torch's tag.
+    # A custom operator may draw random numbers without carrying torch's tag.
     runs = [_results(forward(sample, contiguous), seed=seed) for seed in (0, 1)]
     return bool(difference_of(*runs, ties=False))
 
@@ -88,7 +88,7 @@ class _Judge:
     enter: Enter
 
     def right(self, aspect: str, form: Form) -> list[Tensor] | None:
-        """What the form gives in NCHW; None where it fails there already."""
+        """Return the form's results in NCHW; None if it already fails there."""
         try:
             self.enter(f"{self.sample.dims}-D {aspect} NCHW")
             return _results(form(self.sample, contiguous), seed=0)
@@ -139,7 +139,7 @@ class _Judge:
         return outcome, words
 
     def _wrong(self, expected: list[Tensor], results: list[Tensor]) -> str:
-        """How the numbers differ, unless they are of a kind that may."""
+        """Say how the values differ; random and uninitialized ones may."""
         if not difference_of(expected, results, ties=False):
             return ""
         if self.name in UNINITIALIZED or _is_random(self.sample):
@@ -147,7 +147,7 @@ class _Judge:
         return difference_of(expected, results, ties=_has_ties(self.sample))
 
     def _extra(self, copies: Sequence[LayoutCopy], form: Form) -> LayoutCopy | None:
-        """The first copy between layouts of a whole tensor, if NCHW does with fewer of them."""
+        """Return the first copy that reorders a whole tensor, if NCHW makes fewer such copies."""
         if not copies:
             return None
         prepared = form(self.sample, contiguous)
@@ -190,7 +190,7 @@ _SETTINGS: dict[tuple[str, Layout], str] = {
 
 
 def _half(tensors: Sequence[Tensor]) -> int:
-    """From here on a copy is one of a whole tensor; indices and statistics are smaller."""
+    """The size from which a copy counts as that of a whole tensor, not of indices or statistics."""
     return min((tensor.numel() for tensor in tensors), default=2) // 2
 
 

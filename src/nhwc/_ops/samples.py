@@ -15,7 +15,7 @@ from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 
 @dataclass(frozen=True)
 class Sample:
-    """One way to call an operator: the function, its arguments, what they are called."""
+    """One call of an operator: the function, its arguments, and a label for them."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
@@ -35,9 +35,9 @@ class Sample:
 
     @property
     def dims(self) -> int:
-        """4 or 5 where the first tensor has so many dimensions and can say its format; else 0.
+        """4 or 5 if the first tensor has that many dimensions and one format; else 0.
 
-        A size of 1 leaves a stride open, and what an operator makes of it says little.
+        A dimension of size 1 may have any stride, so its results would say little.
         """
         first = next(iter(self.tensors), None)
         return first.ndim if first is not None and can_tell(first) and min(first.shape) > 1 else 0
@@ -48,7 +48,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def can_tell(tensor: Tensor) -> bool:
-    """Whether a dense tensor of this shape has one format at a time.
+    """Whether a dense tensor of this shape has one format, never two at once.
 
     >>> can_tell(torch.empty(2, 3, 4, 5)), can_tell(torch.empty(2, 1, 4, 5))
     (True, False)
@@ -62,7 +62,7 @@ def can_tell(tensor: Tensor) -> bool:
 
 
 Enter = Callable[[str], None]
-"""Told of each step before it is made; raises to have it skipped: the process died in it before."""
+"""Called before each step; raises to skip a step in which the process died before."""
 
 
 def enter_all(step: str) -> None:
@@ -70,7 +70,7 @@ def enter_all(step: str) -> None:
 
 
 Layout = Callable[[Tensor, int], Tensor]
-"""Lays out the nth of the tensors that can tell their format."""
+"""Lays out a tensor that can tell its format; the number is its place among those."""
 
 
 def contiguous(tensor: Tensor, index: int) -> Tensor:
@@ -90,13 +90,13 @@ def all_but_first(tensor: Tensor, index: int) -> Tensor:
 
 
 def first_sliced(tensor: Tensor, index: int) -> Tensor:
-    """The first tensor as a channel slice of a wider one that is channels last."""
+    """Make the first tensor a channel slice of a wider channels-last one."""
     tensor = channels_last(tensor, index)
     return torch.cat((tensor, tensor), 1)[:, : tensor.shape[1]] if index == 0 else tensor
 
 
 def arrange(sample: Sample, layout: Layout, *, grad: bool) -> tuple[tuple, dict, list[Tensor]]:
-    """Copy the arguments, laid out; return them with the tensors that the layout was asked for."""
+    """Copy the arguments, laid out; also return the list of tensors that `layout` made."""
     leaves, spec = tree_flatten((sample.args, sample.kwargs))
     laid: list[Tensor] = []
     for at, leaf in enumerate(leaves):
@@ -118,10 +118,10 @@ LARGE = (2, 64, 56, 56)
 
 
 def lift(sample: Sample, shape: tuple[int, ...], *, spread: bool) -> Sample | None:
-    """Give the input of a sample more dimensions, and everything of its shape with it.
+    """Give the input of a sample more dimensions, and with it the tensors that match it.
 
-    `spread` gives it `shape` and fills it with the range of its own values, which stay in the
-    operator's domain. Otherwise its shape stays, behind leading dimensions of size 2, 3, ...
+    `spread` gives it `shape` and fills it with values from its own range, which stay in the
+    operator's domain. Otherwise it is repeated along new leading dimensions of size 2, 3, ...
     """
     tensors = sample.tensors
     if not tensors or tensors[0].numel() == 0 or tensors[0].layout is not torch.strided:
@@ -160,7 +160,7 @@ def _spread(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def spread_out(items: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` of the items, evenly from first to last.
+    """Return at most `count` of the items, evenly spaced from first to last.
 
     >>> spread_out(range(10), 3)
     [0, 4, 9]
@@ -171,7 +171,7 @@ def spread_out(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def describe(sample: Sample) -> str:
-    """The call in a few words: its label, or the shapes and settings it was made with."""
+    """Describe the call in a few words: its label, or else its shapes and settings."""
     if sample.label:
         return sample.label
     words = []

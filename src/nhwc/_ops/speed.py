@@ -21,7 +21,7 @@ AGAIN = 15
 
 
 def time_samples(samples: Iterable[Sample], device: str, dtype: str) -> Iterator[Speed]:
-    """Time those samples that can be timed; of those made by lifting, the first one."""
+    """Time the samples with a label, and the first of the others that can be timed."""
     for sample in samples:
         speed = _time(sample, device, dtype)
         if speed is not None:
@@ -44,7 +44,7 @@ def _time(sample: Sample, device: str, dtype: str) -> Speed | None:
             del results
             comparison = _compare(calls, ROUNDS, device)
             if comparison.interval[1] < 0.95:
-                # Before an operator is called slower, it gets a second, longer hearing.
+                # Measure again, and longer, before calling an operator slower.
                 comparison = _compare(calls, AGAIN, device)
     except Exception:
         return None

@@ -1,4 +1,4 @@
-"""What was measured of the operators: outcomes, rows, one operator, the whole table."""
+"""The measurements of operators: outcomes, rows, one operator, the whole table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 
 class Outcome(Enum):
-    """What becomes of channels last in an operator; the worst comes first."""
+    """What an operator does to channels last; the worst outcome comes first."""
 
     WRONG = "wrong values"
     ERROR = "error"
@@ -98,14 +98,14 @@ class Operator:
         return f"{self.name} ({self.variant})" if self.variant else self.name
 
     def row(self, aspect: str, dims: int, dtype: str | None = None) -> Row | None:
-        """The row asked for; of the first dtype measured where none is named."""
+        """Return the row asked for; without `dtype`, that of the first dtype measured."""
         for row in self.rows:
             if (row.aspect, row.dims) == (aspect, dims) and dtype in (None, row.dtype):
                 return row
         return None
 
     def outcome(self, aspect: str = "forward", dims: int | None = None) -> Outcome:
-        """The outcome of one aspect; 4-D before 5-D where no number of dimensions is named."""
+        """Return the outcome of one aspect; without `dims`, that in 4-D or else in 5-D."""
         found = (self.row(aspect, d) for d in ((4, 5) if dims is None else (dims,)))
         return next((row.outcome for row in found if row), Outcome.UNCHECKED)
 
@@ -116,7 +116,7 @@ class Operator:
 
     @property
     def reason(self) -> str:
-        """Why the forward pass is called what it is called."""
+        """The reason for the outcome of the forward pass."""
         found = (self.row("forward", dims) for dims in (4, 5))
         return next((row.example for row in found if row), self.problem or "")
 
@@ -144,7 +144,7 @@ class OperatorTable:
     seconds: float = 0.0
 
     def count(self, aspect: str = "forward", dims: int = 4) -> dict[Outcome, int]:
-        """How many operators have each outcome, where the aspect could be measured."""
+        """Count the operators with each outcome, among those where the aspect was measured."""
         found = [op.outcome(aspect, dims) for op in self.operators if op.row(aspect, dims)]
         return {outcome: found.count(outcome) for outcome in Outcome if outcome in found}
 
@@ -178,7 +178,7 @@ class OperatorTable:
 
 
 def operator_to_dict(op: Operator) -> dict[str, object]:
-    """Rows that differ in the dtype alone are written once: most operators treat all alike."""
+    """Return plain values. Rows that differ only in dtype are merged, as most operators' do."""
     merged: dict[tuple, list[str]] = {}
     for row in op.rows:
         key = (row.aspect, row.dims, row.outcome.value, row.cases, row.of, row.example)

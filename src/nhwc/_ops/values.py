@@ -1,4 +1,4 @@
-"""Whether two results hold the same numbers."""
+"""Compare the values of two results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = {
     torch.complex64: 1e-4,
     torch.complex128: 1e-9,
 }
-"""Relative to the largest number of the result: orders of summation may differ, values may not."""
+"""Relative to the result's largest value; enough for another order of summation, no more."""
 
 
 def difference_of(expected: Sequence[Tensor], got: Sequence[Tensor], *, ties: bool) -> str:
@@ -53,9 +53,9 @@ def _float_difference(a: Tensor, b: Tensor, tolerance: float) -> str:
     finite = torch.isfinite(a)
     scale = float(a[finite].abs().max()) if bool(finite.any()) else 0.0
     off = (a - b).abs()
-    # An infinity less itself is not a number; where both agree bit for bit there is nothing off.
+    # Infinity minus itself is NaN, so equal values must not be judged by their difference.
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    # Where all is small, it is the difference of larger numbers, and no more exact than they are.
+    # Small results may be differences of larger numbers, whose rounding errors they keep.
     wrong = ~same & ~(off <= tolerance * max(scale, 0.05))
     if not bool(wrong.any()):
         return ""

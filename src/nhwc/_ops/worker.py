@@ -1,4 +1,4 @@
-"""The process that checks and times operators. It may die of one; `pool` starts the next."""
+"""The process that checks and times operators. One may kill it; `pool` starts another."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Task:
 
 
 LIST = Task("", "", "")
-"""Asks for what there is; nothing is measured."""
+"""Asks for the names of all operators; nothing is measured."""
 
 
 Work = Callable[[Task, Enter, Callable[[object], None]], None]
-"""Does a task: enters each step before it is made, and tells each thing that it finds."""
+"""Does a task: announces each step before it is made, and reports each finding."""
 
 
 class Crash(RuntimeError):
@@ -45,7 +45,10 @@ class Crash(RuntimeError):
 
 
 def warm(device: str) -> None:
-    """Read torch's databases once for all; on an accelerator that starts it: no fork survives."""
+    """Read torch's databases once, before workers are forked.
+
+    Not for an accelerator: reading them starts it, and it does not survive a fork.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if device == "cpu":
@@ -58,9 +61,9 @@ def serve(link: Connection) -> None:
 
 
 def do_tasks(link: Connection, work: Work) -> None:
-    """Do each task that comes, and tell of it in pairs.
+    """Do each task that arrives, and report on it in pairs.
 
-    These are ("at", step) before a step is made, ("found", something), and ("done", None) at last.
+    They are ("at", step) before each step, ("found", finding), and ("done", None) at the end.
     """
     with contextlib.suppress(EOFError):
         while True:
@@ -76,7 +79,7 @@ def do_tasks(link: Connection, work: Work) -> None:
 
 
 def _work(task: Task, enter: Enter, tell: Callable[[object], None]) -> None:
-    """Tell of cases, speeds, a problem in words; of None where the dtype is not supported."""
+    """Report cases, speeds, a problem in words, or None where the dtype is not supported."""
     entries, problems = _inventory()
     if task == LIST:
         tell([(entry.name, entry.variant, entry.group) for entry in entries.values()])

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, readable anywhere, enough to go on as if never stopped."""
+"""Checkpoints: written whole or not at all, readable anywhere, enough to resume exactly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote; nothing but tensors and plain containers is read."""
+    """Read what `save_checkpoint` wrote: only tensors and plain containers, never code."""
     try:
         data = io.BytesIO(Path(path).read_bytes())
     except OSError as error:
@@ -55,8 +55,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 def portable(value: Any) -> Any:
     """Copy nested containers, each tensor contiguous and on the CPU.
 
-    The strides of size-1 dimensions too: a 1x1 weight must not tell the next program that it is
-    channels last.
+    The strides of size-1 dimensions are reset, too: a 1x1 weight must not look channels last to
+    the program that reads it.
 
     >>> weight = torch.empty(8, 4, 1, 1).to(memory_format=torch.channels_last)
     >>> weight.stride(), portable({"weight": weight})["weight"].stride()

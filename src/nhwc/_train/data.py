@@ -1,4 +1,4 @@
-"""The two sets a run needs, from an image folder or from nothing."""
+"""The two sets that a run needs, from a folder of images or made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process or many: the group, the wrapping of the model, and what a lost process looks like."""
+"""One process or many: the group, the wrapping of the model, the errors of lost processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rank_and_world() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[torch.device]:
-    """Join the group that torchrun describes, if any, and leave it after; yields the own device.
+    """Join the group that torchrun describes, if any, and leave it after; yield its device.
 
     >>> with process_group(torch.device("cpu")) as device:
     ...     device, rank_and_world()
@@ -40,11 +40,11 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         return
     backend = "gloo"
     if device.type == "cuda":
-        # gloo beside nccl: the question whether to stop must not wait for the GPU.
+        # gloo runs beside nccl so that asking whether to stop does not wait for the GPU.
         backend = "cpu:gloo,cuda:nccl"
         device = torch.device("cuda", _local_gpu())
         torch.cuda.set_device(device)
-    # Imported while there is a group, by DistributedDataParallel, its functions hold it for good.
+    # DistributedDataParallel would import this with a group, which its functions then never free.
     importlib.import_module("torch.distributed.nn.functional")
     try:
         store, rank, world = next(rendezvous("env://"))
@@ -56,17 +56,17 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         ) from error
     try:
         yield device
-        # Who leaves early closes connections that others may still be reading from.
+        # A process that leaves early closes connections that others may still be reading from.
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    # The group's threads end with the last model that holds it. One that lets go of a tensor while
-    # Python shuts down aborts the process.
+    # The group's threads end when the last model that holds it is freed. A thread that frees a
+    # tensor while Python shuts down aborts the process.
     gc.collect()
 
 
 def _fresh(store: Store) -> Store:
-    """A part of `store` that no earlier start has written to.
+    """Return a part of `store` that no earlier start has written to.
 
     After a restart torchrun's store on a single machine still has the addresses of processes that
     are gone, and gloo tries to connect to them. Machines may count their restarts differently, so
@@ -103,7 +103,7 @@ def parallel(model: nn.Module, device: torch.device) -> nn.Module:
 def shard_(model: nn.Module) -> nn.Module:
     """Spread the parameters of `model` over the group's processes (FSDP2), layer by layer.
 
-    FSDP2 refuses parameters that are not contiguous, so the stored weights go back to that.
+    FSDP2 refuses parameters that are not contiguous, so the stored weights are made so.
     Activations stay channels last: one such operand is enough for a convolution. Build the
     optimizer afterwards, over the sharded parameters.
     """
@@ -129,13 +129,13 @@ def any_process(flag: bool) -> bool:
     """Whether `flag` is true in any process: all get the same answer, at the same step."""
     if rank_and_world()[1] == 1:
         return flag
-    # On the CPU where the group can: reading a flag from the GPU would wait for the GPU.
+    # Use the CPU where the group can: reading a flag from the GPU would wait for the GPU.
     device = "cpu" if "cpu:" in str(dist.get_backend_config()) else "cuda"
     return bool(sum_over_processes(torch.tensor(float(flag), device=device)))
 
 
 def agree_on_buffers_(model: nn.Module) -> None:
-    """Give all processes the buffers of the first: each has its own batch-norm statistics."""
+    """Give all processes the first one's buffers: each has gathered other batch-norm statistics."""
     if rank_and_world()[1] > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
@@ -143,7 +143,7 @@ def agree_on_buffers_(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def lost_processes_named() -> Iterator[None]:
-    """Turn the many ways in which a lost process shows into one error that says so."""
+    """Turn the many errors that a lost process causes into one that says so."""
     try:
         yield
     except RuntimeError as error:
@@ -158,20 +158,20 @@ def lost_processes_named() -> Iterator[None]:
 
 
 def said_by_first(text: str, *, wait: bool = True) -> bool:
-    """Whether torchrun's first process ends with the same words: this one need not say them.
+    """Whether torchrun's first process ends with the same words, so that this one need not.
 
-    They meet in the store of torchrun itself, which outlives them; without one nobody is silent.
-    Call it last: the process cannot be told to end any more.
+    The processes compare their words in torchrun's own store, which outlives them; without it
+    each one speaks. Call this last: from then on the process ignores SIGTERM.
 
     >>> said_by_first("no such folder")
     False
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
-    with contextlib.suppress(ValueError):  # signals are the main thread's
+    with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     key = f"last_words_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    # Processes end together, but on a machine that does much else one may be seconds behind.
+    # Processes end together, but on a busy machine one may be seconds behind.
     patience = timedelta(seconds=30)
     try:
         store, rank, _ = next(rendezvous("env://", timeout=patience))

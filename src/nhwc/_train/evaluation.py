@@ -47,7 +47,7 @@ def evaluate(
 
 
 def check_width(width: int, classes: int) -> None:
-    """A label beyond the logits would end in an assertion on the device, without words."""
+    """Refuse more classes than outputs: their labels would fail an assertion on the device."""
     if width < classes:
         raise InputError(
             f"the model has {width} outputs and the data {classes} classes. Build it with "

@@ -20,14 +20,14 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".t
 
 
 class Source(Protocol):
-    """Images by number. A user's own needs these two methods."""
+    """Images by number. A source of your own needs these two methods."""
 
     def __len__(self) -> int: ...
 
     def sample(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
         """Return an image as uint8 of shape (D,) H, W, C, and its label.
 
-        All that is random comes from `rng`. What cannot be read raises InputError.
+        All randomness must come from `rng`. An unreadable image raises InputError.
         """
         ...
 
@@ -118,7 +118,7 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
             box = _decode_smaller(image, box, size)
             out = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        # Pillow's own words end in the path; ours begin with it.
+        # Drop the path at the end of Pillow's message; ours begins with it.
         reason = str(error).split(" '")[0].split(": ")[0]
         raise InputError(f"{path} is not a readable image ({reason})") from None
     if rng is not None and rng.random() < 0.5:
@@ -141,7 +141,7 @@ def middle_box(size: tuple[int, int], share: float = 0.875) -> tuple[float, floa
 def random_box(
     size: tuple[int, int], rng: np.random.Generator
 ) -> tuple[float, float, float, float]:
-    """A part of 8 to 100 % of the area, 3:4 to 4:3; the middle where ten draws do not fit."""
+    """Draw a box of 8 to 100 % of the area, 3:4 to 4:3; the middle if ten draws do not fit."""
     width, height = size
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1.0)
@@ -158,7 +158,7 @@ def _decode_smaller(
 ) -> tuple[float, float, float, float]:
     """Let a JPEG decode at a half, a quarter or an eighth where the crop stays larger than `size`.
 
-    Returns the box on the scale that the image then has.
+    Returns the box in the coordinates of the decoded image.
     """
     width, height = image.size
     shrink = min(box[2] - box[0], box[3] - box[1]) / size

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One image to load, and the seed of all that is random about it."""
+    """One image to load, and the seed of its augmentation."""
 
     number: int
     seed: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Loader:
     (torch.Size([8, 3, 32, 32]), True)
 
     `batch_size` counts the images of all processes together. Each image's augmentation is seeded
-    by (seed, epoch, index): workers and processes change who loads it, never what comes out.
+    by (seed, epoch, index), so the result never depends on which worker or process loads it.
     With `train`, batches are shuffled and a last smaller one is left out; without, every image
     comes once. `skip_corrupt` passes over unreadable images and tells `on_skip` which.
     """
@@ -86,7 +86,7 @@ class Loader:
         return len(self.order)
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `start` on; those before cost nothing."""
+        """Yield the batches of an epoch from number `start` on; earlier ones are not loaded."""
         self.order.epoch, self.order.start = epoch, start
         try:
             for batch in self._loader:
@@ -135,10 +135,10 @@ class Order:
 
 
 class _Drawn(Dataset[Item]):
-    """Calls the source, and carries what cannot be read back to the main process as words.
+    """Calls the source, and returns its errors to the main process as text.
 
     An exception would arrive there wrapped in a worker's traceback. While training, another image
-    may take its place, so that all batches and all processes' shares stay equally large.
+    may replace an unreadable one, so that all batches and all processes' shares stay equally large.
     """
 
     def __init__(self, source: Source, *, replace: bool) -> None:

@@ -66,7 +66,7 @@ def train(
                     _save(trainer, checkpoint)
                     saved = trainer.batch
             if data.val is not None:
-                # Evaluation can take long; whoever is killed in it should not lose the epoch.
+                # Evaluation can take long; a run that is killed in it should not lose the epoch.
                 _save(trainer, checkpoint)
             trainer.finish_epoch(on_point)
             _save(trainer, checkpoint)

@@ -56,7 +56,7 @@ class MetricsLog:
     def _create(self) -> csv.DictWriter[str]:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Line by line, so that whoever looks sees every point that is known.
+            # Line by line, so that the file always holds every point of the run so far.
             file = (self._folder / "metrics.csv").open("w", newline="", buffering=1)
         except OSError as error:
             raise InputError(f"cannot write to {self._folder}: {error.strerror or error}") from None

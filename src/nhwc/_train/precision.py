@@ -1,4 +1,4 @@
-"""What mixed precision meets on this processor: asked of torch and of the machine, not assumed."""
+"""What slows mixed precision on this processor, found by asking torch and the machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .recipe import Recipe
 KINDS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""By one of these names Linux lists a processor's own arithmetic on bfloat16."""
+"""The names by which Linux lists a processor's own arithmetic on bfloat16."""
 
 _NARROW = ("DEFAULT", "AVX2")
-"""What torch calls itself where it may not use such instructions, whatever the processor has."""
+"""The capabilities of torch without such instructions, whatever the processor has."""
 
 
 def remarks(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:
-    """What a run of `recipe` should know about this machine: one line for each surprise.
+    """Warn of what slows a run of `recipe` on this machine, one line for each.
 
     >>> remarks(nn.Sequential(nn.Conv2d(3, 8, 3)), Recipe(amp=False), torch.device("cpu"))
     []
@@ -56,7 +56,7 @@ def emulates_bfloat16() -> bool:
 
 
 def losing_convolutions(model: nn.Module, dtype: torch.dtype) -> list[str]:
-    """The kinds of convolution in `model` that answer a channels-last image of `dtype` otherwise.
+    """Name the kinds of convolution in `model` that lose channels last on images of `dtype`.
 
     >>> losing_convolutions(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.float32)
     []
@@ -73,12 +73,12 @@ def losing_convolutions(model: nn.Module, dtype: torch.dtype) -> list[str]:
 
 @torch.no_grad()
 def _keeps(layer: nn.Module, dtype: torch.dtype) -> bool:
-    """Try a layer on a batch of two: the strides of a single image can be read in two ways."""
+    """Whether a layer keeps channels last, tried on two images: one has ambiguous strides."""
     dims = 5 if isinstance(layer, nn.Conv3d | nn.ConvTranspose3d) else 4
     image = to_format(torch.zeros(2, 16, *[9] * (dims - 2), dtype=dtype), CHANNELS_LAST_OF[dims])
     try:
         answer = convert_(layer.to(dtype))(image)
     except RuntimeError:
-        # What cannot be computed at all is for the run itself to say.
+        # The layer cannot compute this dtype at all, which the run itself will report.
         return True
     return format_of(answer) is CHANNELS_LAST_OF[dims]

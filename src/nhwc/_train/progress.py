@@ -1,4 +1,4 @@
-"""What a run says of itself: one point per line of its log, and the sums they come from."""
+"""The record of a run: one point per line of its log, and the sums that points are made from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Point:
-    """Training as it stood after a batch, over all processes; `mean_` is over the epoch so far.
+    """The state of training after a batch, over all processes; `mean_` is over the epoch so far.
 
     `step` counts the batches of the whole run. For `phase` "val" there is one point per epoch, and
     the means are over the whole set.
@@ -117,7 +117,7 @@ class Meter:
         )
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, of all processes together. Every process must call this."""
+        """Return what `restore` needs, summed over all processes. Every process must call this."""
         sums = sum_over_processes(self.sums).tolist()
         return {"sums": sums, "elapsed_s": self.elapsed_s + time.perf_counter() - self._clock}
 
@@ -125,7 +125,7 @@ class Meter:
         """Go on from `state`, as it was after `batch` batches."""
         sums = torch.tensor(state["sums"], dtype=self.sums.dtype)
         self.batch, self._seen, self.elapsed_s = batch, float(sums[0]), state["elapsed_s"]
-        # What is summed over the processes must be there once.
+        # Only one process may hold the earlier sums, because `point` adds up all processes.
         if rank_and_world()[0] == 0:
             self.sums += sums.to(self.sums.device)
 

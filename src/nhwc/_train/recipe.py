@@ -1,4 +1,4 @@
-"""What to train with: every number of a run that is not data or model."""
+"""The recipe of a run: every setting that is not data or model."""
 
 from __future__ import annotations
 

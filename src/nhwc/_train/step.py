@@ -32,8 +32,8 @@ class Normalize:
     >>> Normalize(mean=(0.5,), std=(0.5,))(pixels).unique()
     tensor([-1.])
 
-    The result is channels last, which the bytes are already, or contiguous: then moving the data
-    is part of the conversion to floats.
+    The result is channels last, as the bytes are already, or contiguous; then the conversion to
+    floats also reorders the data.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -61,8 +61,8 @@ class Step:
     >>> logits.shape, loss.requires_grad
     (torch.Size([4, 8]), False)
 
-    `dtype` is what to autocast to; with float16 the loss is scaled. `share` is what this batch
-    counts in an update that several batches share, and `update` whether it is the last of them.
+    `dtype` is the autocast dtype; with float16 the loss is scaled. `share` is the weight of this
+    batch in an update that several batches share; `update` says that it is the last of them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Step:
         self, images: Tensor, labels: Tensor, *, share: float = 1.0, update: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits, detached."""
-        # Between updates, DistributedDataParallel need not average gradients.
+        # DistributedDataParallel needs to average gradients only for an update.
         waits = contextlib.nullcontext() if update else _no_sync(self.model)
         with explained(images), waits:
             with autocast(images.device, self.dtype):
@@ -111,7 +111,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 @contextlib.contextmanager
 def explained(images: Tensor) -> Iterator[None]:
-    """What the model raises gains the shape of the batch it raised on."""
+    """Turn what the model raises into ModelFailed, which names the shape of the batch."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""Everything a run consists of, held together so that it can stop anywhere and go on."""
+"""The whole state of a run in one place, so that it can stop anywhere and go on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOG_EVERY = 10
 
 
 class Trainer:
-    """A run at some epoch and batch. `train` drives it; a loop of your own can, too."""
+    """A run at some epoch and batch, driven by `train` or by a loop of your own."""
 
     def __init__(self, model: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> None:
         self.model = model.to(device)
@@ -55,7 +55,7 @@ class Trainer:
     def batches(self, on_point: Callable[[Point], None]) -> Iterator[bool]:
         """Train one epoch, or what is left of it; yields after each batch.
 
-        What it yields is whether the weights moved: between updates a run cannot be stored.
+        It yields whether the weights moved: a run can be stored only after an update.
         """
         self.model.train()
         self.meter.start()
@@ -79,7 +79,7 @@ class Trainer:
         self.meter = self._new_meter()
 
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint holds. In a process group every process must call this."""
+        """Return the content of a checkpoint. In a process group every process must call this."""
         return {
             "state_dict": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -95,7 +95,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any], name: str) -> None:
-        """Go on from `state`; `name` is where it is from, for the words of an error."""
+        """Go on from `state`; errors say that it is from `name`."""
         if state["batch"] and state["order"] != self._order:
             was = ", ".join(f"{key} {value}" for key, value in state["order"].items())
             raise InputError(
@@ -126,8 +126,8 @@ class Trainer:
         first, last = self._window()
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr
-        # What the model draws depends on the place in the run alone, so that a resumed run draws
-        # the same; and no generator's state need be kept for each process.
+        # The seed depends on the place in the run alone: a resumed run draws the same numbers,
+        # and no checkpoint has to hold the state of each process's generator.
         rank, world = rank_and_world()
         torch.manual_seed(self.recipe.seed + self._step * world + rank)
         pixels = self.normalize(batch.images.to(self.device, non_blocking=True))
@@ -138,7 +138,7 @@ class Trainer:
         return update
 
     def _window(self) -> tuple[int, int]:
-        """The batches that share an update with the current one; an epoch's last may be few."""
+        """The range of batches that share an update with this one; an epoch's last may be short."""
         first = self.batch - self.batch % self.recipe.accumulate
         return first, min(first + self.recipe.accumulate, len(self.data.train))
 

@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> int:
         finally:
             quiet.reset(before)
     finally:
-        # Here and not at the interpreter's end, so that a closed pipe shows while it can be met.
+        # Flush before the interpreter exits, so that `main` can catch the error of a closed pipe.
         sys.stdout.flush()
 
 
@@ -84,7 +84,7 @@ _NO_MEMORY = (
     "calculation overflowed",
     "multiplication overflow",
 )
-"""What torch says, in a RuntimeError, of a tensor that is too large."""
+"""Phrases in torch's RuntimeErrors about a tensor that does not fit into memory."""
 
 
 def _words(error: Exception) -> str:
@@ -102,7 +102,7 @@ def _is_said(error: Exception, line: str) -> bool:
         return False
     from .._train.distributed import said_by_first
 
-    # Nobody else says which process lost another.
+    # Each ProcessLost names its own process, so no other process says the same.
     return said_by_first(line, wait=not isinstance(error, ProcessLost))
 
 
@@ -114,7 +114,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Version, processor and torch: what a report of a problem should begin with."""
+    """Print version, processor and torch, with which a bug report should begin."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from ..machine.environment import Environment
@@ -135,7 +135,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def make_parser(wanted: Collection[str]) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
-    """The whole parser, and that of each verb; only those `wanted` know their arguments."""
+    """Return the whole parser, and each verb's; only those `wanted` know their arguments."""
     parser = _Parser(
         prog="nhwc",
         description="The memory format of PyTorch vision models: visible, fast and proven.",
@@ -174,7 +174,7 @@ def _no_verb(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _first_word(argv: list[str]) -> str | None:
-    """The verb, or what stands in its place."""
+    """Return the verb, or the word in its place; None if there is none."""
     words = iter(argv)
     for word in words:
         if word == "--completion":

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Two results side by side; a user's continuous integration reads the exit status."""
+    """Compare two results; with `--fail-on slower`, the exit status is 1 if anything got slower."""
     changes = compare(*(read(path) for path in args.compare))
     format = chosen_format(args, FORMATS)
     if format not in ("text", "json"):
@@ -89,7 +89,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace, result: Benchmark) -> None:
-    """Write the result as asked, and draw it where asked."""
+    """Write the result in the chosen format; draw it, too, if there is a `--plot`."""
     write_output(_text(result, chosen_format(args, FORMATS)), args.output)
     if args.plot:
         write_file(args.plot, bench_plot(result, args.plot.suffix.lstrip(".")))
@@ -107,16 +107,16 @@ def run_bench(args: argparse.Namespace) -> int:
         line.update(text, progress.share, progress.remaining_s)
 
     def keep(result: Benchmark) -> None:
-        # After every case, so that nothing measured is lost whatever happens next.
+        # Called after every case, so that nothing measured is lost.
         if args.output and format == "json":
-            # A full disk ends no measurement; whether it is still full, the end will say.
+            # A full disk must not end the measurement; the last write reports it.
             with contextlib.suppress(InputError):
                 write_file(args.output, _json(result.to_dict()).encode())
 
     done = _done(args, format)
     if missing := _missing(args, tasks):
         note(missing_text(missing))
-    # Whoever ends us politely gets the same as with Ctrl-C: what was measured so far.
+    # SIGTERM does what Ctrl-C does: the command ends with what was measured so far.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = measure(

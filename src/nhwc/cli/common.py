@@ -1,4 +1,4 @@
-"""What the verbs' command lines share: models, inputs, devices, colours."""
+"""Parts that the verbs' command lines share: models, inputs, devices, colours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .values import SEEDS, whole
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --input, --weights, --device, --seed."""
+    """Add MODEL, --input, --weights, --device and --seed."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -102,6 +102,6 @@ def parse_device(text: str) -> torch.device:
 
 
 def colors(stream: object = None) -> bool:
-    """Whether to colour what goes to `stream` (stdout): a terminal, and NO_COLOR not set."""
+    """Whether to colour text for `stream` (stdout): it is a terminal, and NO_COLOR is not set."""
     stream = sys.stdout if stream is None else stream
     return not os.environ.get("NO_COLOR") and bool(getattr(stream, "isatty", lambda: False)())

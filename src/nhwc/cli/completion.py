@@ -34,7 +34,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def completion(shell: str, parser: argparse.ArgumentParser, verbs: Parsers) -> str:
-    """The script that `shell` reads: verbs first, then a verb's options and their choices."""
+    """Return a script for `shell` that completes verbs, their options, and the options' choices."""
     if shell == "fish":
         return _fish(parser, verbs)
     return _ZSH * (shell == "zsh") + _bash(parser, verbs)

@@ -1,4 +1,4 @@
-"""Packages that are no part of nhwc: missed before the work, once, with what to install."""
+"""Optional packages: looked for before the work begins; an error says what to install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_models(names: Iterable[str]) -> None:
 
 
 def _sources(name: str) -> tuple[str, ...]:
-    """The packages that may have the model, one of which is enough."""
+    """The packages that may have the model; any one of them is enough."""
     where, colon, _ = name.rpartition(":")
     if not colon:
         return ("torchvision", "timm")

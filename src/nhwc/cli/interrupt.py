@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported; SIGTERM and Ctrl-C as a question that long work may ask."""
+"""Ctrl-C while modules are imported; SIGTERM and Ctrl-C as a flag that long work looks at."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..errors import ProcessLost
 
 @contextlib.contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Within it Ctrl-C ends the process, in one line.
+    """In this context Ctrl-C ends the process at once, with one line.
 
-    It is for imports: there is nothing to save yet, and an exception that is raised in the middle
-    of a library's own import may be swallowed there, or come out as another.
+    Use it for imports: there is nothing to save yet, and an exception raised in the middle of a
+    library's own import may be swallowed there, or come out as another.
     """
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
@@ -37,7 +37,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """Within it a first signal makes calls of this object return true; a second one interrupts."""
+    """In this context a first signal makes calls of the object true; a second one interrupts."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -48,7 +48,7 @@ class Interrupt:
 
     @property
     def status(self) -> int:
-        """The exit status that says which signal it was; SIGTERM if another process got it."""
+        """The exit status for the signal that came, or for SIGTERM if another process got it."""
         return 128 + (self._number or signal.SIGTERM)
 
     def __enter__(self) -> Interrupt:
@@ -63,7 +63,7 @@ class Interrupt:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, ProcessLost):
-            # Torchrun ends those that are left; this one ends anyway, and has to say why.
+            # Torchrun sends SIGTERM to the rest; this one is ending anyway, and must still say why.
             self._before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
             remeasure=args.remeasure,
             progress=line.show,
         )
-    # First the model, which a report that cannot be written must not lose.
+    # Save the model first, so that a report that cannot be written does not lose it.
     try:
         if args.output is not None:
             _save(fast, args.output)
     except NhwcError:
-        # What cannot be saved was optimized all the same, and has a report.
+        # A model that cannot be saved is optimized all the same, so show its report.
         _report(args, model, fast, inputs)
         raise
     _report(args, model, fast, inputs)
@@ -98,7 +98,7 @@ def _report(
 def _audits(
     name: str, model: nn.Module, fast: Optimized, inputs: list[Tensor], line: _Line
 ) -> dict[str, dict[str, object]]:
-    """What the audit says of channels last before and after the passes."""
+    """Audit the model before and after the passes; return both audits as plain values."""
     line.show("auditing before and after")
     stages = {"before": model, "after": unplanned(fast)}
     return {

@@ -1,4 +1,4 @@
-"""Files that a command writes: looked at before the work, written whole, and nothing lost."""
+"""Files that a command writes: checked before the work, written whole, printed if that fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICTURES = (".svg", ".png")
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
-    """--format and -o; the format follows the file's ending where it is not said."""
+    """Add --format and -o; without --format, the file's ending decides."""
     parser.add_argument("--format", choices=formats, help=f"default: {formats[0]}")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write here, not stdout")
 
@@ -31,7 +31,7 @@ def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
 
 
 def check_outputs(*paths: Path | None, reads: Iterable[str | Path | None] = ()) -> None:
-    """Refuse now what could not be written later, or would overwrite what the command `reads`."""
+    """Refuse, before the work, outputs that cannot be written or that the command `reads`."""
     sources = [_file_of(str(name)) for name in reads if name is not None]
     given = [path for path in paths if path is not None]
     for place, path in enumerate(given):
@@ -45,7 +45,7 @@ def check_outputs(*paths: Path | None, reads: Iterable[str | Path | None] = ()) 
 
 
 def check_folder(path: Path | None) -> None:
-    """Refuse now a folder that could not be made, or written to, later."""
+    """Refuse, before the work, a folder that cannot be made or written to."""
     if path is None:
         return
     present = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -56,7 +56,7 @@ def check_folder(path: Path | None) -> None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse now a picture that could not be drawn later."""
+    """Refuse, before the work, a picture that cannot be drawn."""
     if path is None:
         return
     if path.suffix not in PICTURES:
@@ -66,7 +66,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def write_output(text: str, path: Path | None) -> None:
-    """Print `text`, or write it to `path`; what cannot be written there is printed after all."""
+    """Print `text`, or write it to `path`; if that fails, print it and raise."""
     text = to_show(text)
     if path is None:
         _print(text)
@@ -80,11 +80,11 @@ def write_output(text: str, path: Path | None) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write to a neighbour and rename it: whoever looks sees the old file or the new one."""
+    """Write beside `path` and rename: readers see the old file or the new one, whole."""
     path = Path(os.path.realpath(path))
     try:
         if path.exists() and not path.is_file():
-            # /dev/stdout and pipes are written to; a file put in their place would be none.
+            # Write into /dev/stdout or a pipe; a file put in its place would not be one.
             path.write_bytes(data)
         else:
             replace_file(path, [data])
@@ -108,7 +108,7 @@ def _check_place(path: Path) -> None:
 
 
 def _file_of(name: str) -> Path:
-    """The file that a model's or a result's name stands for, if any: `net.py:build` is net.py."""
+    """Return the file that a name of a model or a result refers to: net.py for `net.py:build`."""
     where, _, _ = name.rpartition(":")
     return Path(where if where.endswith(".py") else name)
 

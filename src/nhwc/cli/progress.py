@@ -1,4 +1,4 @@
-"""What is said on stderr about the work: notes, and a line that says how far it is."""
+"""Messages on stderr about the work: notes, and a line that says how far it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def note(text: str) -> None:
-    """Say something about the work on stderr; stdout is for data."""
+    """Print a note about the work on stderr; stdout is for data."""
     if not quiet.get():
         print(to_show(text), file=sys.stderr)
 
@@ -46,14 +46,14 @@ class ProgressLine:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away, so that what is printed next stands alone."""
+        """Erase the line, so that the next output stands alone."""
         if self._live and not quiet.get():
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:
-    """A span of time, as one would say it.
+    """Format a span of time for people.
 
     >>> duration(5), duration(90), duration(4000)
     ('5 s', '1 min 30 s', '1 h 6 min')

@@ -17,7 +17,7 @@ from .progress import ProgressLine, note
 def headline(
     name: str, model: nn.Module, recipe: Recipe, batch_size: int, device: torch.device
 ) -> str:
-    """What runs, and where: what a log is worth little without."""
+    """Describe in a line what runs, how and where, to head the log."""
     size = sum(p.numel() for p in model.parameters()) / 1e6
     layout = "channels last" if recipe.channels_last else "contiguous"
     dtype = str(recipe.autocast_dtype(device) or torch.float32).removeprefix("torch.")
@@ -30,7 +30,7 @@ def headline(
 
 
 class Screen:
-    """Prints points as lines, and keeps a line below them that says how far the run is."""
+    """Prints points as lines, with a progress line below them."""
 
     def __init__(self, epochs: int, batches: int, *, text: bool) -> None:
         self._epochs, self._batches, self._text = epochs, batches, text
@@ -46,7 +46,7 @@ class Screen:
         done, total = epoch * self._batches + batch, self._epochs * self._batches
         now = time.monotonic()
         if self._began is None:
-            # The first batch carries all that happens once; the rest is predicted without it.
+            # The first batch includes work that happens once, so the prediction leaves it out.
             self._began = now, done
         began, first = self._began
         left = (now - began) / (done - first) * (total - done) if done > first else None
@@ -58,7 +58,7 @@ class Screen:
 
 
 class OnceEach:
-    """Says each thing the first time only: a corrupt image comes by in every epoch."""
+    """Reports each text only once: a corrupt image comes up in every epoch."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

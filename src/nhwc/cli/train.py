@@ -276,7 +276,7 @@ def _folder(args: argparse.Namespace) -> Path | None:
 
 
 def _resume(args: argparse.Namespace, checkpoint: Path | None) -> Path | None:
-    """The checkpoint to go on from: the named one, or the own one after torchrun's restart."""
+    """The checkpoint to go on from: the named one, or this run's own after torchrun's restart."""
     named = args.resume and Path(args.resume)
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if checkpoint is None or not checkpoint.exists():

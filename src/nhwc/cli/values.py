@@ -1,4 +1,4 @@
-"""Numbers of the command line, refused before any work where nothing could come of them."""
+"""Types for numbers on the command line, which refuse useless ones before any work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MANY = 1 << 30
 """More batches or epochs than anyone lives to see."""
 
 MOST = 1024
-"""Threads and processes beyond which a system gives up before they are of use."""
+"""More threads or processes than this exhaust a system before they are of use."""
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

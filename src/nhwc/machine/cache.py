@@ -1,9 +1,10 @@
-"""Files that nhwc keeps for itself between runs, where nobody else can put any.
+"""Files that nhwc keeps for itself between runs, in folders that no other user can write to.
 
 A compiled kernel is native code: whoever can write to the folder it is found in can have it run.
 So a folder is used only if nobody but its owner, who runs this process, can write to it or put
 another in its place, and a file only if the same holds for it. Folders are made for their owner
-alone. Where the cache cannot be used, one line says why, and it costs the memory and nothing else.
+alone. If the cache cannot be used, a warning says why, and each process compiles and measures for
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .environment import cache_dir
 _log = logging.getLogger("nhwc")
 
 _LARGEST = 1 << 28
-"""A file of more bytes is none of ours."""
+"""The most bytes that are read: nhwc writes no file that is larger."""
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _LINKS = 40
@@ -30,15 +31,15 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 _OWN_ID = getattr(os, "geteuid", None)
-"""Where a system has no such users, what it gives is taken."""
+"""None on a system without user numbers, where files are trusted without a check."""
 
 
 def read_own(path: Path, largest: int = _LARGEST) -> bytes | None:
-    """What a file of the cache holds; None if there is none, or others could have written it."""
+    """Return the content of a cache file; None if it is missing or others could have written it."""
     if not _is_ours(path.parent):
         return None
     try:
-        # A link, a pipe or a device in its place is not followed, nor waited for.
+        # Do not follow a link in its place, nor wait for a pipe or a device.
         handle = os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK)
     except (OSError, ValueError):
         return None
@@ -56,7 +57,7 @@ def read_own(path: Path, largest: int = _LARGEST) -> bytes | None:
 
 
 def write_own(path: Path, content: bytes) -> None:
-    """Keep `content` for the next process, whole or not at all; where that fails it costs time."""
+    """Keep `content` for the next process, whole or not at all; a failure only costs it time."""
     if not make_own(path.parent):
         return
     with contextlib.suppress(OSError, ValueError):
@@ -71,7 +72,7 @@ def write_own(path: Path, content: bytes) -> None:
 
 
 def make_own(folder: Path) -> bool:
-    """Make `folder` for its owner alone, if it is not there. Whether files of ours can lie there.
+    """Make `folder` for its owner alone if it is missing; return whether it is safe to use.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:
@@ -102,7 +103,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def why_unsafe(folder: Path) -> str:
-    """What lets others write to `folder`, or put another in its place; nothing if nobody can."""
+    """Say how others can write to `folder` or replace it; an empty string if they cannot."""
     if _OWN_ID is None:
         return ""
     found = os.stat(folder)
@@ -114,7 +115,7 @@ def why_unsafe(folder: Path) -> str:
         above = os.lstat(place)
         if above.st_uid not in (_OWN_ID(), 0):
             return f"{place} belongs to another user"
-        # In a folder like /tmp, others may add names, and not touch those of anyone else.
+        # The sticky bit, as on /tmp, lets others add names but not touch anyone else's.
         is_open = not stat.S_ISLNK(above.st_mode) and above.st_mode & _WRITABLE
         if is_open and not above.st_mode & stat.S_ISVTX:
             return f"others can write to {place}"
@@ -122,7 +123,7 @@ def why_unsafe(folder: Path) -> str:
 
 
 def _places(path: Path) -> list[Path]:
-    """All folders and links that are looked up on the way to `path`, in order."""
+    """List the folders and links that are looked up on the way to `path`, in order."""
     found: list[Path] = []
     waiting = list(reversed(path.parts[1:]))
     at, links = Path(path.anchor), 0
@@ -143,7 +144,7 @@ def _places(path: Path) -> list[Path]:
 
 
 def _others(found: os.stat_result, place: Path) -> str:
-    """Who else may have written what was found at `place`."""
+    """Say who else may have written what was found at `place`; an empty string if nobody."""
     if _OWN_ID is None:
         return ""
     if found.st_uid not in (_OWN_ID(), 0):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write to a neighbour and rename it: whoever looks sees the old file or the new one.
+    """Write beside `path` and rename: readers see the old file or the new one, whole.
 
     Raises OSError as the system does; no half-written file is left behind.
     """

@@ -18,7 +18,7 @@ from torch import device as Device
 
 @dataclass(frozen=True)
 class Environment:
-    """What a number is worth nothing without: recorded with every measurement.
+    """The machine and the versions, recorded with every measurement, which means little without.
 
     >>> Environment.here().torch == torch.__version__
     True
@@ -52,7 +52,7 @@ class Environment:
 
     @property
     def key(self) -> str:
-        """A short name for this environment: equal where measurements carry over."""
+        """A short hash of this environment; measurements carry over where it is equal."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -65,14 +65,14 @@ class Environment:
 
 
 def available_cores() -> int:
-    """The cores this process may use, which a container may have made fewer than the machine's."""
+    """The cores this process may use; in a container they may be fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """The memory this process may use, which a container may have made less than the machine's."""
+    """The memory this process may use; in a container it may be less than the machine's."""
     if not hasattr(os, "sysconf"):
         return sys.maxsize
     least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -83,7 +83,7 @@ def memory_bytes() -> int:
 
 
 def cache_dir() -> Path:
-    """Where nhwc remembers things between runs: `NHWC_CACHE`, or the user's cache folder."""
+    """The folder for files kept between runs: `NHWC_CACHE`, or one in the user's cache folder."""
     named = os.environ.get("NHWC_CACHE")
     if named:
         return Path(named)
@@ -105,5 +105,6 @@ def _processor() -> str:
         return platform.machine()
     if any(letter.isdigit() for letter in found) or "cpu family" not in said:
         return found
-    # Virtual machines hide which one it is, and what was measured on one does not hold on another.
+    # A virtual machine may hide the processor's name; its family and model then tell it from
+    # others, whose measurements differ.
     return f"{found} (family {said['cpu family']}, model {said['model']})"

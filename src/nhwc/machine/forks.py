@@ -1,7 +1,7 @@
-"""Whether there are threads to compute with.
+"""Refuse to compute in a forked process whose threads are gone.
 
-torch computes on a pool of threads, one for each thread that calls it. A fork copies the thread
-that forks, with its pool, but not the threads in that: the first operator in the child that is
+torch keeps a pool of threads for each thread that calls it. A fork copies the thread that forks
+and the record of its pool, but not the pool's threads: in the child, the first operator that is
 large enough to be shared out waits for them for ever.
 """
 
@@ -16,7 +16,7 @@ from ..errors import NhwcError
 
 
 class _Forks(threading.local):
-    """Of each thread: whether it ran models on several threads, and forked then."""
+    """For each thread: whether it ran models on several threads, and was forked after that."""
 
     ran = False
     lost = False
@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
 def check_threads() -> None:
     """Refuse to compute in a forked child whose parent's threads are gone: it would hang.
 
-    Only what was run through `nhwc` is known of: torch does not tell whether it used its threads.
+    Only runs through `nhwc` are known: torch does not tell whether it has used its threads.
     """
     if torch.get_num_threads() == 1:
         return

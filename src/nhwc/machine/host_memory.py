@@ -1,9 +1,9 @@
-"""Memory that a result need not take: what malloc keeps, and weights that only rare calls read.
+"""Save memory: return what malloc keeps, and move weights that are rarely read into a file.
 
-A planned model has its weights twice: packed for its kernels, and as they were for calls of other
-shapes and for whoever looks at them. Those go into a file that has no name and that nobody else
-can open, and are mapped from there: they take memory once they are read, and what is written to
-them stays in this process. Where there is no disk to write to, they stay where they are.
+A planned model has its weights twice: packed for its kernels, and as they were, for calls of other
+shapes and for code that looks at them. The second copy moves into a file without a name, which
+nobody else can open, and is mapped from there: it takes memory only when it is read, and writes to
+it stay in this process. Without a disk to write to, the weights stay in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .cache import make_own
 from .environment import cache_dir
 
 _LEAST = 1 << 23
-"""For fewer bytes no file is made."""
+"""Fewer bytes are not worth a file."""
 
 _PAGEOUT = 21
 """madvise's MADV_PAGEOUT, which Python has no name for."""
@@ -35,23 +35,23 @@ _POPULATE_WRITE = 23
 """madvise's MADV_POPULATE_WRITE, since Linux 5.14."""
 
 _SMALL = 1 << 14
-"""A tensor of fewer bytes is none of those that count."""
+"""Tensors of fewer bytes stay in memory: each takes whole pages of the file, to save little."""
 
 _APART = 1 << 17
-"""For fewer bytes pages of their own are too many."""
+"""Tensors of fewer bytes are left to malloc: whole pages of their own would be too much."""
 
 _STEP = 1 << 21
-"""So many numbers are copied at a time: what was read of a file goes back before more is read."""
+"""Numbers copied at a time, so that pages read from a file go back before more are read."""
 
 _files: dict[int, int] = {}
-"""Where the bytes that `from_file` mapped begin, and where they end."""
+"""Addresses of the bytes that `from_file` mapped: for the begin of each mapping, its end."""
 
 
 def trim() -> None:
-    """Give the memory that is free back to the system: malloc and MKL keep it for what may come."""
+    """Return free memory to the system; malloc and MKL would keep it for later requests."""
     if sys.platform != "linux":
         return
-    # torch may come without MKL, and other C libraries than glibc have no such function.
+    # torch may lack MKL, and C libraries other than glibc lack malloc_trim.
     with contextlib.suppress(OSError, AttributeError):
         _torch().mkl_serv_free_buffers()
     with contextlib.suppress(OSError, AttributeError):
@@ -59,13 +59,13 @@ def trim() -> None:
 
 
 def apart(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy, in `dtype` if it is given, whose pages the system has again as soon as it is gone.
+    """Copy a tensor, to `dtype` if given, into pages that the system gets back once it is freed.
 
     >>> apart(torch.ones(64, 64, 3, 3), torch.float64).dtype
     torch.float64
 
-    What malloc gave leaves a gap among what stays, and later calls of a model spread over all such
-    gaps. The strides are those of `torch.empty_like`.
+    A freed block of malloc's leaves a gap among blocks that stay, and later calls of a model would
+    spread over all such gaps. The strides are those of `torch.empty_like`.
     """
     dtype = dtype or tensor.dtype
     if sys.platform != "linux" or not _is_plain(tensor) or tensor.nbytes < _APART:
@@ -89,7 +89,7 @@ def _torch() -> ctypes.CDLL:
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """`tensor`, or a copy of one that lies in a file; what was read of the file goes back.
+    """Return `tensor`, or if it lies in a file a copy, and give back the pages read for that.
 
     >>> weight = torch.ones(2048)
     >>> in_memory(weight) is weight
@@ -103,29 +103,29 @@ def in_memory(tensor: Tensor) -> Tensor:
 
 
 def unread(tensors: Iterable[Tensor]) -> None:
-    """Let the system have the memory again that reading `tensors` took, if they lie in a file."""
+    """Return the memory that reading `tensors` took to the system, if they lie in a file."""
     if sys.platform != "linux":
         return
     page = mmap.PAGESIZE
     ranges: list[list[int]] = []
     for begin, size in sorted((t.data_ptr(), t.nbytes) for t in tensors if _in_file(t)):
-        # The system gives back several pages at once: it must be asked for neighbours together.
+        # The system pages out several pages at a time, so neighbours must be named together.
         if not ranges or begin > ranges[-1][1] + page:
             ranges.append([-(-begin // page) * page, 0])
         ranges[-1][1] = begin + size
     for begin, end in ranges:
         if begin < end:
-            # What was written stays: unlike MADV_DONTNEED, this never changes a value.
+            # Pages that were written keep their values, which MADV_DONTNEED would drop.
             ctypes.CDLL(None).madvise(
                 ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _PAGEOUT
             )
 
 
 def part_in_memory(tensor: Tensor, begin: int, size: int) -> None:
-    """Let some bytes of a tensor that lies in a file be read without the many pages around them.
+    """Load some bytes of a tensor that lies in a file, without the many pages around them.
 
-    A page that is read from a file brings its neighbours along; one that is written to is copied
-    alone. So it is treated as if it were written to.
+    Reading a page from a file brings its neighbours along; writing copies that page alone. So the
+    pages are loaded as if they were written to.
     """
     if sys.platform == "linux" and _in_file(tensor):
         page = begin // mmap.PAGESIZE * mmap.PAGESIZE
@@ -141,14 +141,14 @@ def _in_file(tensor: Tensor) -> bool:
 
 
 def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor]:
-    """Let `tensors` lie in a file, those that share their memory with no other; return these.
+    """Move those `tensors` into a file that share their memory with no other; return these.
 
     >>> weight = torch.ones(2048, 2048)
     >>> other = weight[0]
     >>> shelve([weight])
     []
 
-    They stay what they are, tensors that can be written to, with the same strides.
+    They remain tensors that can be written to, with the same strides.
     """
     chosen = [tensor for tensor in {id(t): t for t in tensors}.values() if _movable(tensor)]
     size = sum(_padded(tensor) for tensor in chosen)
@@ -166,10 +166,10 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor
 def from_file(
     parts: Iterable[bytes | memoryview], size: int, folder: Path | None = None
 ) -> mmap.mmap | None:
-    """All `parts`, `size` bytes, mapped from a file; None where none can be had, or for so few.
+    """Map all `parts`, `size` bytes, from a file; None if there can be none or `size` is small.
 
-    The file has no name, so nobody can change or cut it. What is written to the bytes is not
-    written to the file.
+    The file has no name, so nobody can change or cut it. Writes to the mapped bytes do not reach
+    the file.
     """
     folder = cache_dir() if folder is None else folder
     if size < _LEAST:
@@ -206,26 +206,26 @@ def _movable(tensor: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its numbers lie in memory, by its strides."""
+    """Whether this is an ordinary tensor of floats in the CPU's memory, addressed by strides."""
     known = type(tensor) in (Tensor, nn.Parameter) and tensor.is_floating_point()
     return known and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those that `empty_like` gives: the same, if it is dense in memory."""
+    """The strides that `empty_like` gives: the tensor's own, if it is dense in memory."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def _held_once(tensor: Tensor) -> bool:
-    """Whether nothing else keeps the memory, as a kernel does that reads weights in place."""
+    """Whether nothing else holds the memory, such as a kernel that reads weights in place."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     storage = tensor.untyped_storage()
-    # One is the tensor's, one is ours.
+    # One reference is the tensor's, the other is `storage`.
     return count is not None and count(storage._cdata) == 2
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[bytes | memoryview]:
-    """Those of the tensor as they lie in memory, and as many more as fill the page."""
+    """Yield the bytes of the tensor as they lie in memory, then zeros to the end of the page."""
     yield raw(tensor)
     yield bytes(_padded(tensor) - tensor.nbytes)
 
@@ -235,7 +235,7 @@ def _padded(tensor: Tensor) -> int:
 
 
 def _is_memory(folder: Path) -> bool:
-    """Whether files in `folder` are themselves in memory, so that nothing would be gained."""
+    """Whether `folder` keeps its files in memory, so that moving tensors there saves nothing."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:

@@ -1,4 +1,4 @@
-"""Times taken side by side, and what may be said of them."""
+"""Times taken side by side, and the verdicts that they support."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ makes hundreds."""
 
 SAME = 0.03
 """Two processes that run the same program differ by this much, by where their memory happens to
-lie: no difference below it is called one."""
+lie, so a smaller difference is not called one."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Comparison:
 
 
 def verdict_of(low: float, high: float) -> str:
-    """What an interval of a ratio allows to be said.
+    """Return the verdict that an interval of a ratio supports.
 
     >>> verdict_of(0.99, 1.02), verdict_of(1.01, 1.3), verdict_of(0.8, 0.95), verdict_of(0.8, 1.1)
     ('same', 'faster', 'slower', 'too noisy to tell')
@@ -129,7 +129,7 @@ def interleave(
     taken: dict[str, list[float]] = {name: [] for name in functions}
     names: Sequence[str] = list(functions)
     for turn in range(rounds):
-        # Each round starts with another: a fixed order would favour who follows a light one.
+        # Each round starts with another: a fixed order favours a function that follows a light one.
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
             if between is not None:
@@ -139,7 +139,7 @@ def interleave(
 
 
 def timer_for(device: torch.device | str) -> Callable[[Callable[[], object]], float]:
-    """What times one call on `device`: a clock, or CUDA events, which wait for the kernels.
+    """Return a timer of one call on `device`: a clock, or CUDA events, which wait for the kernels.
 
     >>> timer_for("cpu")(lambda: None) < 1
     True

@@ -48,7 +48,7 @@ def _verdict(audit: Audit) -> str:
 
 
 def clean_words(audit: Audit) -> str:
-    """What the calls did where none of them lost the format, each counted once."""
+    """Count what the calls did, in words, for an audit in which none lost the format."""
     counts = audit.counts
     if not audit.judged:
         return "none on an image (a tensor of 4 or 5 dimensions, or a list of images)"

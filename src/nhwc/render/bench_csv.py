@@ -17,7 +17,7 @@ FIELDS = (
 
 
 def bench_csv(result: Benchmark) -> str:
-    """Every case and variant, what failed included; unmeasured numbers are empty."""
+    """Render a line per case and variant, failed ones included; unmeasured numbers are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n", restval="")
     writer.writeheader()

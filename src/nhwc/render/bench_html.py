@@ -12,7 +12,7 @@ from .text import size
 
 
 def bench_html(result: Benchmark) -> str:
-    """The page, as one file that loads nothing."""
+    """Render the page, as one file that loads no other."""
     title = result.title or ", ".join(dict.fromkeys(row.case.model for row in result.rows))
     cases = [row.case for row in result.rows]
     data = {

@@ -30,7 +30,7 @@ _STYLE: Any = {
 }
 
 Bar = tuple[str, float, Comparison, str, str]
-"""A place on the y axis: name, height, what it shows, its colour and what is written at its end."""
+"""A bar: its name, place on the y axis, comparison, colour, and the text at its end."""
 
 
 def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
@@ -73,7 +73,7 @@ def _panels(rows: list[Row]) -> list[list[Row]]:
 
 
 def _bars(panel: list[Row], result: Benchmark) -> list[Bar]:
-    """From bottom to top: the slowest first."""
+    """Lay out the bars from bottom to top: by speed, or in a sweep by falling batch size."""
     if len(panel) == 1:
         return _one(panel[0], result.baseline)
     cases = [row.case for row in panel]

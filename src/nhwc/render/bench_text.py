@@ -34,7 +34,7 @@ def bench_text(result: Benchmark) -> str:
 
 
 def changes_text(changes: Changes) -> str:
-    """What changed between two runs; what got slower comes first."""
+    """Render the changes between two runs, those that got slower first."""
     cases = [change.case for change in changes.changes]
     table = [("", "before ms", "after ms", "speed", "interval", "")]
     for change in sorted(changes.changes, key=lambda c: c.comparison.ratio):
@@ -73,7 +73,7 @@ def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> l
 
 
 def _fitting(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """`columns` in as many tables as the width asks for, one below the other.
+    """Align cells as `columns` does, in as many tables one below the other as the width requires.
 
     Each begins with the first column. A column without a heading stays beside the one before.
     """

@@ -1,4 +1,4 @@
-"""How the numbers of a benchmark are written, in every format alike."""
+"""The numbers of a benchmark in words, the same in every format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .text import milliseconds, plural
 
 
 def times(ratio: float) -> str:
-    """A ratio as a factor.
+    """Format a ratio as a factor.
 
     >>> times(1.618)
     '1.62x'
@@ -25,7 +25,7 @@ def interval(comparison: Comparison) -> str:
 
 
 def bare_ms(seconds: float) -> str:
-    """Milliseconds for a column that names its unit.
+    """Format milliseconds for a column that names its unit.
 
     >>> bare_ms(0.0123456)
     '12.3'
@@ -52,7 +52,7 @@ def environment(result: Benchmark) -> str:
 
 
 def common(cases: list[Case]) -> str:
-    """What all cases share besides the model, in words."""
+    """Describe the settings that all cases share."""
     first = cases[0]
     words = []
     if len({case.batch for case in cases}) == 1:
@@ -68,7 +68,7 @@ def common(cases: list[Case]) -> str:
 
 
 def short(case: Case, cases: list[Case]) -> str:
-    """The model, and whatever tells this case from the others."""
+    """Name a case by what tells it from the others: its model, batch or threads."""
     words = [case.model] if len({other.model for other in cases}) > 1 else []
     if len({other.batch for other in cases}) > 1:
         words.append(f"batch {case.batch}")
@@ -78,7 +78,7 @@ def short(case: Case, cases: list[Case]) -> str:
 
 
 def answer(row: Row, baseline: str) -> str:
-    """What do I gain, with which variant, how sure are you: one sentence."""
+    """Say in a sentence or two which variant is fastest, by how much, and how sure that is."""
     best = min(row.measured, key=lambda m: m.median_s, default=None)
     found = row.comparison(best.variant, baseline) if best else None
     if best is None or found is None:
@@ -121,7 +121,7 @@ NOISY = 0.15
 
 
 def noise(result: Benchmark) -> str:
-    """A warning where somebody else was using the machine; empty where nobody was."""
+    """Warn if other programs disturbed the measurements; return an empty string if none did."""
     spread = [(m.per_turn.spread, m, row) for row in result.rows for m in row.measured]
     wild = [(share, m, row) for share, m, row in spread if share > NOISY]
     if not wild:
@@ -143,14 +143,14 @@ def _share(share: float) -> str:
 
 
 def kind(engine: Engine) -> str:
-    """Which colour an engine has: `ours` is what we offer, `torch` what torch does by itself."""
+    """The kind of an engine, which decides its colour: `ours`, `fuse`, `torch` or `peer`."""
     if engine.ours:
         return "ours" if engine.name == "optimized" else "fuse"
     return "torch" if engine.name in ("eager", "channels_last") else "peer"
 
 
 def failures(result: Benchmark) -> list[tuple[str, str]]:
-    """What could not be measured, each with the reason: said once where it is always the same."""
+    """List what failed, with the reason: first whole cases, then engines, each reason once."""
     found = [(str(row.case), row.failure) for row in result.rows if row.failure]
     for engine in ENGINES:
         reasons: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from .page import page
 
 
 def ops_html(table: OperatorTable) -> str:
-    """Render the page: searched, sorted and filtered in the browser, from the data inside it."""
+    """Render the page, which searches, sorts and filters its own data in the browser."""
     env = table.environment
     where = (
         env["device"] if table.device != "cpu" else f"{env['processor']} {env['instruction_set']}"

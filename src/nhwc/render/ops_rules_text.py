@@ -12,7 +12,7 @@ COLORS = {True: "green", False: "red", None: "dim"}
 
 
 def rules_text(found: Sequence[RuleResult], *, color: bool = False) -> str:
-    """A line for each rule; what was expected stands there where it was not found."""
+    """Render a line for each rule, with the expected outcome where the rule fails."""
     wide = max(len(rule.claim) for rule in found)
     lines = []
     for rule in found:
@@ -31,7 +31,7 @@ def summary(found: Sequence[RuleResult]) -> str:
 
 
 def rules_markdown(found: Sequence[RuleResult]) -> str:
-    """A table with both outcomes."""
+    """Render a table with the expected and the measured outcomes."""
     lines = ["| rule | expected | measured | |", "|---|---|---|---|"]
     for rule in found:
         cells = (rule.claim, f"`{rule.expected}`", f"`{rule.measured}`", WORDS[rule.passed])

@@ -94,7 +94,7 @@ def _time(seconds: float) -> str:
 
 
 def difference_text(found: Sequence[Difference], *, color: bool = False) -> str:
-    """What changed, a line each."""
+    """Render one line for each difference."""
     if not found:
         return "nothing changed\n"
     lines = []

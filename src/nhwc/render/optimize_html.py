@@ -1,4 +1,4 @@
-"""What `optimize` did, as one HTML page that works offline."""
+"""The report of `optimize` as one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def optimize_html(
 
 
 def _strip(audit: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an audit, what the strip of coloured operators needs."""
+    """Reduce an audit to what the strip of coloured operators needs."""
     calls = [
         {
             "operator": call["operator"],

@@ -1,4 +1,4 @@
-"""What `optimize` did, for the terminal."""
+"""The report of `optimize` for the terminal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _pass(report: PassReport) -> list[str]:
     if skipped:
         lines[0] += f", {len(skipped)} left alone"
     lines[0] += f" in {milliseconds(report.seconds)}"
-    # The same reason at sixty places is one line, with the first of them.
+    # Places that share a reason share a line, which names the first of them.
     reasons: dict[str, list[str]] = defaultdict(list)
     for site in skipped:
         reasons[site.reason].append(site.where)
@@ -69,7 +69,7 @@ def _pass(report: PassReport) -> list[str]:
 
 
 def _unplanned(report: OptimizeReport) -> list[str]:
-    """The graphs inside opaque parts that have no plan: a line for each reason."""
+    """List the graphs inside opaque parts that have no plan, a line for each reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for plan in report.plans:
         if plan.part and not plan.planned:
@@ -171,7 +171,7 @@ def _times(report: OptimizeReport, color: bool) -> list[str]:
 
 
 def _ratio(report: OptimizeReport, stage: str) -> str:
-    """How fast it was, by the time of the input in the same minute, which may be another's."""
+    """Say how many times faster a stage is than the input was when both were timed in turns."""
     before = milliseconds(report.inputs_times[stage].median_s)
     return f"  {report.ratios[stage]:.2f}x of {before}"
 

@@ -13,14 +13,14 @@ from typing import Any
 
 
 def page(name: str, title: str, data: Any, folder: Path | None = None) -> str:
-    """Put NAME.html, from `folder` or the house's, into its page, with style, script and data."""
+    """Build a page from NAME.html, in `folder` or our templates, with style, script and data."""
     house = files(__package__) / "templates"
 
     def read(file: str) -> str:
         room = house if folder is None or file.startswith("base.") else folder
         return (room / file).read_text(encoding="utf-8")
 
-    # A tag inside a string would end the block that holds the data, or keep it from ending.
+    # A tag inside a string could end the block that holds the data, or keep it from ending.
     payload = json.dumps(_plain(data), separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "title": html.escape(title),
@@ -29,12 +29,12 @@ def page(name: str, title: str, data: Any, folder: Path | None = None) -> str:
         "script": read("base.js") + read(f"{name}.js"),
         "data": payload,
     }
-    # In one go: a model may be called {{data}}.
+    # Replace all in one go: a model may be called {{data}}.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("base.html"))
 
 
 def _plain(value: Any) -> Any:
-    """`value` with null for the numbers that JSON has no words for."""
+    """Replace NaN and infinities in `value` by None, because JSON cannot express them."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What the text renderers share: colour, wrapping, units."""
+"""Functions that the text renderers share: colour, wrapping, units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def paint(text: str, color: str, enabled: bool) -> str:
 
 
 def to_show(text: str) -> str:
-    r"""`text` as a terminal may have it: of all that one obeys, the colours of `paint` stay alone.
+    r"""Escape all control characters in `text`, except the colours of `paint`.
 
     >>> to_show(paint("conv\x1b[2J", "red", True))
     '\x1b[31;1mconv\\x1b[2J\x1b[0m'
@@ -37,12 +37,12 @@ def wrap(text: str, indent: str, further: str | None = None) -> str:
 
 
 def width() -> int:
-    """The terminal's; where none reads it, and in a wide one, as long as lines read well."""
+    """The width of the terminal, but at most `_WIDTH`, which is also the width without one."""
     return min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits that count.
+    """Format a time in milliseconds, with three significant digits.
 
     >>> milliseconds(0.0123456), milliseconds(0.1234)
     ('12.3 ms', '123 ms')
@@ -52,7 +52,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people.
+    """Format a number of bytes for people.
 
     >>> size(4_365_312)
     '4.4 MB'

@@ -19,7 +19,7 @@ def training_plot(training: Training, format: str = "svg") -> bytes:
         from matplotlib.figure import Figure
     except ImportError:
         raise missing("matplotlib", "plot") from None
-    # A Figure of its own, not pyplot's: no window system and no global state is touched.
+    # pyplot is avoided, because it would touch a window system and global state.
     figure = Figure(figsize=(8, 8), layout="constrained")
     loss, accuracy, speed = figure.subplots(3, 1, sharex=True)
     train, val = training.of("train"), training.of("val")

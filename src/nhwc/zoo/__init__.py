@@ -36,10 +36,10 @@ def load_model(
 ) -> nn.Module:
     """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
 
-    `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable`, or
-    `file.py:callable`, whose callable is called without arguments and returns the model, or a file
-    that `nhwc.save` wrote. A callable that takes `num_classes`, as torchvision's and timm's do,
-    gets `classes` where that is given.
+    The name is `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable` or
+    `file.py:callable`, whose callable takes no arguments and returns the model, or a file that
+    `nhwc.save` wrote. A callable that takes `num_classes`, as torchvision's and timm's do, gets
+    `classes` where that is given.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
@@ -63,7 +63,7 @@ def load_model(
 
 def _built(name: str, builder: Callable[..., object]) -> object:
     try:
-        # What the code prints is no data of ours.
+        # stdout is for our data, so anything that the code prints goes to stderr.
         with contextlib.redirect_stdout(sys.stderr):
             return builder()
     except NhwcError:
@@ -103,7 +103,7 @@ def find_builder(name: str) -> Callable[..., object]:
 
 
 def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give every batch norm random statistics and weights: with the defaults folding is trivial."""
+    """Give every batch norm random statistics and weights: folding the defaults is trivial."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(like: Tensor, low: float, high: float) -> Tensor:
@@ -124,10 +124,10 @@ def randomize_batchnorm_(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give parameters that hold one number throughout different ones, so that errors show.
+    """Fill parameters that hold a single number with different ones, so that errors show.
 
-    A head that begins as zeros answers zero whatever is before it, and a layer scale of a millionth
-    hides the layer.
+    A head of zeros answers zero whatever precedes it, and a layer scale of a millionth hides its
+    layer.
 
     >>> layer = nn.Linear(4, 4)
     >>> _ = nn.init.zeros_(layer.weight)
@@ -152,7 +152,7 @@ def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load a state dict from a file; nothing but tensors and plain containers is read from it."""
+    """Load a state dict from a file, reading only tensors and plain containers, never code."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def _from_torchvision(name: str) -> Callable[..., object]:
         ) from None
     takes = inspect.signature(builder).parameters
     nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
-    # Both would draw millions of truncated normals, most of their construction time, for nothing.
+    # Both spend most of their construction on drawing truncated normals, which is needless here.
     quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     return partial(builder, **nothing, **quick)
 
@@ -214,7 +214,7 @@ def _from_timm(name: str) -> Callable[..., object]:
     try:
         import timm
     except ModuleNotFoundError as error:
-        # timm needs others: whichever is missing, the extra brings them all.
+        # The missing package may be one that timm needs: the extra brings them all.
         raise missing(str(error.name).partition(".")[0], "zoo") from None
     except ImportError as error:
         raise MissingPackage(

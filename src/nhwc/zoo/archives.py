@@ -1,7 +1,7 @@
-"""What others' files of models are: told by their first bytes, none of them is loaded here.
+"""Recognize model files of other tools by their first bytes, without loading them.
 
-TorchScript archives and exported programs hold code, and what torch pickled may be anything: to
-load one is to trust it, which is for its owner to do, in a line of Python.
+TorchScript archives and exported programs hold code, and a pickle of torch's may do anything. To
+load such a file is to trust it, so its owner has to do that, in a line of Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file is, and what to do with it, each as it stands in a sentence."""
+    """What a file is, and what to do with it, in words that fit into a sentence."""
 
     what: str
     todo: str

@@ -45,7 +45,7 @@ ENGINES = (
 )
 
 QUICK = ("eager", "channels_last", "fused", "optimized", "onnxruntime", "openvino")
-"""What is compared unless more is asked for: those that need no more than a few seconds."""
+"""The engines compared by default: each needs at most a few seconds."""
 
 ALL = "all"
 """Stands for every engine that is installed."""
@@ -65,7 +65,7 @@ def find_engine(name: str) -> Engine:
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
-    """Each variant once, in the order asked for, with "all" as those that are installed.
+    """Return each variant once, in the order given; "all" stands for every installed engine.
 
     >>> chosen(["jit", "eager", "jit"])
     ('jit', 'eager')

@@ -9,7 +9,7 @@ from .engine import Engine, Prepared
 
 
 def to_channels_last(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Every input that has a channels-last format, in it."""
+    """Convert the inputs that have a channels-last format to it; keep the others as they are."""
     return tuple(
         to_format(x, CHANNELS_LAST_OF[x.ndim]) if x.ndim in CHANNELS_LAST_OF else x for x in inputs
     )

@@ -13,7 +13,7 @@ from .engine import Engine, Prepared
 def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     import torch._inductor.config as inductor
 
-    # Set for good: this process runs nothing else, and compilation happens at the first call.
+    # Never reset: this process runs nothing else, and compilation happens at the first call.
     inductor.freezing = True
     mode = "max-autotune" if inputs[0].is_cuda else None
     return torch.compile(convert_(model), mode=mode), to_channels_last(inputs)

@@ -1,4 +1,4 @@
-"""What an engine is: a name, and how to make a model ready to be called."""
+"""An engine: a name, and functions that make a model ready to be called."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Engine:
     """The packages it imports; the first one does the work."""
 
     requirements: tuple[str, ...] = ()
-    """What pip calls these packages, where that is something else."""
+    """The names of these packages for pip, where they differ from the import names."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -47,19 +47,19 @@ class Engine:
 
     @property
     def pip(self) -> str:
-        """The line that installs what it needs."""
+        """The command that installs its packages."""
         return f"pip install {shlex.join(self.requirements or self.packages)}"
 
     @property
     def version(self) -> str:
-        """The version of the package that does the work, where that is not torch."""
+        """The version of the package that does the work; empty where that is torch."""
         if not self.packages:
             return ""
         found = importlib.metadata.packages_distributions().get(self.packages[0])
         return importlib.metadata.version(found[0]) if found else ""
 
     def obstacle(self, *, train: bool, amp: bool, device: str) -> str:
-        """Why it cannot run such a case here; empty where it can."""
+        """Say why the engine cannot run such a case here; an empty string if it can."""
         if self.missing:
             return f"not installed: {self.pip}"
         if train and not self.trains:

@@ -1,4 +1,4 @@
-"""ExecuTorch: exported, handed to XNNPACK wherever it can be, a pool of as many threads."""
+"""ExecuTorch: exported, delegated to XNNPACK where possible, on as many threads as torch has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
     from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
 
-    # Its documentation: the threads count most, and by default there are as many as cores.
+    # ExecuTorch's documentation: the thread count matters most; the default is one per core.
     portable_lib._unsafe_reset_threadpool(torch.get_num_threads())
     method = Runtime.get().load_program(folder / "model.pte").load_method("forward")
     if method is None:

@@ -10,7 +10,7 @@ from .engine import Engine, Prepared
 
 
 def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-    # Called as a user calls it: the verbs stand side by side and know nothing of one another.
+    # Called through the public interface, because the verbs must not import one another.
     import nhwc
 
     return convert_(nhwc.fuse(model)), to_channels_last(inputs)

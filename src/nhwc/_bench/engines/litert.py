@@ -16,7 +16,7 @@ SIGNATURE = "serving_default"
 def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
     import litert_torch
 
-    # As its documentation advises for images: NHWC at the door, so that nothing is transposed.
+    # LiteRT's documentation advises NHWC inputs for images, so that nothing is transposed.
     images = [index for index, x in enumerate(inputs) if x.ndim == 4]
     given = litert_torch.to_channel_last_io(model, args=images) if images else model
     litert_torch.convert(given.eval(), _images_last(inputs)).export(str(folder / "model.tflite"))
@@ -30,7 +30,7 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
         Options,
     )
 
-    # Its documentation prefers this interface to the interpreter's; one thread is the default.
+    # LiteRT's documentation prefers this interface to the interpreter's. Its default is one thread.
     options = Options(
         hardware_accelerators=HardwareAccelerator.CPU,
         cpu_options=CpuOptions(num_threads=torch.get_num_threads()),

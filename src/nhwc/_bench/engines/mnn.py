@@ -15,7 +15,7 @@ from .engine import Engine, Prepared
 def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
     import MNN  # noqa: F401 - the converter's library is found through it
 
-    # Not MNN.tools, which installs a logger with pip and reports each conversion to its makers.
+    # MNN.tools is avoided: it installs a logger with pip and reports each conversion to its makers.
     from _tools import mnnconvert
 
     source, target = export_onnx(model, inputs, folder, one_file=True), folder / "model.mnn"
@@ -32,8 +32,8 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
 
     threads = torch.get_num_threads()
     config = {"backend": "CPU", "precision": "high", "numThread": threads}
-    # Its documentation: rearrange packs the weights while loading, and shapes that stay are said
-    # to stay, so that nothing is done again in a call.
+    # MNN's documentation: `rearrange` packs the weights while loading, and shapes declared
+    # immutable spare each call the work of planning for them again.
     module = mnn.load_module_from_file(
         str(folder / "model.mnn"),
         input_names(inputs),

@@ -26,7 +26,7 @@ def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
     shapes = [array.shape for array in arrays_of(model(*image))]
     (folder / "shapes.json").write_text(json.dumps(shapes))
     given = ",".join(f"[{','.join(map(str, x.shape))}]f32" for x in image)
-    # pnnx.export would run the Python file that it writes, and does not say when it failed.
+    # pnnx.export is avoided: it runs the Python file that it writes, and hides failures.
     subprocess.run(
         [pnnx.EXEC_PATH, "model.pt", f"inputshape={given}", "fp16=0", "device=cpu"],
         cwd=folder,
@@ -38,8 +38,8 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
     import ncnn
 
     net = ncnn.Net()
-    # Its wiki on speed: light mode, packing, sgemm and Winograd on, which they are; as many
-    # threads as large cores. Half precision is on by default, too: it would be another result.
+    # ncnn's wiki on speed asks for light mode, packing, sgemm and Winograd, and for as many
+    # threads as large cores. Half precision is on by default; it would change the result.
     net.opt.num_threads = torch.get_num_threads()
     net.opt.lightmode = True
     for name in ("fp16_packed", "fp16_storage", "fp16_arithmetic", "bf16_packed", "bf16_storage"):
@@ -50,7 +50,7 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
     if net.load_param(str(graph)) or net.load_model(str(folder / "model.ncnn.bin")):
         raise RuntimeError(f"ncnn cannot read what pnnx made{_unknown(graph)}")
     shapes = json.loads((folder / "shapes.json").read_text())
-    # An ncnn.Mat only points at the array.
+    # An ncnn.Mat only points at its array, so `arrays` must outlive `images`.
     arrays = [[x[index].numpy() for x in inputs] for index in range(len(inputs[0]))]
     images = [[ncnn.Mat(array) for array in image] for image in arrays]
 
@@ -72,7 +72,7 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
 
 
 def _unknown(graph: Path) -> str:
-    """The operators that pnnx left as they were in torch."""
+    """Name the operators that pnnx left untranslated, for the end of an error message."""
     kinds = (line.split()[0] for line in graph.read_text().splitlines()[2:] if line.strip())
     foreign = sorted({kind for kind in kinds if "." in kind or "::" in kind})
     return f": it has no {', '.join(foreign)}" if foreign else ""

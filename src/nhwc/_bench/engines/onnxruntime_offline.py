@@ -1,6 +1,6 @@
 """ONNX Runtime after its optimizer for transformers, which fuses what a session does not.
 
-Its documentation has it run once, ahead of the session, for the families that it knows.
+The documentation says to run this optimizer once, before the session, on families it knows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .engine import Engine
 from .onnxruntime import ENGINE as ONNXRUNTIME
 
 FAMILIES = {"swin": "swin", "visiontransformer": "vit", "vit": "vit", "deit": "vit"}
-"""A part of a class's name, and what the optimizer calls its family."""
+"""For a part of a class's name, the optimizer's name of its family."""
 
 
 def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:

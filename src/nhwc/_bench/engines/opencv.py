@@ -20,7 +20,7 @@ def prepare(folder: Path, inputs: tuple[Tensor, ...]) -> Prepared:
     import cv2
 
     cv2.setNumThreads(torch.get_num_threads())
-    # Without a name it falls back to the classic engine where the new one fails, and says nothing.
+    # Unless the engine is named, OpenCV silently falls back to the classic one on failure.
     net = cv2.dnn.readNetFromONNX(str(folder / "model.onnx"), cv2.dnn.ENGINE_NEW)
     outputs = net.getUnconnectedOutLayersNames()
     arrays = [(x.numpy(), name) for x, name in zip(inputs, input_names(inputs), strict=True)]

@@ -1,4 +1,4 @@
-"""`nhwc.optimize`: what this library has to offer."""
+"""`nhwc.optimize`: everything this library does to make a model fast."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from .engine import Engine, Prepared
 def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     import torch._inductor.config as inductor
 
-    # AMD's guide for convolutional models in float32; it is read while the package is imported.
+    # AMD's guide sets this for convolutional models in float32. zentorch reads it on import.
     os.environ["ZENDNNL_MATMUL_ALGO"] = "1"
     import zentorch
 
     if not zentorch._C.is_avx512_supported():
         raise RuntimeError("zentorch optimizes nothing on a processor without AVX-512")
-    # The guide: freezing, fixed shapes and no gradients.
+    # The guide also asks for freezing, fixed shapes and no gradients.
     inductor.freezing = True
     compiled = torch.compile(convert_(model), backend="zentorch", dynamic=False)
     return compiled, to_channels_last(inputs)

@@ -38,7 +38,7 @@ from ...errors import NhwcError
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _GRACE_S = 0.5
-"""How long a worker may take to leave: most have nothing left to do, some never come to an end."""
+"""How long a worker may take to exit: most have nothing left to do, some would never end."""
 
 _DYING_S = 5.0
 """How long a worker that has hung up may take until its exit status is known."""
@@ -94,8 +94,8 @@ class Nursery:
         self.close()
 
     def close(self) -> None:
-        """End every worker; whoever waits for one is told at once."""
-        # Another thread may be waiting for an answer: to close alone would not wake it.
+        """End every worker; threads that wait for one are told at once."""
+        # Another thread may be waiting for an answer, and closing alone would not wake it.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
@@ -107,7 +107,7 @@ class Nursery:
         return Worker(self)
 
     def ask(self, request: object, ends: Sequence[int] = ()) -> Any:
-        """Have a worker forked or ended; `Ended` where the nursery itself is gone."""
+        """Ask the nursery's process to fork or end a worker; raise `Ended` if it is gone."""
         with self._turn:
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], ends)
@@ -115,7 +115,7 @@ class Nursery:
             except OSError:
                 answer = b""
             except BaseException:
-                # After half a conversation nobody knows what the next answer belongs to.
+                # After a broken exchange, the next answer might belong to this request.
                 self._control.close()
                 raise
         if not answer:
@@ -128,7 +128,7 @@ class Nursery:
 
 
 class Worker:
-    """A process that answers requests, as the one who asks it sees it. Leaving `with` ends it."""
+    """The asking side of a process that answers requests. Leaving `with` ends the process."""
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
@@ -152,13 +152,13 @@ class Worker:
         self.end(_GRACE_S)
 
     def send(self, request: Any) -> None:
-        """Send one request; `hear` waits for what is answered."""
-        # A process that is gone says so by the answer that does not come.
+        """Send one request; `hear` waits for the answer."""
+        # If the process is gone, `hear` will report it.
         with contextlib.suppress(OSError):
             self._link.send(request)
 
     def hear(self, patience_s: float) -> Any:
-        """Wait for the next answer; `Ended` says why there is none. Who is silent is ended."""
+        """Wait for the next answer, and end a silent worker; `Ended` says why there is none."""
         try:
             if self._link.poll(patience_s):
                 return self._link.recv()
@@ -169,7 +169,7 @@ class Worker:
         raise Ended(f"it took longer than {patience_s:.0f} s", self._last_line)
 
     def end(self, grace_s: float = 0.0) -> None:
-        """End the process, if it does not leave by itself in time, and all that it started."""
+        """Give the process `grace_s` to exit, then end it and all that it started."""
         self._link.close()
         if self._number is None:
             return
@@ -181,7 +181,7 @@ class Worker:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The same number of threads for whoever counts them, and this very nhwc on the path."""
+    """The environment of a worker: `threads` for every library, and this very nhwc on the path."""
     path = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,

@@ -1,8 +1,8 @@
 """The process that starts workers and ends them; `nhwc.machine.workers.Nursery` alone runs it.
 
 `python -m nhwc.machine.workers.nursery ROLE DESCRIPTOR MODULE ARGUMENT...`: in the roles `warm` and
-`cold` it serves the socket DESCRIPTOR. From a warm one workers are forked; a cold one has loaded
-nothing, and what it forks becomes a Python of its own, in the role `worker`.
+`cold` it serves the socket DESCRIPTOR. A warm one forks workers that have everything loaded; a cold
+one has loaded nothing, and each of its forks starts Python anew, in the role `worker`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def nurse(control: socket.socket) -> int | None:
-    """Fork and end workers as asked; None in the end, and in each worker its link."""
+    """Fork and end workers on request; return None at the end, and in each worker its link."""
     workers: set[int] = set()
     while True:
         request, ends, _, _ = socket.recv_fds(control, 64, 2)
@@ -60,14 +60,14 @@ def nurse(control: socket.socket) -> int | None:
             control.sendall(json.dumps(answer).encode())
         except OSError:
             break
-    # Waited for, they count in what whoever started us learns of our memory.
+    # Wait for the workers, so that their memory counts in what our parent learns of ours.
     for number in workers:
         _end(number, 0.0)
     return None
 
 
 def _settle(link: int, said: int) -> int:
-    """Take the place of a worker: in a group that can be ended as one, all prints to one file."""
+    """Become a worker: lead a group that can be ended as one, and print everything to one file."""
     os.setpgid(0, 0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for place, end in enumerate((nothing, said, said)):
@@ -87,7 +87,7 @@ def _end(number: int, grace_s: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(number, signal.SIGKILL)
     if not ended:
-        # It may not have come as far as to have a group of its own.
+        # It may not have made its own group yet.
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
         _, status = os.waitpid(number, 0)
