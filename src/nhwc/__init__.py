@@ -1,7 +1,7 @@
 """nhwc: the memory format of PyTorch vision models, visible, fast and proven.
 
-Its names are imported when the first of them is asked for: torch takes seconds, and the command
-line answers `--help` and Ctrl-C before.
+Its names are imported when the first of them is used: importing torch takes seconds, and the
+command line answers `--help` and Ctrl-C before that.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Everything nhwc raises on purpose.
 
     NhwcError
-    ├── InputError            what was passed cannot be used
+    ├── InputError            an argument cannot be used
     │   ├── ModelNotFound     no model goes by that name
     │   └── ModelFailed       the model itself raised while it ran
     ├── MissingPackage        an optional package is not installed
@@ -21,7 +21,7 @@ class NhwcError(Exception):
 
 
 class InputError(NhwcError, ValueError):
-    """What was passed cannot be used."""
+    """An argument cannot be used."""
 
 
 class ModelNotFound(InputError):

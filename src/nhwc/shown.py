@@ -1,8 +1,8 @@
 """Text that others wrote, made fit to be shown: names of modules, lines of source, words of files.
 
 A terminal obeys some characters, and a reader is misled by others: escape sequences move the cursor
-and recolour what stands there, and marks of direction turn a name around. They are shown by their
-numbers, as Python shows them in a string.
+and recolour what stands there, and marks of direction turn a name around. Such characters are shown
+escaped, as Python shows them in a string.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import unicodedata
 
 _OBEYED = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""What Unicode calls control and format characters, surrogates, and separators of lines."""
+"""Unicode categories: control, format, surrogate, private use, line and paragraph separators."""
 
 _LENGTH = 300
-"""So much of an error's text is shown: it may quote a file."""
+"""The most characters of an error's text that are shown: it may quote a whole file."""
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    r"""`text` with every character shown that a terminal would obey, but those in `keep`.
+    r"""`text` with every character escaped that a terminal would obey, except those in `keep`.
 
     >>> print(printable("conv\x1b[2J"))
     conv\x1b[2J
@@ -28,7 +28,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def shown(error: BaseException | str) -> str:
-    r"""What an error says, in one line of a length that can be read.
+    r"""The text of an error in one line, escaped, and cut to a length that can be read.
 
     >>> shown(ValueError("no\nsuch\x1b[2J"))
     'no such\\x1b[2J'

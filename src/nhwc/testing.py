@@ -1,4 +1,4 @@
-"""For a user's test suite."""
+"""An assertion for a user's test suite."""
 
 from __future__ import annotations
 

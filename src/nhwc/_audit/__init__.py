@@ -36,21 +36,21 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Audit:
-    """What one run of a model did to its memory formats."""
+    """One run of a model: its calls, their effects on the memory format, and the findings."""
 
     model: str
     inputs: tuple[tuple[int, ...], ...]
     """The shapes of the input tensors."""
     calls: tuple[Call, ...]
     outcomes: tuple[Outcome, ...]
-    """What call i did to the format."""
+    """The effect of each call on the format, in the order of `calls`."""
     findings: tuple[Finding, ...]
     run_s: float
-    """One run without anybody watching."""
+    """The seconds of one run that nothing records."""
     converted: bool
     """Whether the audit converted weights and inputs to channels last for its run."""
     unseen: tuple[str, ...]
-    """What could not be seen, and why."""
+    """The parts of the model that the audit could not see, and why."""
     environment: Environment
     comparison: Comparison | None = field(default=None)
     """Contiguous against channels last, timed in turns, where it was asked for."""
@@ -67,7 +67,7 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether no call lost channels last, converted or copied; none may have been given it."""
+        """Whether nothing was found. That also holds if no call was given channels last."""
         return not self.findings
 
     @property
@@ -129,10 +129,10 @@ def audit(
     >>> [(f.kind, f.operator) for f in report.findings]
     [('lost', 'torch.nn.functional.instance_norm')]
 
-    `convert` says whether weights and inputs are turned to channels last for the run; left out,
-    they are if nothing is converted yet: a model whose owner has begun is taken as it is. `compare`
-    times both formats in turns. What `nhwc.optimize` returned is audited as the graph below its
-    plan. The model is left as it was found.
+    `convert` says whether weights and inputs are turned to channels last for the run. If it is left
+    out, they are, unless a weight or an input is channels last already: then the model is taken as
+    it is. `compare` times both formats in turns. A model from `nhwc.optimize` is audited as the
+    graph below its plan. The model is left as it was found.
     """
     kwargs = dict(kwargs or {})
     exported = isinstance(model, ExportedProgram)
@@ -173,7 +173,7 @@ def audit(
 
 
 def _begun(model: nn.Module, inputs: object) -> bool:
-    """Whether any weight or input is channels last already, by its owner's doing."""
+    """Whether the owner converted a weight or an input; nhwc.optimize's own do not count."""
     if any(isinstance(module, Optimized) for module in model.modules()):
         return False
     last = CHANNELS_LAST_OF.values()

@@ -23,7 +23,7 @@ KINDS = {
     "copies": "copies between formats inside its kernel",
     "unconverted": "was never converted to channels last",
 }
-"""What a finding can be about, in words that follow the operator's name."""
+"""The kinds of findings, each with words that follow the operator's name."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Finding:
     site: Site
     calls: tuple[int, ...]
     payers: tuple[int, ...]
-    """Later calls that converted back what these calls had lost."""
+    """Later calls that converted images back to the format that these calls had dropped."""
     cost_s: float
     share: float
     """`cost_s` as a share of one run."""
@@ -56,7 +56,7 @@ def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Findi
         if origin is None and not call.backward:
             origin = _maker(call, calls, outcomes)
             if origin is not None:
-                # What came in from outside is charged to the first that pays for it.
+                # No call made an input of the model: the first one that converts it is charged.
                 made.add(call.index if origin < 0 else origin)
         if origin is not None and origin >= 0:
             payers.setdefault(origin, []).append(call.index)
@@ -76,7 +76,7 @@ def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Findi
 
 
 def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None:
-    """The call that made contiguous what this one has to convert; -1 if it came from outside."""
+    """The call that first made contiguous what `call` has to convert; -1 for a model's input."""
     found = None
     while True:
         images = [i for i in call.inputs if i.source is not None and len(i.shape) >= 4]
@@ -95,8 +95,8 @@ def _kind(call: Call, outcome: Outcome) -> str | None:
         return "misread"
     if outcome.effect is Effect.CONVERTS:
         return "converted"
-    # A restoring call's copy is charged to whoever lost the format; a copy in one that keeps it
-    # has no other culprit than the kernel.
+    # The copy of a restoring call is charged to the call that lost the format. A copy inside a
+    # call that keeps the format is its own kernel's doing.
     if short_name(call.operator) in MIXING:
         return None
     own = {i.shape for i in call.inputs if i.source is None}

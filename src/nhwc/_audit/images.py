@@ -1,4 +1,4 @@
-"""Which calls work on images: the scores of an attention have four dimensions too."""
+"""Tell calls on images from others: the scores of an attention have four dimensions too."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ON_PIXELS = re.compile(
 
 
 def only_of_images(calls: Sequence[Call], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """`outcomes`, neutral where no image is at work.
+    """`outcomes`, with those of calls on no image made neutral.
 
-    Tensors of four dimensions and more belong together from one product of two of them to the next.
-    They are images if an operator on pixels is among those that make and use them, or if one comes
-    from outside or goes there.
+    Tensors of four or more dimensions form groups, which end at products of two values. A group is
+    one of images if an operator on pixels makes or uses one of its tensors, or if one of them is an
+    input of the model or is used by no later call.
     """
     groups = _Groups(len(calls))
     used = {spec.source for call in calls for spec in call.inputs}
@@ -42,7 +42,7 @@ def only_of_images(calls: Sequence[Call], outcomes: Sequence[Outcome]) -> list[O
 
 
 def _within(kept: list[bool], outcome: Outcome) -> Outcome:
-    """`outcome`, without an origin that is no image's."""
+    """`outcome`, without its origin if that call worked on no image."""
     known = outcome.origin is None or kept[outcome.origin]
     return outcome if known else Outcome(outcome.effect)
 
@@ -52,7 +52,7 @@ def _is_large(spec: TensorSpec) -> bool:
 
 
 def _multiplies(call: Call) -> bool:
-    """Whether it is a product of two values, which has the dimensions of neither."""
+    """Whether it multiplies two values, no weights; the product has the dimensions of neither."""
     values = [spec for spec in call.inputs if spec.source is not None]
     return short_name(call.operator) in MIXING and len(values) > 1
 

@@ -1,4 +1,4 @@
-"""What to change in the user's code, in the user's words, where an operator drops the format."""
+"""Say what to change in the user's code where an operator drops or converts the format."""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ class Run:
 
 
 def _ranks(model: nn.Module) -> Collection[int]:
-    """How many dimensions an image has here: a clip for 2-D convolutions is five, but no volume."""
+    """The numbers of dimensions that an image of this model has, by its convolutions' weights.
+
+    A clip for 2-D convolutions has five dimensions, too, but is no volume.
+    """
     convolved = {weight.tensor.ndim for weight in convolution_weights(model)}
     return convolved.intersection(CHANNELS_LAST_OF) or CHANNELS_LAST_OF
 
@@ -88,7 +91,7 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
 
 @contextlib.contextmanager
 def as_written(model: nn.Module) -> Iterator[list[str]]:
-    """Run compiled and planned parts as what they were made from; yield what stays unseen."""
+    """Run compiled and planned parts as their original code; yield the parts that stay unseen."""
     unseen = []
     modules = dict(model.named_modules())
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
@@ -129,7 +132,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
-    """Run the model; what it raises becomes an error that says what may be wrong with the input."""
+    """Run the model; turn its exception into an error that says what is wrong with the input."""
     try:
         go()
     except NhwcError:

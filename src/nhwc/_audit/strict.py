@@ -28,9 +28,10 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
     nhwc.errors.FormatLost: torch.Tensor.tril lost channels last ...
 
     Give the `model` to have the module's path in the message. Conversions that the code asks for
-    (`.contiguous()`, a reshape that must copy) and views are no loss. It holds for the thread that
-    enters it, forward and backward. TorchScript shows what it runs in kernels, unless it runs under
-    `torch.inference_mode()`: a copy between two of them may be asked for or not, and is warned of.
+    (`.contiguous()`, a reshape that must copy) and views are no loss. It watches the thread that
+    enters it, forward and backward. TorchScript shows single kernels, unless it runs under
+    `torch.inference_mode()`. Nothing tells whether its code asked for a conversion between two
+    kernels, so the first one is warned of.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(
@@ -55,14 +56,14 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
         with Recorder(model, on_call=check):
             yield
     except RuntimeError as error:
-        # What is raised inside of TorchScript arrives as an error of its interpreter's own.
+        # TorchScript's interpreter turns an error raised inside of it into one of its own.
         if lost and "TorchScript interpreter" in str(error):
             raise lost[-1] from error
         raise
 
 
 def _is_of_script(call: Call) -> bool:
-    """Whether this was a kernel that TorchScript ran: Python's calls have the names of torch."""
+    """Whether TorchScript ran this kernel: calls from Python are named `torch...`."""
     kernel = call.operator.startswith("aten::") and not call.backward
     return kernel and not torch.is_inference_mode_enabled()
 

@@ -56,7 +56,7 @@ class Contest:
 
 
 def _are_pairs(known: Any) -> bool:
-    """Whether an entry of the memory has the times of two variants, taken in turns."""
+    """Whether an entry of the ledger has the times of two variants, taken in turns."""
     if not isinstance(known, list) or len(known) != 2:
         return False
     if not all(isinstance(seconds, list) and seconds for seconds in known):

@@ -177,7 +177,7 @@ def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
 
 
 def _check_of(data: dict[str, Any]) -> Check:
-    """The check that the memory has; ValueError or TypeError if it is none."""
+    """The check that an entry of the ledger has; ValueError or TypeError if it is none."""
     kinds = {"input": int, "output": str, "reason": str}
     kinds |= dict.fromkeys(("error", "eager_error", "allowed"), float)
     found = Check(**data)

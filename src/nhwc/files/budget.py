@@ -1,9 +1,9 @@
-"""What a graph out of a file would take to run, found out without running it.
+"""Estimate what running a graph from a file would cost, without running it.
 
-Choosing kernels runs the graph on its examples. Before that, every step is taken on tensors that
-have shapes and no memory. Numbers and sequences of Python are computed on the way, each bounded:
-`9 ** 10 ** 9` is refused before it is computed. What takes more than a budget, or hangs on values,
-which are not known here, is left to whoever calls the model: it is loaded, and not planned.
+Choosing kernels runs the graph on its examples. Before that, every step is run on tensors that have
+shapes and no memory. Numbers and sequences of Python are computed on the way, each within bounds:
+`9 ** 10 ** 9` is refused before it is computed. A graph that exceeds the budget, or whose cost
+depends on values, which are not known here, is loaded and not planned.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .examples import Example
 from .plain import Foreign
 
 _ABSURD = 1 << 36
-"""A tensor of more numbers is nothing that a model was planned with."""
+"""The most numbers of a tensor in any planned model: a file that makes a larger is refused."""
 
 _NUMBERS = 1 << 30
-"""A tensor that loading makes, or a view of one, has no more numbers."""
+"""The most numbers of a tensor, or a view, that loading may make."""
 
 _WORK = 10**13
-"""So many numbers are read, written or multiplied while a file is loaded: a minute or so."""
+"""The most numbers read, written or multiplied while a file is loaded: about a minute."""
 
 _CALLS = 200_000
-"""So many operators are called while a file is loaded, with those inside of layers."""
+"""The most operators called while a file is loaded, including those inside of layers."""
 
 _LEAVES = 100_000
-"""So many values a sequence may have, those of sequences in it counted each time."""
+"""The most values of a sequence, with those of the sequences in it counted each time."""
 
 _DEPTH = 64
 _BITS = 64
@@ -47,7 +47,7 @@ class OverBudget(Exception):
 
 
 class Budget:
-    """What is left to be done for one file."""
+    """The work that loading one file may still cause."""
 
     def __init__(self) -> None:
         self.work = float(_WORK)
@@ -55,7 +55,7 @@ class Budget:
 
     def check(self, graph: fx.GraphModule, example: Sequence[Example]) -> None:
         """Raise OverBudget, or Foreign, if a run of `graph` on this example is too much."""
-        # What fakes tensors takes half a second to import.
+        # This takes half a second to import.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with _quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
@@ -73,7 +73,7 @@ class Budget:
             raise OverBudget("the work of the whole file")
 
     def check_value(self, value: Any) -> None:
-        """Refuse a number or a sequence that no model makes."""
+        """Refuse a number or a sequence larger than any model makes."""
         left = min(self.leaves, _LEAVES)
         waiting = [(value, 0)]
         while waiting:
@@ -96,7 +96,7 @@ class Budget:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch logs with a traceback what an operator says of shapes that it cannot take."""
+    """Silence torch's log, which has a traceback for each shape that an operator refuses."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -106,7 +106,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Trial(fx.Interpreter):
-    """Runs the steps one after the other, and looks at each before and after."""
+    """Runs the steps one after the other, and checks each before and after."""
 
     def __init__(self, graph: fx.GraphModule, budget: Budget) -> None:
         super().__init__(graph)
@@ -148,7 +148,7 @@ class _Meter(TorchDispatchMode):
 
 
 def _check_python(target: Any, args: tuple[Any, ...]) -> None:
-    """Refuse what Python would compute without end before it can be looked at."""
+    """Refuse arithmetic that would take Python forever, before it begins."""
     first, second = (*args, None, None)[:2]
     whole = isinstance(first, int) and isinstance(second, int)
     if target in (operator.pow, pow) and whole and first.bit_length() * abs(second) > 64 * _BITS:
@@ -157,7 +157,7 @@ def _check_python(target: Any, args: tuple[Any, ...]) -> None:
         raise Foreign(f"a number rounded to {second} digits")
     if target in (operator.mod, operator.mul, operator.imul):
         for some, times in ((first, second), (second, first)):
-            # Of a text, % makes another, as long as it says itself.
+            # `%` on a text makes another text, of any length that the first asks for.
             if isinstance(some, str):
                 raise Foreign("arithmetic with a text")
             sequence = isinstance(some, (list, tuple)) and isinstance(times, int)
@@ -194,7 +194,7 @@ def _work(
         return touched + float(counter(*args, **kwargs, out_val=result)) / 2
     name = func._overloadpacket.__name__
     if "linalg" in name or name in _CUBIC or "attention" in name or "trilinear" in name:
-        # Matrices are decomposed in the third power of their sides, more or less.
+        # Decomposing a matrix takes about the third power of its side.
         return touched * max((max(t.shape[-2:], default=1) for t in given), default=1) * 10
     sizes = [
         math.prod(_whole(value))

@@ -41,7 +41,7 @@ _PIECE = 1 << 20
 _DIMENSIONS = 64
 
 _HEADER = 1 << 26
-"""A header is no longer: a graph of thousands of steps takes a megabyte."""
+"""The most bytes of a header; that of a graph of thousands of steps takes a megabyte."""
 
 Data = bytes | mmap.mmap
 
@@ -64,7 +64,7 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
         end += len(gaps[-1]) + tensor.nbytes
     fixed = _FIXED.pack(MAGIC, VERSION, len(text), end)
     digest = hashlib.sha256(fixed + text).digest()
-    # One tensor after the other: all of them at once are the model a second time.
+    # Tensors are made dense one after the other: all at once would be the model a second time.
     dense = (_stored(tensor)[0] for tensor in tensors)
     body = (part for gap, tensor in zip(gaps, dense, strict=True) for part in (gap, raw(tensor)))
     try:
@@ -76,14 +76,14 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
 def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     """Read what `write` wrote; anything else, and anything damaged, raises FileError.
 
-    Large tensors lie in a copy of the file, and take memory once they are used: the file itself
-    may be replaced or cut while they are.
+    Large tensors lie in a copy of the file, and take memory once they are used. It is a copy
+    because the file itself may be replaced or cut meanwhile.
     """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             header, head = _header(path, file, size)
-            # What a header that is not true says is never copied.
+            # Only a file whose header is true is copied.
             file.seek(0)
             mapped = from_file(iter(lambda: file.read(_PIECE), b""), size)
         data: Data = mapped or path.read_bytes()
@@ -186,7 +186,7 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
 
 
 def _entry(tensor: Tensor) -> dict[str, Any]:
-    """What the header says of a tensor."""
+    """The header's entry for a tensor."""
     dense, format = _stored(tensor)
     return {
         "shape": list(tensor.shape),
@@ -197,7 +197,7 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
 
 
 def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
-    """The tensor dense in memory, and its format: channels last is kept, all else made plain."""
+    """The tensor dense in memory, and its format: channels last stays, others turn contiguous."""
     tensor = tensor.detach().cpu()
     last = CHANNELS_LAST_OF.get(tensor.ndim)
     kept = last if last and format_of(tensor) is last else Format.CONTIGUOUS

@@ -13,7 +13,7 @@ from .plain import Foreign, bounded
 from .vocabulary import enumerations
 
 _LENGTH = 1000
-"""So many letters the text of an input may have."""
+"""The most letters of an input's text."""
 
 _DIMENSIONS = 16
 
@@ -35,7 +35,7 @@ class Example:
 
     @classmethod
     def of(cls, text: Any) -> Example:
-        """The input that `runtime.describe` made this text of."""
+        """Read the text that `optimized.describe` made of an input."""
         if not isinstance(text, str) or len(text) > _LENGTH:
             raise Foreign(f"the input {str(text)[:40]!r}")
         words = text.split(" ")
@@ -51,7 +51,7 @@ class Example:
         return cls(shape, dtype, words[2:] == [str(Format.CHANNELS_LAST)])
 
     def shaped(self) -> Any:
-        """A tensor of the shape, with whatever is in its memory; or the value."""
+        """A tensor of the shape, its numbers not set; or the value."""
         return self.value if self.dtype is None else torch.empty(self.shape, dtype=self.dtype)
 
     def drawn(self) -> Any:

@@ -1,10 +1,10 @@
 """The code that torch.fx writes for a graph, read before it is compiled.
 
-A graph becomes Python source, and what torch.fx writes into it as it stands, such as the names of
-keyword arguments, can be more than a name. Each field that a file gives is checked where it is
-read. This check knows none of those fields: it reads the source and allows the statements of a
-graph alone, each of them about the node it was written for. So a field that was forgotten, or that
-a newer torch writes out, is found here.
+A graph becomes Python source, and torch.fx copies some fields into it unchanged, such as the names
+of keyword arguments: such a field could hold code. Each field that a file gives is checked where it
+is read. This check knows none of those fields: it reads the source and allows only the statements
+of a graph, with as many calls of each form as the graph has steps. So it also catches a field that
+was forgotten, or that only a newer torch writes out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ALLOWED = (
     *(ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Compare),
     *(ast.operator, ast.unaryop, ast.cmpop),
 )
-"""What generated code is made of. No import, lambda, comprehension, f-string or walrus is."""
+"""The syntax of generated code: no import, lambda, comprehension, f-string or walrus."""
 
 _WRITTEN = frozenset(("slice", "device", "getattr"))
-"""Functions that are called to write a value down, or to reach a module by its name."""
+"""Functions that generated code calls to write down a value, or to reach a module by name."""
 
 
 def check_code(graph: fx.Graph) -> None:
@@ -54,7 +54,7 @@ def check_code(graph: fx.Graph) -> None:
 
 
 def _check_signature(function: ast.FunctionDef, graph: fx.Graph) -> None:
-    """Arguments are those of the placeholders, and defaults, which are computed now, are plain."""
+    """Refuse arguments that are no placeholders, and defaults, which run at once, if not plain."""
     given = function.args
     plain = [*given.defaults, *(d for d in given.kw_defaults if d)]
     expected = ["self", *(str(n.target) for n in graph.find_nodes(op="placeholder"))]
@@ -71,7 +71,7 @@ def _check_signature(function: ast.FunctionDef, graph: fx.Graph) -> None:
 
 
 def _is_known(part: ast.AST, names: set[str]) -> bool:
-    """Whether a name is one of `names`, and an attribute nothing of Python's own."""
+    """Whether a name is one of `names`, and an attribute none of Python's own (`__x__`)."""
     if isinstance(part, ast.Name):
         return part.id in names
     if isinstance(part, ast.Attribute):
@@ -83,13 +83,13 @@ def _is_known(part: ast.AST, names: set[str]) -> bool:
 
 
 def _writes(call: ast.Call) -> str | None:
-    """Which of the functions it calls that write a value down, if one."""
+    """The function of `_WRITTEN` that the code calls here, or None."""
     name = call.func.id if isinstance(call.func, ast.Name) else ""
     return name if name in _WRITTEN else None
 
 
 def _calls_in(function: ast.FunctionDef) -> Counter[Any]:
-    """How often the code calls with so many arguments and these keywords."""
+    """The calls in the code, counted by their number of arguments and their keywords."""
     return Counter(
         (len(call.args), tuple(keyword.arg for keyword in call.keywords))
         for call in ast.walk(function)
@@ -98,7 +98,7 @@ def _calls_in(function: ast.FunctionDef) -> Counter[Any]:
 
 
 def _calls_of(graph: fx.Graph) -> Counter[Any]:
-    """The same of the steps that are written as calls."""
+    """The same count for the steps of the graph that are written as calls."""
     found: Counter[Any] = Counter()
     for node in graph.nodes:
         if node.op in ("call_function", "call_method", "call_module") and not _is_sign(node):
@@ -107,7 +107,7 @@ def _calls_of(graph: fx.Graph) -> Counter[Any]:
 
 
 def _is_sign(node: fx.Node) -> bool:
-    """Whether it is written with a sign, as `a + b`, `a[b]` and `a.b` are, or as a slice."""
+    """Whether the step is written with a sign, as `a + b`, `a[b]` and `a.b` are, or as a slice."""
     if node.target in (builtins.slice, builtins.getattr):
         return True
     name = getattr(node.target, "__name__", "")

@@ -1,4 +1,4 @@
-"""Functions of torchvision and timm that a saved graph may call: what fx is told not to look into.
+"""Functions of torchvision and timm that a saved graph may call: those that fx does not enter.
 
 Each computes tensors from tensors and numbers. A file names them by module and name, from this
 table alone; loading such a file needs the package, and no class of it.
@@ -43,7 +43,7 @@ GUESTS = {
 
 
 def guest_name(function: Any) -> str | None:
-    """What a file calls this function; None if it is not in the table."""
+    """The name of this function in a file; None if it is not in the table."""
     home, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
     return f"{home}.{name}" if name in GUESTS.get(home, "").split() else None
 

@@ -1,4 +1,4 @@
-"""A layer of torch as its class's name and what its constructor takes, and back."""
+"""Write a layer of torch as its class's name and its constructor's arguments, and read it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
 
 _DEPTH = 8
-"""So many layers may be arguments of one another."""
+"""The deepest nesting of layers as arguments of layers."""
 
 _LAYERS = 1000
-"""So many layers a recurrent one may have: its constructor makes them one by one."""
+"""The most layers of a recurrent module: its constructor makes them one by one."""
 
 
 def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
-    """The class and the arguments that make such a layer; `path` is its own, for the refusal."""
+    """The class and the arguments that make this layer; a refusal names it by `path`."""
     layer = _layer_of(module)
     kind = module_names().get(layer)
     if kind is None:
@@ -42,7 +42,7 @@ def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
 
 
 def _is_same(module: nn.Module, made: nn.Module) -> bool:
-    """Whether a layer made anew has the tensors of `module`, and its plain attributes."""
+    """Whether `made` has tensors of the same shapes as `module`, and the same plain attributes."""
     shapes = [
         {name: tensor.shape for name, tensor in (*m.named_parameters(), *m.named_buffers())}
         for m in (module, made)
@@ -53,8 +53,8 @@ def _is_same(module: nn.Module, made: nn.Module) -> bool:
 
 
 def _arguments_of(layer: type[nn.Module]) -> list[str]:
-    """What the constructor takes, apart from where and in which precision."""
-    if issubclass(layer, nn.RNNBase):  # It says *args: what follows is what its base takes.
+    """The names of the constructor's arguments, except `device` and `dtype`."""
+    if issubclass(layer, nn.RNNBase):  # Its constructor takes *args, and hands them to its base.
         names = [name for name in nn.RNNBase.__constants__ if name not in ("mode", "proj_size")]
         return names + {nn.LSTM: ["proj_size"], nn.RNN: ["nonlinearity"]}.get(layer, [])
     return [
@@ -66,7 +66,7 @@ def _arguments_of(layer: type[nn.Module]) -> list[str]:
 
 
 def _layer_of(module: nn.Module) -> type[nn.Module]:
-    """The class whose code a call of `module` runs: that of a subclass which only adds to it."""
+    """The known class whose code a call of `module` runs; its own if that overrides any of it."""
     kinds = type(module).__mro__
     for number, kind in enumerate(kinds):
         if kind in module_names():

@@ -30,15 +30,16 @@ from .plain import Foreign
 from .serial import dump, restore
 
 _EXAMPLES = 256
-"""So many sets of shapes a file may be planned for, and so many inputs each may have."""
+"""The most sets of shapes that a file may be planned for, and the most inputs of each."""
 
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
 
-    What `optimize` and `fuse` return can be saved, and any model that can be captured whole. Where
-    only a graph for the shapes of the example could be, the file holds that one: the loaded model
-    refuses others. Which kernels were chosen stays behind: it is true of one machine only.
+    Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
+    return. If only a graph for the shapes of the example could be captured, the file holds that one
+    and the loaded model refuses other shapes. The choice of kernels is not saved: it holds for one
+    machine only.
     """
     recipes: tuple[Recipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
@@ -81,7 +82,7 @@ def _for_sizes(
     recipes: Sequence[Recipe],
     error: InputError,
 ) -> fx.GraphModule:
-    """The graph for the sizes of the one example, checked in front; `error` if there is none."""
+    """The graph for the sizes of the only example, which it checks; raises `error` without one."""
     if not examples:
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
@@ -97,7 +98,7 @@ def _for_sizes(
         )
     result = fx.GraphModule(sized, renamed(sized.graph), sized._get_name())
     places = result.graph.find_nodes(op="placeholder")
-    # Arguments left out have defaults, which the graph is fixed to.
+    # Arguments that were left out have defaults, which are constants of the graph.
     for node, given in zip(places, inputs, strict=False):
         if isinstance(given, Tensor):
             with result.graph.inserting_after(places[-1]):
@@ -109,11 +110,12 @@ def _for_sizes(
 def load(path: str | Path) -> Optimized:
     """Load a model that `save` wrote, and choose its kernels for this machine.
 
-    Nothing in the file is run but operators of torch that compute, by its schemas, and nhwc's own
-    layers; docs/file-format.md lists what is checked. Anything that is not such a file, whole and
-    undamaged, raises FileError. Choosing kernels computes on the examples that the file names, up
-    to a budget that is reckoned on shapes first: what takes more is loaded and not planned. How
-    long a call of the loaded model takes, and how much memory, its author decides.
+    A file can call only operators of torch whose schemas say that they compute and nothing else,
+    nhwc's own layers, and a few listed functions; docs/file-format.md has the checks. Any other
+    file, and a damaged one, raises FileError. Choosing kernels runs the graph on the examples that
+    the file names. Their cost is reckoned from shapes first: an example beyond the budget is not
+    planned for. The author of the file decides how much time and memory a call of the loaded model
+    takes.
     """
     check_threads()
     path = Path(path)
@@ -132,7 +134,7 @@ def load(path: str | Path) -> Optimized:
 
 
 def _planned_for(header: dict[str, Any]) -> list[list[str]]:
-    """The texts of the examples: a list of a few lists."""
+    """The texts of the examples, as lists within bounds; raises Foreign for anything else."""
     planned = header["planned"]
     if not isinstance(planned, list) or len(planned) > _EXAMPLES:
         raise Foreign(f"it is planned for more than {_EXAMPLES} sets of shapes, or for none at all")
@@ -142,7 +144,7 @@ def _planned_for(header: dict[str, Any]) -> list[list[str]]:
 
 
 def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tuple[Any, ...]]:
-    """The inputs of those examples on which a run of the graph takes no more than it may."""
+    """Inputs for the examples on which a run of the graph stays within the budget."""
     budget = Budget()
     found = []
     for example in examples:
@@ -165,7 +167,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
                 answer = dict(flatten(graph(*inputs)))
             plan = make_plan(graph, inputs, ledger, exact=exact)
         except Exception:
-            continue  # The graph runs as it is, and says itself what is wrong with such inputs.
+            continue  # Not planned, the graph itself says what is wrong with such inputs.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
             continue
         key = signature(inputs)

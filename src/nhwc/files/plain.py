@@ -1,4 +1,4 @@
-"""Arguments as plain values, each kind with a tag of its own, and back."""
+"""Write the arguments of a graph's nodes as plain values, each kind tagged, and read them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..errors import InputError
 from .vocabulary import enumerations
 
 _DEPTH = 32
-"""So many tuples, lists and mappings may lie in one another."""
+"""The deepest nesting of tuples, lists and mappings."""
 
 _LENGTH = 10_000
-"""So many letters a text, or a name, may have."""
+"""The most letters of a text or a name."""
 
 _OWN = frozenset(vars(nn.Module()))
-"""What a module has of its own as soon as it is there."""
+"""The attributes that every module has as soon as it is made."""
 
 
 class Foreign(Exception):
-    """Plain values that no graph could have been written as."""
+    """These plain values describe no graph that nhwc could have written."""
 
 
 def to_plain(value: Any) -> Any:
-    """Plain values as they are; all others as a mapping with one key, their kind."""
+    """`value` as it is if it is plain, else a mapping with its kind as the only key."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -55,7 +55,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any, known: dict[str, fx.Node], depth: int = 0) -> Any:
-    """What `to_plain` was given; `known` are the nodes there are so far, by name."""
+    """The value that `to_plain` was given; `known` are the nodes made so far, by name."""
     if depth > _DEPTH:
         raise Foreign(f"arguments within arguments, more than {_DEPTH} deep")
     again = lambda items: [from_plain(item, known, depth + 1) for item in items]
@@ -82,7 +82,7 @@ def from_plain(value: Any, known: dict[str, fx.Node], depth: int = 0) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """A plain value, if it is one that torch can take: its numbers have 64 bits."""
+    """`value` if torch can take it: integers have 64 bits, and texts have a bound; else Foreign."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
@@ -105,7 +105,7 @@ def _key(value: Any) -> Any:
 
 
 def identifier(name: Any) -> str:
-    """`name`, which torch writes into the code it generates, if it is no more than a name.
+    """`name` if it is an identifier: torch writes it into the code that it generates.
 
     >>> identifier("conv_1")
     'conv_1'
@@ -116,9 +116,9 @@ def identifier(name: Any) -> str:
 
 
 def checked_part(name: str, holder: type[nn.Module] = nn.Module) -> str:
-    """A part of a dotted name: what torch quotes in its code must not end the quotes.
+    """A part of a dotted name, if it is safe: torch quotes it in code, and it must not end a quote.
 
-    Nor may it be the name of something that every module, such as `holder`, has.
+    Nor may it hide an attribute that every module, or one of the class `holder`, has.
     """
     if not _is_name(name, r"[\w-]+") or hasattr(holder, name) or name in _OWN:
         raise Foreign(f"the name {name[:40]!r}")
@@ -126,15 +126,15 @@ def checked_part(name: str, holder: type[nn.Module] = nn.Module) -> str:
 
 
 def _is_name(name: str, pattern: str) -> bool:
-    """Whether it fits `pattern`, and is to Python the name that it is to the eye."""
+    """Whether the name fits `pattern`, and Python reads it as it is written."""
     if len(name) > _LENGTH or not re.fullmatch(pattern, name) or keyword.iskeyword(name):
         return False
-    # Python takes other forms of a letter for the letter itself.
+    # Python normalizes identifiers: it takes other forms of a letter for the letter itself.
     return unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
 
 
 def refusal(where: str, why: str) -> InputError:
-    """The error of a model that has no plain form."""
+    """The error for a model that has no plain form: `where` in it, and `why`."""
     return InputError(
         f"the model cannot be saved: {where}: {why}. A saved file holds operators of torch that "
         "compute, alone; keep such a model as code and weights."

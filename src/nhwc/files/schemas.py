@@ -1,9 +1,9 @@
-"""Which of torch's operators compute tensors from tensors and numbers, by their schemas.
+"""Tell by schemas which of torch's operators compute tensors from tensors and numbers.
 
 Torch describes each operator by a schema: the types of its arguments and results, and which of
 them it writes to. A pure one takes and gives tensors, numbers, flags and words, writes to nothing
 but its own first argument or `out`, and names no file. So the vocabulary of a file follows the
-torch that is installed, and no list of names is kept by hand but that of the exceptions below.
+torch that is installed, and only the exceptions below are listed by hand.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import torch
 import torch.nn.functional as F
 
 _TYPES = frozenset(("Tensor", "number", "int", "float", "bool", "str", "Device", "Generator"))
-"""What an argument of a pure operator may be, or a list of it, or None."""
+"""The types of a pure operator's arguments; a list of one, or None, is allowed as well."""
 
 _UNSAFE = frozenset(("filename", "pivots", "LU_pivots", "unsafe", "_random_samples"))
-"""Arguments that name a file, or tell where in memory to go and are followed unchecked."""
+"""Arguments that name a file, or places in memory that torch does not check."""
 
 _NOT = re.compile(
     # The memory of tensors: whose it is, where it lies, how much of it there is.
     r"set_|resize\w*|is_set_to|data_ptr|storage\w*|pin_memory|is_pinned|record_stream|as_strided_|"
-    # Gradients, and what is known of a tensor beside its values.
+    # Gradients, and facts about a tensor beside its values.
     r"\w*backward\w*|retain\w*|requires_grad\w*|is_leaf|output_nr|data|rename\w*|sym_\w*|"
-    # Tensors whose parts refer to one another unchecked, or whose bytes are a library's own.
+    # Tensors that hold indices torch does not check, or bytes in a library's own form.
     r"\w*(sparse|csr|csc|bsr|bsc|coo|coalesce|indices_copy|nested|padded_tensor)\w*|"
     r"\w*(mkldnn|cudnn|miopen|fbgemm|vulkan|distributed)\w*|quantized_\w*|smm|sspaddmm|hspmm|"
     r"indices|c?(row|col)_indices|values_copy|sparse_dim|dense_dim|to_dense|"
     r"quantize_\w*|q_\w*|int_repr|"
-    # Labels and samples that are followed unchecked.
+    # Losses and poolings that index by labels or samples torch does not check.
     r"ctc_loss|fractional_\w*"
 )
-"""Operators that are left out, by the property that their name tells."""
+"""Names of operators that are left out, by the property that the name tells."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 _ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out", "as_tuple"))
-"""Keywords that torch's Python takes for those of a schema, or adds to them."""
+"""Keywords that torch's Python takes in place of a schema's, or beside them."""
 
 
 @cache
@@ -70,19 +70,19 @@ def is_pure(name: str) -> bool:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether an operator of this name is public, and none of those that are left out."""
+    """Whether this is a public operator's name, and none of those that are left out."""
     return bool(_NAME.fullmatch(name)) and not _NOT.fullmatch(name)
 
 
 def is_public(name: str) -> bool:
-    """Whether torch documents the operator, as a function, a method, or the one that writes."""
+    """Whether torch documents the operator, or the one without its `_`, as function or method."""
     names = {name, name.removesuffix("_")}
     rooms = (torch, torch.Tensor, F)
     return any(getattr(getattr(room, n, None), "__doc__", None) for room in rooms for n in names)
 
 
 def pure_overload(name: str, overload: str) -> Any:
-    """`torch.ops.aten.NAME.OVERLOAD`, if it is pure, and documented or one that all come down to.
+    """`torch.ops.aten.NAME.OVERLOAD` if it is pure, and documented or one of torch's core; or None.
 
     >>> pure_overload("add", "Tensor")
     <OpOverload(op='aten.add', overload='Tensor')>
@@ -97,7 +97,7 @@ def pure_overload(name: str, overload: str) -> Any:
 
 
 def keywords_of(name: str) -> frozenset[str]:
-    """What the operator may be given by name."""
+    """The keywords that the operator takes."""
     known = _overloads()[name].values()
     return _ALIASES | {a.name for schema in known for a in schema.arguments if a.name != "self"}
 
@@ -130,7 +130,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _may_write(schema: Any, argument: Any) -> bool:
-    """Into itself, as `add_`, or where the result is wanted."""
+    """Whether the operator may write there: into itself, as `add_` does, or into `out`."""
     return argument.name == schema.arguments[0].name or bool(argument.kwarg_only)
 
 

@@ -1,4 +1,4 @@
-"""A graph as plain values, and back: operators by name, arguments tagged, no code in either."""
+"""Write a graph as plain values, and read it: operators by name, arguments tagged, no code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .vocabulary import (
 )
 
 NODES = 100_000
-"""So many steps a graph may have."""
+"""The most steps of a graph."""
 
 _PYTHON = ("_operator", "builtins", "math")
 
@@ -145,7 +145,7 @@ def _nodes_in(value: Any) -> Iterator[bool]:
 
 
 def _dotted(name: str) -> str:
-    """The path of a module or a tensor, which torch writes into the code it generates."""
+    """The path of a module or a tensor, if it is safe: torch writes it into code."""
     for number, part in enumerate(name.split(".")):
         checked_part(part, fx.GraphModule if number == 0 else nn.Module)
     return name

@@ -1,9 +1,8 @@
-"""What a saved graph may call, by name. A file names operators from these tables, or it is refused.
+"""The functions, methods and layers that a saved graph may call, by name; others are refused.
 
-The tables hold only what computes tensors from tensors: nothing that reads files, imports,
-evaluates text, takes functions or reaches into Python's own objects. What torch offers, its schemas
-tell; Python's own few functions and those of nhwc are listed. A name this torch lacks is simply not
-known.
+All of them compute tensors from tensors: none reads files, imports, evaluates text, takes functions
+or reaches into Python's own objects. Torch's are found by their schemas; the few of Python and of
+nhwc are listed. A name that this torch lacks is unknown.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ _BUILTINS = "abs bool float getattr int len max min pow round slice sum tuple"
 _MATH = "ceil floor log2 prod sqrt trunc"
 
 _PYTHON = "_assert as_tensor rsub tensor"
-"""Functions of `torch` that make tensors or judge them, and have no schema or no documentation."""
+"""Functions of `torch` that make or check tensors, and have no schema or no documentation."""
 
 _CASTS = """
     bfloat16 bool byte cdouble cfloat char cpu double element_size float half int long ndimension
     nelement norm numel short split stft unique unique_consecutive values
 """
-"""Methods that torch writes in Python, or that give numbers; `values` is a dict's, too."""
+"""Methods that torch writes in Python, or that return numbers; `values` is a dict's, too."""
 
 ATTRIBUTES = frozenset(("device", "dtype", "imag", "is_cuda", "mT", "ndim", "real", "shape", "T"))
-"""What `getattr` may be asked for."""
+"""The attributes that `getattr` may read."""
 
 _ROOMS = (
     ("torch.fft", torch.fft),
@@ -55,8 +54,8 @@ _ROOMS = (
 )
 
 _APART = ("Lazy", "RNNBase", "RNNCellBase", "SyncBatchNorm", "CTCLoss", "FractionalMaxPool")
-"""Classes of torch.nn that are not layers yet, only parts of them, speak with other processes, or
-follow numbers unchecked."""
+"""How the names of classes of torch.nn begin that are left out: lazy ones, bases of others, those
+that speak with other processes, and those that index by numbers torch does not check."""
 
 
 @cache
@@ -88,12 +87,12 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 @cache
 def function_names() -> dict[Any, str]:
-    """The reverse; a function with two names (`torch.concat`) has either."""
+    """The name of each function; one that has two (`torch.concat`) gets either."""
     return {function: name for name, function in functions().items()}
 
 
 def name_of(function: Any) -> str | None:
-    """What a file calls this function, or operator of an exported graph."""
+    """The name in a file of this function, or of an exported operator; None if it has none."""
     if isinstance(function, torch._ops.OpOverload):
         _, _, operator = function.name().partition("::")
         name, _, overload = operator.partition(".")
@@ -122,7 +121,7 @@ def methods() -> frozenset[str]:
 
 
 def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[str]:
-    """What the function that a file calls `name` may be given by name."""
+    """The keywords that `function`, which a file calls `name`, takes."""
     room, _, leaf = name.rpartition(".")
     if isinstance(function, torch._ops.OpOverload):
         return frozenset(a.name for a in function._schema.arguments)
@@ -138,14 +137,14 @@ def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[s
 
 
 def keywords_of_method(name: str) -> frozenset[str]:
-    """What a tensor's method may be given by name."""
+    """The keywords that a tensor's method takes."""
     written_in_python = inspect.isfunction(getattr(torch.Tensor, name))
     known = _parameters(getattr(torch.Tensor, name)) if written_in_python else frozenset()
     return known | (schemas.keywords_of(name) if schemas.is_pure(name) else {"memory_format"})
 
 
 def keywords_of_layer(layer: nn.Module) -> frozenset[str]:
-    """What a call of the layer may be given by name."""
+    """The keywords that a call of the layer takes."""
     return _parameters(layer.forward)
 
 
@@ -163,7 +162,7 @@ def module_names() -> dict[type, str]:
 
 @cache
 def enumerations() -> dict[str, dict[str, Any]]:
-    """Torch's constants that stand in graphs as arguments."""
+    """Torch's constants that graphs have as arguments: for each kind, by name."""
     kinds = {"dtype": torch.dtype, "memory_format": torch.memory_format}
     known = {
         kind: {str(value): value for value in vars(torch).values() if isinstance(value, of)}
@@ -189,7 +188,7 @@ def _composed(room: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _takes_tensors(function: Callable[..., Any]) -> bool:
-    """Whether it takes tensors, no function, and no number that says how often to go round."""
+    """Whether it takes tensors, and neither a function nor a number of iterations."""
     if function in boolean_dispatched:
         return True
     parameters = list(inspect.signature(function).parameters.values())
@@ -209,7 +208,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _is_layer(kind: Any) -> bool:
-    """Whether it is a layer of torch whose code needs no function, and no layer, of the user's."""
+    """Whether it is a layer of torch that needs neither a function nor a layer of the user's."""
     if not isinstance(kind, type) or not issubclass(kind, nn.Module) or kind is nn.Module:
         return False
     home = kind.__module__.removeprefix("torch.nn.modules.")

@@ -34,7 +34,7 @@ class Format(Enum):
 
 
 CHANNELS_LAST_OF = {4: Format.CHANNELS_LAST, 5: Format.CHANNELS_LAST_3D}
-"""The channels-last format of a tensor with so many dimensions."""
+"""The channels-last format, by a tensor's number of dimensions."""
 
 _MEMORY_FORMATS = {
     Format.CONTIGUOUS: torch.contiguous_format,
@@ -84,7 +84,7 @@ def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int
     strides, step = [0] * len(shape), 1
     for dim in reversed(dims):
         strides[dim] = step
-        # Of an empty tensor torch wants strides of at least 1 in the one format, 0 in the other.
+        # For an empty tensor torch expects strides of at least 1 if contiguous, 0 if channels last.
         step *= max(shape[dim], 1) if format is Format.CONTIGUOUS else shape[dim]
     return tuple(strides)
 
@@ -155,11 +155,11 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
 
     Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
 
-    TorchScript (scripted, traced, frozen), graphs of torch.fx, exported programs and what
-    torch.compile returned are converted too. In other code of your own a weight is found where the
-    class itself hands it to a convolution, `F.conv2d(x, self.weight)`; one that goes through a
-    function elsewhere is left, and `nhwc.audit` names it. What is packed for one kernel (quantized,
-    `torch.jit.optimize_for_inference`) has no strides, and is left.
+    TorchScript (scripted, traced, frozen), graphs of torch.fx, exported programs and compiled
+    models are converted too. In other code of your own a weight is found where the class itself
+    hands it to a convolution, `F.conv2d(x, self.weight)`. A weight that goes through a function
+    elsewhere stays as it is, and `nhwc.audit` names it. Weights packed for one kernel (quantized,
+    `torch.jit.optimize_for_inference`) have no strides, and stay as they are.
     """
     _check_target(format)
     model: object = module.module() if isinstance(module, ExportedProgram) else module

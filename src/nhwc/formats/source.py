@@ -1,4 +1,4 @@
-"""What the code of a class hands to convolutions as their weights: read, and never run."""
+"""Find what the code of a class hands to convolutions as weights: read it, never run it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ CONVOLUTIONS = frozenset(
         *("cudnn_convolution_relu", "cudnn_convolution_add_relu"),
     ]
 )
-"""How torch names its 2-D and 3-D convolutions, in Python, in graphs and in TorchScript."""
+"""The names of torch's 2-D and 3-D convolutions in Python, in graphs and in TorchScript."""
 
 
 def weights_in_code(kind: type) -> frozenset[str]:
     """The attributes of `self` that methods of `kind` read or compute a convolution's weight from.
 
-    Torch's own classes are not looked into. A class whose source cannot be had has none.
+    Torch's own classes are not read. A class without readable source has none.
     """
     return _Methods(kind).attributes()
 
 
 class _Methods:
-    """The methods of a user's class, to be asked what they hand to convolutions as weights."""
+    """The methods of a user's class, searched for the weights that they hand to convolutions."""
 
     def __init__(self, kind: type) -> None:
         self.methods: dict[str, ast.FunctionDef] = {}
@@ -80,7 +80,7 @@ def _body_of(kind: type) -> list[ast.stmt]:
 
 
 def _assignments(method: ast.FunctionDef) -> dict[str, list[ast.AST]]:
-    """What each local name is made of, wherever in the method."""
+    """The values that are assigned to each local name, anywhere in the method."""
     found: dict[str, list[ast.AST]] = {}
     for node in ast.walk(method):
         if isinstance(node, ast.Assign):

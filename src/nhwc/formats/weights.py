@@ -1,8 +1,8 @@
-"""Which tensors of a model are weights of 2-D and 3-D convolutions, whatever kind of model it is.
+"""Find the weights of 2-D and 3-D convolutions in a model of any kind.
 
-A layer of torch says it by its class; TorchScript, graphs of torch.fx and exported programs say it
-by their graphs. The code of any other module is read, and never run: there a weight is an attribute
-that stands where a call of `conv2d` and its like takes its weight.
+The class of a layer of torch names its weight. TorchScript, graphs of torch.fx and exported
+programs show theirs in their graphs. The code of any other module is read, never run: a weight is
+an attribute that it hands as such to `conv2d` or its like.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..errors import InputError
 from .source import CONVOLUTIONS, weights_in_code
 
 _PACKED = ("quantized", "prepacked", "mkldnn_prepacked", "prim")
-"""Where TorchScript has convolutions that read a weight packed for their kernel."""
+"""Namespaces of TorchScript's convolutions that read weights packed for their kernel."""
 
 _DERIVED = ("", "_orig", "_v", "_g", "_mask")
-"""Endings of what torch.nn.utils stores in the place of a weight that it computes."""
+"""Endings of the names that torch.nn.utils stores tensors by, to compute a weight from them."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _of_layer(layer: _ConvNd, path: str, found: _Found) -> None:
             f"{path or 'the module'} ({type(layer).__name__}) has no weight yet: it is lazy. "
             "Run the model once on an example input, then convert it."
         )
-    # A parametrized weight is computed anew on each access; what lasts is what it is computed from.
+    # A parametrized weight is computed anew on each access, from parameters that last.
     lists: Any = getattr(layer, "parametrizations", {})
     if "weight" in lists:
         for name, parameter in lists["weight"].named_parameters():
@@ -131,7 +131,7 @@ def _of_graph(module: Any, path: str, found: _Found) -> None:
 
 
 def _name_of(target: Any) -> str:
-    # The name of an overload is that of the operator, a dot, and its own.
+    # An overload is named `operator.overload`.
     return str(getattr(target, "__name__", "")).partition(".")[0]
 
 
@@ -209,7 +209,7 @@ def _of_code(module: nn.Module, path: str, found: _Found) -> None:
 
 
 class _Place(NamedTuple):
-    """Which bytes a tensor takes, and how it lies in them; in the order of memory."""
+    """The bytes that a tensor takes and its layout in them; sorts by storage, then by address."""
 
     storage: int
     start: int
@@ -224,9 +224,9 @@ class _Place(NamedTuple):
 
 
 def check_memory(model: nn.Module, weights: Sequence[Weight]) -> None:
-    """Refuse weights that do not have their memory for themselves: new memory would part them.
+    """Refuse weights that share memory with other tensors: converting would separate them.
 
-    Parameters that lie alike in the same memory are tied, and stay so.
+    Parameters with the same memory and the same strides are tied, and stay so.
     """
     for path, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":

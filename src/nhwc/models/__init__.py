@@ -1,1 +1,1 @@
-"""Models as users bring them: of which kind, with which tensors, left as they were found."""
+"""Models as users bring them: check their kind, list their tensors, leave them as found."""

@@ -1,4 +1,4 @@
-"""Whether a verb can take a model: its kind, and that its parameters have shapes and one device."""
+"""Check that a verb can take a model: by its kind, its parameters' shapes and their device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .trees import some
 
 
 def module_of(model: object, verb: str) -> nn.Module:
-    """The module that `verb` is to work on: of an exported program its graph, else the model.
+    """The module that `verb` works on: the graph of an exported program, or the model itself.
 
     >>> module_of(print, "audit")
     Traceback (most recent call last):
@@ -36,14 +36,14 @@ def module_of(model: object, verb: str) -> nn.Module:
 
 
 def rewritable(model: object, verb: str) -> nn.Module:
-    """As `module_of`, for verbs that rewrite a model: what TorchScript compiled is closed to them.
+    """As `module_of`, for verbs that rewrite a model: they cannot open compiled TorchScript.
 
     >>> rewritable(torch.jit.script(nn.Sequential(nn.ReLU())), "fuse")
     Traceback (most recent call last):
     nhwc.errors.InputError: cannot fuse a TorchScript module (scripted): ... it was made from.
     """
     module = module_of(model, verb)
-    # What torch.compile returns holds the model it was made from.
+    # torch.compile returns a module that holds the original.
     if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
         kind = "traced" if isinstance(script, TracedModule) else "scripted"
         raise InputError(
@@ -54,12 +54,12 @@ def rewritable(model: object, verb: str) -> nn.Module:
 
 
 def _usable(exported: fx.GraphModule) -> fx.GraphModule:
-    """The same graph in a module that bears `train` and `eval`, which torch's own refuses.
+    """The same graph in a module that allows `train()` and `eval()`, which torch's own refuses.
 
-    It checks the sizes it was exported for, as torch's does.
+    It still checks the sizes that it was exported for.
     """
     graph = fx.GraphModule(exported, exported.graph, "Exported")
-    # Whether it trains stands in the calls: no flag changes that any more.
+    # Its calls say whether they train, and no flag can change that: the flag repeats it.
     return graph.train(any(map(_trains, graph.graph.nodes)))
 
 
@@ -85,7 +85,7 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def check_devices(model: nn.Module, tensors: Sequence[Tensor]) -> None:
-    """Refuse what is on the meta device, and inputs that are elsewhere than the model."""
+    """Refuse a model or inputs on the meta device, and inputs on another device than the model."""
     own = {t.device for t in (*model.parameters(), *model.buffers())}
     if torch.device("meta") in own or any(t.is_meta for t in tensors):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Leave a model as it was found: what a run changes in it is put back."""
+"""Leave a model as it was found: put back whatever a run changes in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, _Container) and not value:
-                # Most of what a module holds: hooks that nobody has set.
+                # Most containers of a module are empty: they are for hooks.
                 empty.append(value)
             else:
                 restores.append(_remember_contents(value))
@@ -81,7 +81,7 @@ def _remember_parameter(parameter: nn.Parameter) -> _Restore:
 
 
 def _remember_place(tensor: Tensor) -> _Restore:
-    """The memory of a tensor and its strides, which a conversion replaces."""
+    """Remember the memory of a tensor and its strides, which a conversion replaces."""
     data = tensor.data
 
     def restore() -> None:
@@ -92,7 +92,7 @@ def _remember_place(tensor: Tensor) -> _Restore:
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
-    """Where a tensor lies, and how: the same for as long as nobody gives it other memory."""
+    """A tensor's device, type, address and strides: equal until it is given other memory."""
     strided = tensor.layout is torch.strided and not tensor.is_meta
     return (tensor.device, tensor.dtype, *((tensor.data_ptr(), tensor.stride()) if strided else ()))
 
@@ -113,7 +113,7 @@ def _remember_data(tensor: Tensor) -> _Restore:
 
 
 def _remember_contents(value: Any) -> _Restore:
-    """What a list, dict, set or tensor on a module holds: `forward` may count or collect there."""
+    """Remember what a list, dict, set or tensor on a module holds: `forward` may change that."""
     if isinstance(value, Tensor):
         return _nothing if isinstance(value, nn.Parameter) else _remember_data(value)
     if not isinstance(value, _Container):

@@ -12,7 +12,7 @@ def tensors_of(tree: object) -> list[Tensor]:
 
 
 def versions_of(tree: object) -> list[int]:
-    """How often each tensor in it was written to, where torch counts that."""
+    """Torch's counter of writes to each tensor in `tree`; inference tensors have none."""
     return [tensor._version for tensor in tensors_of(tree) if not tensor.is_inference()]
 
 

@@ -1,7 +1,7 @@
 """torchvision imported, also beside a torch that its compiled operators do not match.
 
-`nms` and `roi_align` are all that torchvision's detection models need. They answer what the
-compiled ones answer, slower.
+Of the compiled operators, torchvision's detection models need only `nms` and `roi_align`. Those
+here return the same, slower.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def import_torchvision() -> ModuleType:
     """Import torchvision, also where its compiled operators do not match this torch.
 
     A torchvision from the package index beside a CPU-only torch dies at import, because it
-    registers fake implementations for operators its library failed to define. It gets their
-    schemas, and in plain torch the operators that its models call.
+    registers fake implementations for operators its library failed to define. Here it gets
+    their schemas, and those operators that its models call, written in plain torch.
     """
     for _ in range(20):
         try:
@@ -85,7 +85,7 @@ def _supply() -> None:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """The boxes (x1, y1, x2, y2) that overlap no better one that is kept; best first.
+    """The indices of boxes (x1, y1, x2, y2) that overlap no better box that is kept; best first.
 
     >>> boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 3], [5, 5, 9, 9]])
     >>> nms(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.6)
@@ -99,7 +99,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     shared = sides.clamp(min=0).prod(2)
     overlaps = (shared / (area[:, None] + area - shared) > iou_threshold).triu(1)
     kept, before = torch.ones_like(order, dtype=torch.bool), None
-    # A box's fate hangs on those before it alone: what stays unchanged in a round is settled.
+    # A box depends only on the better ones before it: a round that changes nothing is the last.
     while before is None or not torch.equal(kept, before):
         kept, before = ~overlaps[kept].any(0), kept
     return order[kept]
@@ -120,7 +120,7 @@ def roi_align(
     if not aligned:
         size = size.clamp(min=1)
     cell = size / size.new_tensor([pooled_width, pooled_height])
-    # So many samples a cell, across and down.
+    # The number of samples in a cell, across and down.
     samples = cell.detach().ceil().clamp(min=0).long()
     if sampling_ratio > 0:
         samples = torch.full_like(samples, sampling_ratio)
@@ -144,7 +144,7 @@ def _places(start: Tensor, cell: Tensor, cells: int, samples: int) -> Tensor:
 
 
 def _sampled(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`image` at each (y, x), boxes x channels x ys x xs; zero beyond a pixel from its border."""
+    """`image` at each (y, x), boxes x channels x ys x xs; zero more than a pixel outside of it."""
     height, width = image.shape[1:]
     grid = torch.stack(
         (
@@ -153,7 +153,7 @@ def _sampled(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
         ),
         -1,
     )
-    # All boxes below one another: they read the same image.
+    # One call with the grids of all boxes below one another: they read the same image.
     values: Tensor = F.grid_sample(
         image[None], grid.flatten(0, 1)[None], padding_mode="border", align_corners=True
     )
@@ -163,7 +163,7 @@ def _sampled(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _normalized(places: Tensor, size: int) -> Tensor:
-    """Pixels as grid_sample counts them with align_corners: -1 the first, 1 the last."""
+    """Pixel positions in grid_sample's units with align_corners: -1 is the first, 1 the last."""
     return places.clamp(0, size - 1) * (2 / max(size - 1, 1)) - 1
 
 

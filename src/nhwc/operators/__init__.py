@@ -1,1 +1,1 @@
-"""What torch's operators are: one table for each question that several rooms ask of them."""
+"""Facts about torch's operators that several rooms need: one table for each."""

@@ -34,7 +34,7 @@ class _Row:
     same arguments as one of them it computes the same. `numbers` are those of such a module, None
     if it computes another row's activation. `onednn` is the name and the algorithm that oneDNN's
     fused kernels take, with the numbers as they are; None where they have no such activation, or
-    compute another: their relu and hardtanh make 0 of NaN.
+    compute it otherwise: their relu and hardtanh turn NaN into 0.
     """
 
     name: str

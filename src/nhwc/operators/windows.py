@@ -1,4 +1,4 @@
-"""How many places a window finds on an image: the size of what convolutions and poolings return."""
+"""Count the places of a window on an image: the size of a convolution's or pooling's result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def places(
     dilation: int = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    """The places of a window of `size` along a side of this length, an int or a symbol for one.
+    """The number of places of a window of `size` along a side of `length`, an int or a symbol.
 
     >>> places(224, 7, stride=2, padding=3), places(112, 3, stride=2, ceil_mode=True)
     (112, 56)
 
-    With `ceil_mode` a last window may reach over the end, if it begins before what pads that.
+    With `ceil_mode` a last window may reach past the end if it begins before the padding there.
     """
     free = length + 2 * padding - dilation * (size - 1) - 1
     if not ceil_mode:

@@ -1,4 +1,4 @@
-"""The module that `optimize` returns: planned calls take the fast way, all others the graph."""
+"""The module that `optimize` returns: planned calls run programs, all others run the graph."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _wants_gradients = operator.attrgetter("requires_grad")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What was chosen for one set of input shapes; a program is made from it when it is needed.
+    """The kernels chosen for one set of input shapes; a program is made from it when it is needed.
 
-    `graph` if it was made for these shapes alone. Passes made weights of it from those of the
-    graph for all shapes, so it is good for as long as those stay what they are.
+    `graph` is set if it was made for these shapes alone. Passes computed its weights from those of
+    the graph for all shapes, so the recipe is valid only as long as those do not change.
     """
 
     signature: Hashable
@@ -43,24 +43,25 @@ class Recipe:
 class Optimized(nn.Module):
     """A model for inference: `portable`, a graph for any call, and programs for known shapes.
 
-    A call whose inputs have planned shapes, types and device runs its program. Any other call, and
-    one under autocast, one that wants gradients, one that is being exported, compiled, scripted,
-    traced, transformed (`torch.func`) or watched (a dispatch mode), runs `portable`. Parameters ask
-    for no gradients until they are told to. It is for inference: it has no training mode.
+    A call whose inputs have planned shapes, types and device runs the program for them. Any other
+    call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
+    being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch
+    mode). Parameters require no gradients until they are told to. There is no training mode.
 
-    It answers with the weights it has now. Each planned call first asks a `Stamp` whether the model
-    is still the one that was packed, at a cost of microseconds. Weights that were written to, in
-    whatever way, are packed anew; other tensors in their place (`functional_call`) run the graph,
-    and are packed if they are there the next time, too. While a module is another one, or has a
-    hook or a `forward` that it had not, calls run the graph. A plan of a graph that was made for
-    its shapes alone is over with the weights that it was made from.
+    It always computes with its present weights. Each planned call first asks a `Stamp` whether the
+    model is still the one that was packed, which takes microseconds. Weights that were written to
+    are packed anew. Other tensors in their place (`functional_call`) run the graph the first time,
+    and are packed if the next call finds them, too. While a module is replaced, or has a new hook
+    or a new `forward`, calls run the graph. A plan of a graph that was made for its shapes alone
+    ends when its weights change.
 
-    What cannot be seen: writes behind torch's back (`p.data[i] = ...`, numpy's views, another
-    process) that spare the 64 bytes in the middle of a weight of more than 512, and attributes of
-    modules that are no weights (`conv.stride = ...`). After such a change call `refresh()`.
+    Two kinds of change go unnoticed: a write behind torch's back (`p.data[i] = ...`, numpy's views,
+    another process) that spares the 64 bytes in the middle of a weight of more than 512, and a new
+    value of a module's other attributes (`conv.stride = ...`). Call `refresh()` after either.
 
-    What programs have packed, only other calls read as it was: large weights wait for those in a
-    file (`release.shelve`) and take no memory until then. Copies of the model hold them in memory.
+    Programs read packed weights; only other calls read the original ones. So large ones wait in a
+    file (`host_memory.shelve`) and take no memory until such a call. Copies of the model hold them
+    in memory.
 
     `examples` are the shapes it was made for, in words; `report` says how it came about.
     """
@@ -97,7 +98,7 @@ class Optimized(nn.Module):
         if named or _is_observed():
             return self.portable(*inputs, **named)
         check_threads()
-        # The stamp first: another thread may put in a new one, with programs of its own.
+        # The stamp is read first: another thread may put in a new one, with new programs.
         stamp = self._stamp
         program = self._programs.get(signature(inputs))
         if program is None or not stamp.holds():
@@ -127,7 +128,7 @@ class Optimized(nn.Module):
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
-        """For a while every call runs `portable`, in which all that happens can be seen."""
+        """Within this context every call runs `portable`, whose operators can be watched."""
         held, self._recipes, self._programs = (self._recipes, self._programs), {}, {}
         try:
             yield
@@ -135,7 +136,7 @@ class Optimized(nn.Module):
             self._recipes, self._programs = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
-        """The program of a recipe that has none, or has one with weights of the past."""
+        """The program of a recipe that had none, or an outdated one; None if there is no plan."""
         key = signature(inputs)
         if key not in self._recipes or not isinstance(self.portable, fx.GraphModule):
             return None
@@ -153,16 +154,16 @@ class Optimized(nn.Module):
                     del self._recipes[key]
                     warnings.warn(f"{error} Until then the graph runs.", stacklevel=5)
                 except (Unplannable, RuntimeError, TypeError, ValueError):
-                    # Weights of another type or device, say: what the graph answers then is right.
+                    # Weights of another type or device, say: the graph answers rightly.
                     del self._recipes[key]
             return self._programs.get(key)
 
     def _accepts(self) -> bool:
-        """Whether what changed is the weights alone, to stay; then what they were is forgotten."""
+        """Whether only weights changed, and for good; then what was made from the old ones goes."""
         if not self._stamp.has_parts():
             return False
         if not self._stamp.has_tensors():
-            # `functional_call` puts others in their place for one call: packing would cost more.
+            # `functional_call` swaps tensors for one call: packing them would cost more than it.
             now = self._stamp.in_slots()
             known = [one() for one in self._foreign]
             if len(known) != len(now) or not all(map(operator.is_, known, now)):
@@ -172,13 +173,13 @@ class Optimized(nn.Module):
         return True
 
     def _forget(self) -> None:
-        """Let go of all that was made from weights of the past."""
+        """Drop all that was made from the old weights."""
         self._programs = {}
         self._recipes = {key: one for key, one in self._recipes.items() if one.graph is None}
         self.restamp()
 
     def restamp(self) -> None:
-        """Take the model as it is for the one that the programs were made from."""
+        """Declare the model, as it is now, to be the one that the programs were made from."""
         self._foreign = []
         self._stamp = Stamp(self.portable, self._modules)
 
@@ -194,7 +195,7 @@ class Optimized(nn.Module):
         return result
 
     def _renew(self) -> None:
-        """Forget the past if there is another present."""
+        """Drop what was made from the old weights, if only weights have changed."""
         if not self._stamp.holds() and self._stamp.has_parts():
             self._forget()
 
@@ -224,7 +225,7 @@ class Optimized(nn.Module):
         return super().train(False)
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What torch.jit.script makes a script of: the graph."""
+        """Give torch.jit.script the graph to compile."""
         return self.portable
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,7 +243,7 @@ class Optimized(nn.Module):
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """What is planned; a program is made from each when it is first called."""
+        """The recipes that are valid now; a program is made from each when it is first called."""
         recipes = self._recipes.values()
         return tuple(r for r in recipes if r.graph is None or self._stamp.holds())
 
@@ -275,7 +276,7 @@ def _described(x: Any) -> str:
 
 
 def signature(inputs: Sequence[Any]) -> Hashable:
-    """What a program is chosen by: shapes, types and devices of tensors, and all other values."""
+    """The key of a program: shapes, types and devices of tensors, and all other values."""
     return tuple(
         (x.shape, x.dtype, x.device) if isinstance(x, Tensor) and _is_plain(x) else _hashable(x)
         for x in inputs
@@ -283,20 +284,20 @@ def signature(inputs: Sequence[Any]) -> Hashable:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a kernel finds in the memory of `x` what `x` stands for."""
-    # A fake or distributed tensor has its values elsewhere; a negated one has them the other way.
+    """Whether the numbers of `x` are those in its memory, which a kernel reads."""
+    # A fake or distributed tensor has its numbers elsewhere; a negated one stores their opposites.
     ours = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
     return ours and x.layout is torch.strided and not x.is_neg()
 
 
 def _hashable(value: Any) -> Hashable:
     plain = (int, float, bool, str, type(None))
-    # Anything else is not known to stay what it is: an object equal to itself alone matches none.
+    # Any other value may change unnoticed: a new object equals no key, so the graph runs.
     return (type(value), value) if isinstance(value, plain) else object()
 
 
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
-    """The arguments in `*inputs`, which torch.fx traces as one: as many as `graph` must have."""
+    """The arguments in `*inputs`, which torch.fx traces as one: as many as `graph` requires."""
     if isinstance(graph, fx.GraphModule):
         places = graph.graph.find_nodes(op="placeholder")
         return [inputs[i] for i, place in enumerate(places) if not place.args]

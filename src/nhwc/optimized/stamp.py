@@ -1,19 +1,20 @@
-"""Is a model still the one that kernels were packed from? Asked before each planned call.
+"""Tell whether a model is still the one that kernels were packed from, before each planned call.
 
-torch has many ways to give a model other weights, and tells of few. So a stamp keeps what each of
-them must change, and compares, in an order in which each question may rely on the one before it:
+torch has many ways to give a model other weights, and reports few of them. So a stamp keeps the
+facts that each of them must change, and compares them in an order in which each comparison may rely
+on the one before it:
 
 parts      modules, parameters and buffers in the slots of all modules, by identity; that there is
            no hook and no `forward` that was not there before
-versions   what torch counts up at each write that it sees
+versions   the counters that torch raises at each write that it sees
 places     address, size and strides, which `p.data = ...` and `swap_tensors` change
 numbers    a sample of the bytes, for writes that torch does not see: `p.data.copy_`, numpy's
-           views, other processes. Of up to 512 bytes all are compared, of more 64 in the middle:
-           one line of the cache and one page, as what nobody reads may lie in a file (`release`)
+           views, other processes. Up to 512 bytes are compared whole, more by the 64 in the
+           middle: one line of the cache, and one page, as weights may lie in a file
 
-Each is one call of a function in C on lists made beforehand: some twenty microseconds for a hundred
-weights. What passes by all of them is a write behind torch's back that spares the middle of a
-weight, and what else an attribute of a module says (its stride, its eps).
+Each comparison is one call of a function in C on lists made beforehand: some twenty microseconds
+for a hundred weights. All of them miss a write behind torch's back that spares the middle of a
+weight, and a change of a module's other attributes (its stride, its eps).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LINE = 64
 
 
 class Stamp:
-    """What a model was when the stamp was made, and `holder`, the slots that it hangs in.
+    """The state of a model when the stamp was made; `holder` are the slots that hold the model.
 
     >>> net = nn.Linear(2, 2)
     >>> stamp = Stamp(net)
@@ -52,14 +53,14 @@ class Stamp:
         if holder is not None:
             self._slots.append(holder)
         self._held = [dict(slots) for slots in self._slots]
-        # `==` asks for identity first. Where that fails, tensors of one number may be equal.
+        # `==` asks for identity first. Where that fails, two tensors of one number may be equal.
         self._single = [
             (slots, name, value)
             for slots in self._slots
             for name, value in slots.items()
             if isinstance(value, Tensor) and value.numel() == 1
         ]
-        # torch.fx holds modules in plain ones, which nobody calls.
+        # torch.fx holds modules in plain nn.Modules, which nobody calls.
         self._set_calls([m for m in modules if m is model or type(m) is not nn.Module])
         self.tensors = [*model.parameters(), *model.buffers()]
         # Tensors made under inference_mode have no versions.
@@ -70,13 +71,13 @@ class Stamp:
         self._shaped = [t for t in self._placed if t.ndim > 1]
         self._strides = list(map(Tensor.stride, self._shaped))
         self._sizes = list(map(Tensor.numel, self._shaped))
-        # These keep the memory that is read, should the tensors be given other.
+        # These keep the sampled memory alive if the tensors are given other memory.
         self._memory = [t.detach() for t in self._placed if t.device.type == "cpu"]
         self._samples = [sample for t in self._memory for sample in _samples(t)]
         self._bytes = b"".join(self._samples)
 
     def _set_calls(self, modules: list[nn.Module]) -> None:
-        """Note the code of the graph, and what is called besides the forward of each class."""
+        """Note the code of the graph, the hooks, and which modules have their own `forward`."""
         self._code = vars(modules[0]).get("_code")
         hooks: list[Any] = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         everywhere = [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
@@ -104,7 +105,7 @@ class Stamp:
             return False
 
     def has_parts(self) -> bool:
-        """Whether all but the tensors is as it was: modules, names, and what a call does."""
+        """Whether everything but the tensors is as it was: modules, names, hooks, `forward`."""
         return self._is_called_alike() and all(
             now.keys() == held.keys()
             and all(now[name] is one or _are_tensors(now[name], one) for name, one in held.items())
@@ -116,7 +117,7 @@ class Stamp:
         return [t for slots in self._slots for t in slots.values() if isinstance(t, Tensor)]
 
     def has_tensors(self) -> bool:
-        """Whether modules hold the same tensors, whatever those say."""
+        """Whether modules hold the same tensor objects, whatever numbers those have."""
         held = [t for slots in self._held for t in slots.values() if isinstance(t, Tensor)]
         now = self.in_slots()
         return len(now) == len(held) and all(map(operator.is_, now, held))
@@ -135,13 +136,13 @@ def _are_tensors(*values: Any) -> bool:
 
 
 def _has_place(tensor: Tensor) -> bool:
-    """Whether its numbers lie in memory, by its strides."""
+    """Whether its numbers lie in memory, where its strides say."""
     ours = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     return ours and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _samples(tensor: Tensor) -> Iterator[memoryview]:
-    """The memory in the middle of a tensor, or all of it, to be read whenever it is asked."""
+    """A live view of a tensor's memory, or of the middle of it where that is large."""
     if not tensor.numel():
         return
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

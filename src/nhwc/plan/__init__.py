@@ -12,8 +12,8 @@ between layouts, is least; and a few such choices are timed as whole programs.
       v
     Scene             the layers, and for each its implementations: those of others (others,
       |               cuda) and ours (native); made once, and handed on to all that follows
-      |  measuring    how long each implementation takes, by trials, or from memory
-      |  weighing     those that take much memory for no time left out
+      |  measuring    how long each implementation takes, by trials or from the ledger
+      |  weighing     leave out those that take much memory and save no time
       |  assigning    one for each layer, conversions between them counted
       |  joining      two layers of ours as one step, where that gains
       v
@@ -85,7 +85,7 @@ class Plan:
         return _words(self.layers, self.choice)
 
     def weights(self, graph: fx.GraphModule) -> list[Tensor]:
-        """The weights that the kernels were given: most keep a copy, packed, and read that."""
+        """The weights of the planned layers; most kernels read a packed copy of theirs instead."""
         owners = [graph.get_submodule(layer.op) for layer in self.layers if layer.op]
         return [owner.weight for owner in owners if isinstance(owner.weight, Tensor)]
 
@@ -105,7 +105,7 @@ def make_plan(
     with torch.no_grad():
         timings = measure(scene, ledger, progress)
         choice, program = _choose(scene, without_waste(scene, timings), ledger)
-    # What packing left, and the programs that were not chosen.
+    # Give back what packing left over, and the programs that were not chosen.
     trim()
     return Plan(program, scene.layers, choice, timings, ledger.measured - before)
 
@@ -114,8 +114,9 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
-    mixture stands against the best without our kernels, and the best with as many as can be. Each
-    holds all weights: there is only one at a time, and others' are packed once for all.
+    mixture is timed against the best without our kernels, and the best with as many of them as can
+    be. Each program holds all weights: so there is only one at a time, and the weights that others'
+    kernels packed are handed on to the next.
     """
     conversion = lambda seen: conversion_seconds(seen, ledger)
     switch = switch_seconds(ledger)
@@ -125,7 +126,7 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
     choices = [join(scene, choice, ledger) for choice in choices]
-    # Packed weights are next, and large; what was measured is in their way.
+    # Packed weights come next, and are large: first give back what measuring left over.
     trim()
     if len(choices) == 1:
         return choices[0], bind(scene, choices[0])

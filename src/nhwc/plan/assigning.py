@@ -1,8 +1,9 @@
 """Choose one implementation per layer so that these and the conversions in between cost least.
 
-They differ in the layout they read and write, so neighbours bind one another: a contiguous
-kernel that wins alone may lose by the two copies around it. The sum is lowered by changing single
-layers, and whole stretches of layers that only pass a layout on, from three starting points.
+Implementations differ in the layouts they read and write, so the choice for a layer depends on its
+neighbours: a contiguous kernel that wins alone may lose by the two copies around it. The sum
+is lowered by changing single layers, and whole stretches of layers that only pass a layout on, from
+three starting points.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _Problem:
         switches = value in choice and any(user.ours != ours for user in users)
         converts = has is not None and bool({user.reads for user in users} - {has, None})
         if not isinstance(seen, Seen):
-            # Several tensors at once: nothing converts those, or hands them over.
+            # Several tensors at once cannot be converted or handed over: a whole second forbids it.
             return 1.0 if switches or converts else 0.0
         switch = self.switch if switches else 0.0
         return switch + (self._copy_seconds(seen) if converts else 0.0)
@@ -81,7 +82,7 @@ class _Problem:
 
 
 def written(choice: Choice, record: Record, value: fx.Node) -> Format | None:
-    """The layout in which a value is found when its readers come for it."""
+    """The layout in which the readers of a value find it."""
     if value in choice:
         return choice[value].implementation.writes
     seen = record.values.get(value)

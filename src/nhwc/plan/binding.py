@@ -1,4 +1,4 @@
-"""From chosen kernels to a program: weights packed, layers of ours together, slots numbered."""
+"""Bind chosen kernels into a program: pack weights, put layers of ours together, number slots."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from ..kernels.programs.program import Pool
 
 _Key = tuple[fx.Node, "Format | None"]
-"""A value, and the layout that it was converted to; None as it came about."""
+"""A value, and the layout that it was converted to; None for the value as it was made."""
 
 _TRIMMED = 1 << 24
-"""After so many bytes of weights, what packing left is given back to the system."""
+"""After packing this many bytes of weights, free memory is given back to the system."""
 
 
 class Packed:
-    """The weights that others packed for one program: the next one takes over what it can.
+    """The weights that others' kernels packed for one program, for the next one to take over.
 
-    It has none of ours: these lie side by side, and their memory is free only when all of it is.
+    It has none of ours: those lie side by side, and their memory is freed only all at once.
     """
 
     def __init__(self) -> None:
         self._runs: dict[tuple[fx.Node, Implementation], Run] = {}
 
     def begin(self, choice: Choice) -> None:
-        """Let go of what no kernel of `choice` reads, before others are packed."""
+        """Drop the weights that no kernel of `choice` reads, before others are packed."""
         chosen = {(node, timed.implementation) for node, timed in choice.items()}
         self._runs = {key: run for key, run in self._runs.items() if key in chosen}
 
@@ -65,7 +65,8 @@ def bind(scene: Scene, choice: Choice, packed: Packed | None = None) -> Program:
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
     """The layers in an order in which they can run, those of our kernels together where possible.
 
-    Each layer of another's kernel is alone. By turns, all that can run of one kind runs.
+    A layer with another's kernel is alone. The two kinds take turns: all layers of a kind that can
+    run come next, then those of the other kind.
     """
     rest, units = list(layers), []
     waiting = {layer.node for layer in layers}
@@ -88,7 +89,7 @@ def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
 
 
 def handed_over(scene: Scene, choice: Choice) -> Choice:
-    """`choice`, with several tensors at once left to torch where its kernels give or take them."""
+    """`choice`, with torch in place of ours where ours and others would exchange a tuple."""
     choice = dict(choice)
     layers = {layer.node: layer for layer in scene.layers}
     ours = {node for node, timed in choice.items() if timed.implementation.ours}
@@ -156,14 +157,14 @@ class _Binder:
         one = self.choice[layer.node].implementation
         inputs = tuple(self._read(node, one.reads) for node in layer.inputs)
         if one.free:
-            # A note of where data lies, within a program, is torch's view outside of one.
+            # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
         make = lambda: alone(self.record, layer, one, self._constants(one, layer))
         self._step(layer.name, self.packed.of(layer, one, make), inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        # One runs after the other.
+        # Programs of one plan run one after the other: they share a pool.
         self.pool = self.pool or kernels.Pool()
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
@@ -186,7 +187,7 @@ class _Binder:
             self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
 
     def _constants(self, implementation: Implementation, layer: Layer) -> list[Any]:
-        """The weights that it prepares, after what packing others left was given back."""
+        """The weights that it prepares; memory that packing others left is given back first."""
         found: list[Any] = []
         for one in implementation.layers(layer):
             constants = self.scene.constants(one)

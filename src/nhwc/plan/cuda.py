@@ -86,7 +86,7 @@ def _cloned(value: Any) -> Any:
 def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
     """`program` as one CUDA graph where all its inputs are on a GPU; otherwise as it is.
 
-    A kernel that no graph can hold (it waits for the host) leaves the program as it was.
+    A program with a kernel that no CUDA graph can hold (it waits for the host) stays as it is.
     """
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if not tensors or not all(x.is_cuda for x in tensors):

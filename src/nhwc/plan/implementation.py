@@ -1,9 +1,9 @@
-"""One way to compute a layer: the noun that goes from a graph's layer to a program.
+"""An implementation: one way to compute a layer, from the graph's layer to the program.
 
 Torch, oneDNN, cuDNN and the kernels of this package each offer some. An implementation says in
 which layout it reads its images and in which it writes, and knows how to prepare the layer's
-constants once. Those of ours can besides be emitted into a program together with their neighbours:
-one call, one arena, no conversions in between.
+constants once. Ours can also be emitted into a program together with their neighbours: one call,
+one arena, no conversions in between.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Run = Callable[..., Any]
 """Called with a layer's inputs, returns its result."""
 
 Emit = Callable[..., Any]
-"""Called with a builder, prepared constants and the buffers of inputs; returns the result's."""
+"""Called with a builder, prepared constants and buffers of inputs; returns that of the result."""
 
 
 class Identifier(NamedTuple):
-    """An implementation in plain words, to be kept where no function can be."""
+    """An implementation's name and layouts as text, for files, which can hold no function."""
 
     name: str
     reads: str | None
@@ -40,12 +40,12 @@ def _as_they_are(*constants: Any) -> Any:
 class Implementation:
     """A kernel for one layer, in one layout.
 
-    `prepare` takes the layer's constants, if it has any. Without `emit`, it returns the function
-    that computes the layer; with it, what `emit` is given: packed weights, say.
-    `exact` if it sums the products that the layer names, and no others.
-    `copies` is how many times it holds its weights, beside those that it reads where they lie.
-    `free` if within a program it is nothing but a note of where data lies.
-    `before` is the layer in front, where it computes that one as well.
+    `prepare` takes the layer's constants, if it has any. Without `emit` it returns the function
+    that computes the layer; with `emit`, it returns what that is given: packed weights, say.
+    `exact` if it sums just the products that the layer names; Winograd's kernels sum others.
+    `copies` is how many times it holds its weights, not counting those that it reads in place.
+    `free` if within a program it computes nothing, and only notes where data lies.
+    `before` is the layer in front, if it computes that one as well.
     """
 
     name: str
@@ -85,14 +85,14 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Timed:
-    """An implementation, and what one call of it takes here."""
+    """An implementation, and how long one call of it takes on this machine."""
 
     implementation: Implementation
     seconds: float
 
 
 Timings = dict[fx.Node, tuple[Timed, ...]]
-"""By the node of each layer: the implementations that it may have."""
+"""The implementations that each layer may have, by its node."""
 
 Choice = dict[fx.Node, Timed]
-"""By the node of each layer: the implementation that it has."""
+"""The implementation that each layer has, by its node."""

@@ -13,11 +13,11 @@ from .trials import evictor, sample
 
 _ROUNDS = 30
 _LEAST_GAIN = 0.02
-"""As a share of the time of the two: the next measurement may deny less."""
+"""The least gain, as a share of the time of the two: the next measurement may deny less."""
 
 
 def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
-    """`choice`, with the joint of its second layer where two neighbours gain most by one."""
+    """`choice` with neighbours joined into one step where that gains, the largest gains first."""
     gains = []
     for unit in stretches(scene.layers, handed_over(scene, choice)):
         nodes = {layer.node for layer in unit}
@@ -42,7 +42,7 @@ def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
 def _seconds(
     scene: Scene, layer: Layer, joint: Implementation, choice: Choice, ledger: Ledger
 ) -> tuple[float, float]:
-    """The time of the two layers as two steps and as one, taken in turns or remembered."""
+    """The time of the two layers as two steps and as one, taken in turns or from the ledger."""
     words = [
         f"{one.spec.key} by {choice[one.node].implementation.name}" for one in joint.layers(layer)
     ]

@@ -1,8 +1,8 @@
-"""What was measured once is remembered: which kernel won for which layer, on this machine.
+"""The ledger: times and verdicts from this machine, kept so that none is measured twice.
 
-One JSON file per environment under `cache_dir()`. It is read whole and replaced whole, never
-locked: two programs at once may each measure what the other measures too, and nothing worse. A
-file that cannot be read is one that does not exist.
+It is one JSON file per environment under `cache_dir()`, read whole and replaced whole, never
+locked: two programs at once may both measure the same, and nothing worse. A file that cannot be
+read counts as absent.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class Ledger:
         return self._new.get(key, self._known.get(key))
 
     def seconds(self, key: str) -> float | None:
-        """The time that was put, unless something else stands there."""
+        """The time that was put under `key`; None if there is no entry, or one that is no time."""
         known = self.get(key)
         return known if is_time(known) else None
 
     def forget(self) -> None:
-        """Know nothing any more. What is put and saved from now on replaces what the file has."""
+        """Forget the entries of the file; each stays there until a new one replaces it."""
         self._known = {}
 
     def put(self, key: str, value: Any) -> None:
         self._new[key] = value
 
     def save(self) -> None:
-        """Add what is new to the file. A disk that is full or read-only costs only the memory."""
+        """Add new entries to the file; on a full or read-only disk only this process has them."""
         if not self._new:
             return
-        # Someone else may have saved since: theirs stays, ours is added.
+        # Another process may have saved since: its entries stay, ours are added.
         self._known = {**self._known, **_read(self.path), **self._new}
         self._new = {}
         text = json.dumps({"schema": _SCHEMA, "entries": self._known})

@@ -1,4 +1,4 @@
-"""The time of every layer by each of its implementations: measured here once, then remembered."""
+"""Time every layer by each of its implementations: measured once, then read from the ledger."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def switch_seconds(ledger: Ledger) -> float:
 
 
 def _call_seconds() -> float:
-    """The time of calling a program, whatever is in it: the least of many calls.
+    """The time of calling a program with almost nothing in it: the least of many calls.
 
-    On a busy machine most calls wait for a second core, for as long as other work may have it.
+    On a busy machine most calls wait until other work leaves a second core.
     """
     builder = kernels.Builder()
     x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
@@ -93,7 +93,7 @@ def _only(scene: Scene, layer: Layer) -> tuple[Timed, ...]:
 
 
 def _timed(scene: Scene, kind: str, layers: Sequence[Layer], ledger: Ledger) -> Timings:
-    """The times of all layers of a kind, remembered or measured on one of them."""
+    """The times of all layers of a kind, from the ledger or measured on one of them."""
     known = _read(scene, layers, ledger.get(kind))
     if known is None:
         timed = time_layer(scene, layers[-1], switch_seconds(ledger))
@@ -111,9 +111,9 @@ def _entry(timed: Timed) -> dict[str, Any]:
 
 
 def _read(scene: Scene, layers: Sequence[Layer], entries: Any) -> Timings | None:
-    """The times that were written down for these layers.
+    """The times that the ledger's `entries` have for these layers.
 
-    None if there are none, or for a kernel that is not here: another version of nhwc had it.
+    None if there are none, or one is for a kernel that is not here: another nhwc had it.
     """
     found: Timings = {}
     try:

@@ -1,6 +1,6 @@
-"""The kernels of others: torch's, cuDNN's, oneDNN's with weights packed; and any call as it is.
+"""The kernels of others: torch's, cuDNN's, oneDNN's with packed weights; and any call as it is.
 
-`prepare` makes of a layer's weights the function that computes it. Torch's kernel comes first: it
+`prepare` turns a layer's weights into the function that computes it. Torch's kernel comes first: it
 is what eager torch does.
 """
 
@@ -36,7 +36,7 @@ _LAST, _PLAIN = Format.CHANNELS_LAST, Format.CONTIGUOUS
 def kernels_of_others(
     graph: fx.GraphModule, record: Record, layer: Layer
 ) -> tuple[Implementation, ...]:
-    """All that others have for a layer; none for an operator, which torch has as it is."""
+    """The kernels of others for a layer; none for an operator, which `Scene.called` calls."""
     if isinstance(layer.spec, Operator):
         return ()
     found = kernels_for(layer.spec)
@@ -79,8 +79,8 @@ def _for_images(spec: Convolution) -> tuple[Implementation, ...]:
 def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
     """Eager torch, and oneDNN's prepacked kernel in channels_last_3d.
 
-    Layouts of volumes are not planned: oneDNN's kernel converts what comes otherwise, and what it
-    writes stays in its layout through the operators between convolutions.
+    Layouts of volumes are not planned: oneDNN's kernel converts inputs in another layout itself,
+    and its output keeps its layout through the operators between convolutions.
     """
     found = [_torch(partial(_eager_convolution, spec, layout=torch.contiguous_format))]
     if _onednn_serves(spec.dtype, spec.device):
@@ -99,7 +99,7 @@ def _is_volume(spec: Spec) -> bool:
 
 
 def _views_volumes(graph: fx.GraphModule, record: Record) -> bool:
-    """Whether the graph looks at the memory of a volume, which must then lie as it always did."""
+    """Whether the graph looks at the strides of a volume, which must then stay as they were."""
     for node in graph.graph.nodes:
         name = getattr(node.target, "__name__", node.target)
         if name in ("view", "view_as", "as_strided", "stride") and node.all_input_nodes:
@@ -147,7 +147,7 @@ def _eager_convolution(
 
 
 def _fused(activation: Activation | None) -> tuple[Attribute, Callable[[Tensor], Tensor]]:
-    """The activation as oneDNN applies it, and what torch does to the result where it cannot."""
+    """The activation for oneDNN to apply, and the function that applies it where oneDNN cannot."""
     attribute = in_onednn(activation)
     return (attribute, in_torch(None)) if attribute else (_UNFUSED, in_torch(activation))
 
@@ -168,7 +168,7 @@ def _onednn_convolution(spec: Convolution, weight: Tensor, bias: Tensor | None) 
         attribute, finish = _fused(spec.activation)
         return lambda x: finish(alone(x, packed, bias, *geometry, *attribute))
     added = torch.ops.mkldnn._convolution_pointwise.binary
-    # Behind an addition oneDNN fuses relu alone, and not as torch computes it.
+    # Behind an addition oneDNN fuses only relu, and computes it otherwise than torch.
     activate = in_torch(spec.activation)
     return lambda x, residual: activate(
         added(x, residual, packed, bias, *geometry, "add", 1.0, None, [], None)

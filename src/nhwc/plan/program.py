@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One call: where its inputs lie, where its result goes, what may be dropped after it."""
+    """One call: the slots of its inputs, that of its result, and those to empty after it."""
 
     name: str
     run: Callable[..., Any]
@@ -21,8 +21,8 @@ class Step:
 class Program:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    `start` is what the slots hold before a call, `feeds` are those that its inputs go to. It holds
-    nothing of a call between calls, so that threads may share it.
+    `start` is what the slots hold before a call, `feeds` are the slots of the inputs. A program
+    keeps nothing from one call to the next, so threads may share it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Slot:
 
 
 def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
-    """The same steps, each dropping what no later one reads."""
+    """The same steps, each dropping the values that no later one reads."""
     needed = {slot.number for slot in _slots_in(output)}
     kept = []
     for step in reversed(steps):

@@ -1,4 +1,4 @@
-"""From graph nodes to layers: what each node computes, in terms a kernel can be chosen by."""
+"""Turn graph nodes into layers: say what each computes in terms that kernels are chosen by."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
 
 
 def _is_convolution(op: Any) -> bool:
-    """Ours, given a batch; a subclass counts as the layer it inherits what it computes from."""
+    """Whether it is a convolution of ours, or of torch, or a subclass that computes as its base."""
     if type(op) in (FoldedConv2d, FoldedConv3d, FrozenConv2d):
         return True
     kind = next((kind for kind in (nn.Conv2d, nn.Conv3d) if isinstance(op, kind)), None)

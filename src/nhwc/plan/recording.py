@@ -1,7 +1,7 @@
 """Run a graph once and note what every node returned: shapes, layouts, and values that are fixed.
 
 A plan is made for given input shapes, so whatever follows from shapes alone (`x.size(0) // 2`) is
-a constant of the plan. What follows from the *data* is not, whatever its type.
+a constant of the plan. A value that follows from the *data* is not, whatever its type.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Seen:
 
 
 class Record:
-    """The values of all nodes in one run of a graph on example inputs; of tensors as `Seen`."""
+    """The values of all nodes in one run of a graph on example inputs; tensors are `Seen`."""
 
     def __init__(self) -> None:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
         self.writes: list[tuple[fx.Node, fx.Node]] = []
-        """Nodes that wrote into a value they were given, without a name that says so."""
+        """Nodes that wrote into a value, with that value, where their name does not say so."""
 
     def tensor(self, node: fx.Node) -> Seen | None:
         value = self.values.get(node)
         return value if isinstance(value, Seen) else None
 
     def image(self, node: fx.Node) -> Seen | None:
-        """The tensor that `node` returned, if it has a memory format worth the name."""
+        """The tensor that `node` returned, if it has four dimensions and so a format to plan."""
         seen = self.tensor(node)
         return seen if seen and len(seen.shape) == 4 else None
 
@@ -65,9 +65,9 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
 
 
 def layout_of(tensor: Tensor) -> Format | None:
-    """CHANNELS_LAST or CONTIGUOUS, by the densest dimension; None where both or neither is meant.
+    """CHANNELS_LAST or CONTIGUOUS, by the densest dimension; None where both or neither fits.
 
-    Of rows in batches, which have no other layout: CONTIGUOUS or None.
+    Rows in batches have no other layout: for them, CONTIGUOUS or None.
 
     A channel slice of a channels-last tensor is dense in its channels: it counts as channels last,
     as torch's own operators count it.

@@ -1,7 +1,7 @@
 """A graph on given shapes as the planner sees it: its layers, and how each may be computed.
 
 A scene is made once, and handed on through measuring, weighing, assigning, joining and binding. It
-holds values, not names: a name that was written down somewhere is looked up in it, once.
+holds values, not names: a name from the ledger or from a recipe is looked up in it, once.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Unplannable(Exception):
 
 
 class UnknownKernel(Unplannable):
-    """A plan that was written down names a kernel that is not here."""
+    """A recipe names a kernel that is not here."""
 
 
 @dataclass(frozen=True)
 class Scene:
     """Layers in an order in which they can run, and the implementations of each, by its node.
 
-    `joints` are those that compute the layer in front as well, by the node of the second. Of an
-    operator, torch's own is not among its implementations: `called` makes it.
+    `joints` are implementations that compute the layer in front as well, by the node of the second.
+    Of an operator, `implementations` lacks torch's own kernel, which `called` makes.
     """
 
     graph: fx.GraphModule
@@ -48,9 +48,9 @@ class Scene:
     joints: dict[fx.Node, Implementation]
 
     def kind(self, layer: Layer) -> str:
-        """The name of its measurements: layers of one kind take the same time.
+        """The key of its entry in the ledger: layers of one kind take the same time.
 
-        A newer nhwc has other kernels, for which the measurements of an older one do not answer.
+        It names the implementations: a newer nhwc, which has other ones, measures anew.
         """
         names = [f"{one.name} {one.reads}" for one in self.implementations[layer.node]]
         names += ["torch"] * isinstance(layer.spec, Operator)
@@ -69,7 +69,7 @@ class Scene:
         return Implementation("torch", reads, writes, call, copies=0.0)
 
     def find(self, layer: Layer, wanted: Identifier) -> Implementation:
-        """The implementation that was written down as `wanted`."""
+        """The implementation that `wanted` names; raises UnknownKernel if there is none."""
         joint = self.joints.get(layer.node)
         for one in (*self.implementations[layer.node], *([joint] if joint else [])):
             if one.identifier == wanted:
@@ -114,7 +114,7 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
     found = {layer.node: kernels_of_others(graph, record, layer) for layer in layers}
     joints: dict[fx.Node, Implementation] = {}
     if kernels.available():
-        # This loads LLVM's compiler: only who plans has to wait for it, or to have it.
+        # This loads LLVM's compiler: nothing but planning has to wait for it, or to have it.
         from .native import joints_of, kernels_of_ours
 
         for layer in known:
@@ -129,7 +129,7 @@ def why_impure(graph: fx.GraphModule) -> str | None:
 
     A plan gives every value a layout of its own, by copying where needed: a node that writes into
     another node's value would write into the copy. Writing into a value that nobody else can see is
-    no harm, and `ReLU(inplace=True)` right behind its convolution is the commonest case of all.
+    no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case.
     """
     for node in graph.graph.nodes:
         if node.op == "placeholder" and str(node.target).startswith("*"):
@@ -145,7 +145,7 @@ def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None
     """Why something else may see that `node` writes into `target`, or None if nothing can."""
     if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
         return f"{node.name} writes into {target}, which outlives the call"
-    # No write changes a shape: timm's norms assert the dimensions they get.
+    # Reading only its shape, as timm's norms do, does not count: no write changes that.
     readers = [user for user in target.users if user is not node and not is_size(user)]
     module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
     called = type(module) if module else target.target

@@ -2,7 +2,7 @@
 
 A layer is one call of one kernel: a convolution or linear with the bias, the residual addition
 and the activation that follow it, or any other operator alone. Its specification says all that a
-kernel's speed depends on, and names its entry in the memory of measurements.
+kernel's speed depends on, and names its entry in the ledger.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Where the layer is in the user's model, or what the graph calls it."""
+        """The layer's path in the user's model, or the name of its node."""
         return str(self.node.target) if self.node.op == "call_module" else self.node.name
 
 

@@ -25,8 +25,8 @@ def together(
 ) -> tuple[Run, tuple[fx.Node, ...]]:
     """The layers of `parts` as one function that returns `outputs`, and the values that it reads.
 
-    Each part is a layer, its implementation, and what that one prepared. Where there is but one
-    output, the function returns it alone. It takes its memory from `pool`.
+    Each part is a layer, its implementation, and what that one prepared. The function returns a
+    single output as it is, not in a tuple. Its program takes memory from `pool`.
     """
     builder = kernels.Builder()
     inputs: list[fx.Node] = []

@@ -1,4 +1,4 @@
-"""Time the implementations of a layer, in turns, on data that looks like what was recorded."""
+"""Time the implementations of a layer, in turns, on tensors like those that were recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .stretch import alone
 _LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
 
 _HUGE = 1 << 26
-"""Of weights of so many bytes there is one packed copy at a time; no cache holds them anyway."""
+"""Weights of this many bytes are packed for one kernel at a time; no cache holds them anyway."""
 
 _TOLERANCE = 1e-3
 """A kernel further than this from eager, relative to its largest value, is broken."""
@@ -35,7 +35,7 @@ Trials = dict[Implementation, Callable[[], Any]]
 
 
 def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
-    """The time of each implementation that computes the same; `switch` is what a program costs."""
+    """The time of each implementation that computes the same; entering a program takes `switch`."""
     record = scene.record
     samples = {node: sample(record.values[node], None) for node in layer.inputs}
     inputs = {
@@ -82,7 +82,7 @@ def fastest(
 ) -> dict[str, float]:
     """The shortest of a few calls each: what disturbs a call only ever makes it longer.
 
-    Whoever is far behind after two calls is not called again.
+    A run that is far behind after two calls is not called again.
     """
     if not runs:
         return {}
@@ -97,7 +97,7 @@ def fastest(
 
 
 def sample(value: Any, layout: Format | None) -> Any:
-    """A tensor, or a tuple of them, that looks like what was recorded, in `layout`."""
+    """A tensor, or a tuple of them, like the recorded one, in `layout`; other values unchanged."""
     if isinstance(value, tuple):
         return tuple(sample(item, layout) for item in value)
     if not isinstance(value, Seen):
@@ -115,7 +115,7 @@ def _timed(
     timed = []
     for one, seconds in zip(trials, fastest(calls, device, between=evict).values(), strict=True):
         if one.ours:
-            # Within a program of many steps, what it costs to enter one is shared by all.
+            # The many steps of a program share the time that it takes to enter it.
             seconds = max(seconds - switch, 0.05 * seconds)
         timed.append(Timed(one, seconds))
     return timed

@@ -1,9 +1,9 @@
 """Leave out the kernels that take more memory than another and are not clearly faster.
 
 Two of Winograd's kernels hold each filter transformed, in two to four times the numbers. Where the
-filters are large, reading them takes what it saves to have them ready, and the times come out the
-same. A model of little else would be held several times: only those that save most for their memory
-stay, and the others transform their filters in every call.
+filters are large, reading these numbers takes as long as transforming would, and the times come out
+the same. A model of mostly such filters would be held several times: only the kernels that save
+most time for their memory stay, and other layers transform their filters in every call.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from .specs import Affine, Layer, Operator, Spec
 from .trials import evicted
 
 _LARGE = 1 << 18
-"""Weights of fewer numbers, in all layers of a kind, are not worth a slower kernel."""
+"""If all layers of a kind have fewer weights than this, saving memory is worth no time."""
 
 _CLEARLY = 1.05
-"""Times closer than this are the same, on a machine that does anything else."""
+"""Times within this ratio count as the same: a machine that does anything else varies so."""
 
 _CACHE = 1 << 25
-"""Weights of more bytes all come from memory, in each call anew."""
+"""If all weights take more bytes than this, every call reads them from memory anew."""
 
 _STREAM = 1e10
-"""Bytes a second that memory gives."""
+"""The bytes that memory gives in a second."""
 
 _LIMIT = 0.2
 """Kernels may hold this share of all weights beyond one copy of each."""
 
 _ALWAYS = 1 << 24
-"""Bytes that they may hold beyond it in any case: few, beside what a process takes."""
+"""Bytes that they may hold beyond it in any case: few compared with the whole process."""
 
 _TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 
 
 def without_waste(scene: Scene, timings: Timings) -> Timings:
-    """`timings` without those for which another of the same layouts takes less memory."""
+    """`timings` without kernels that another matches in less memory and hardly more time."""
     kinds = [*scene.kinds().values()]
     everything = sum(_bytes(layer.spec) for layer in scene.layers)
     stream = _STREAM if everything > _CACHE else math.inf
@@ -51,9 +51,9 @@ def without_waste(scene: Scene, timings: Timings) -> Timings:
 
 
 def _within(limit: float, kinds: Sequence[Sequence[Layer]], kept: Timings) -> Timings:
-    """`kept` without the transformed filters that save least time for their memory, if need be.
+    """`kept` within `limit`: without the transformed filters that save least time for memory.
 
-    Filters of 3x3 are most of a wide model's weights: it would be held several times.
+    Filters of 3x3 are most of a wide model's weights, which would be held several times.
     """
     while True:
         beyond, savings = 0.0, []

@@ -1,7 +1,7 @@
-"""Does the rewritten model compute the same? Both are held against a float64 run of the original.
+"""Check that a rewritten model computes the same: compare both with the original in float64.
 
-Two float32 programs that round in different orders differ; what may be asked is that the new one
-is not much further from the truth than the old one was. The truth is the original in float64.
+Two float32 programs that round in different orders differ. So the new one must not be much further
+from the truth than the old one was. The truth is the original in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..models.preserve import preserved, undrawn
 from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
-"""How many times eager's own error a rewritten model may err."""
+"""A rewritten model may err this many times as much as eager does."""
 
 _TINY = 0.125
 """The share of zeros and denormal numbers among others."""
@@ -51,7 +51,7 @@ class Check:
 class Verification:
     """Every output on every input, and whether there was a float64 run to hold them against.
 
-    `remembered` if that run was an earlier one's, of the same weights on the same inputs.
+    `remembered` if an earlier run, of the same weights on the same inputs, gave this verdict.
     """
 
     checks: tuple[Check, ...]
@@ -93,7 +93,7 @@ class Verification:
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """What the original answers to some inputs, in its own precision and in float64."""
+    """The answers of the original to some inputs, in its own precision and in float64."""
 
     inputs: tuple[tuple[Any, ...], ...]
     answers: tuple[dict[str, Any], ...]
@@ -103,8 +103,8 @@ class Truth:
 def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Truth:
     """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
 
-    A model that cannot run in float64 leaves `exact` empty; then before and after are compared
-    with each other alone, as they are if `wide` is False.
+    `exact` is None if the model cannot run in float64, or `wide` is False; then before and after
+    are compared with each other only.
     """
     # Lists: a generator would turn a StopIteration that the model raises into another error.
     answers = tuple([answer(model, one) for one in inputs])
@@ -116,10 +116,10 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
             model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
         )
     except Exception:
-        # Whatever a user's forward raises in a precision it was not written for.
+        # A user's forward may raise anything in a precision that it was not written for.
         return Truth(tuple(inputs), answers, None)
     if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
-        exact = None  # The output's shape hangs on its values (detections): not comparable.
+        exact = None  # The output's shape depends on values (detections): not comparable.
     return Truth(tuple(inputs), answers, exact)
 
 
@@ -167,7 +167,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
 
 
 def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
-    """The example with NaN all over the first of its images, or of what else its tensors hold.
+    """The example with NaN throughout the first image, or other first entry, of each tensor.
 
     >>> without_numbers([torch.ones(2, 2)])
     (tensor([[nan, nan],
@@ -185,9 +185,9 @@ def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
-    """A failed check for each output that is a number where `before` is none.
+    """A failed check for each output that has finite numbers where `before` has NaN.
 
-    Nothing is asked of the others: kernels may spread what is no number.
+    Its other numbers are not compared: kernels may spread NaN.
     """
     for path, old in before.items():
         new = after.get(path)
@@ -200,7 +200,7 @@ def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested lists, tuples, mappings and dataclasses, with where it stands."""
+    """Every leaf of nested lists, tuples, mappings and dataclasses, with its path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flatten(item, f"{path}[{key!r}]")
@@ -215,10 +215,10 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
 
 
 def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """Every leaf of what `function` answers to `inputs`, which are left as they are."""
+    """The leaves of what `function` returns for `inputs`, by path; both stay as they were."""
     # A model may write into its input; the next run must see the same one.
     own = cloned(inputs)
-    # So may it count its calls, or collect: every run starts where the first one did.
+    # It may also count its calls, or collect: every run starts from the same state.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
         torch.manual_seed(0)
@@ -229,7 +229,7 @@ def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, A
 def compare(
     index: int, before: dict[str, Any], after: dict[str, Any], exact: dict[str, Any], wide: bool
 ) -> Iterator[Check]:
-    """Hold both answers against `exact`, which is in float64 if `wide`."""
+    """Compare both answers with `exact`, which is in float64 if `wide`."""
     if list(before) != list(after):
         reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
         yield Check(index, "output", math.inf, 0.0, 0.0, reason)
@@ -248,7 +248,7 @@ def compare(
             yield Check(index, path, wrong, 0.0, 0.0)
         else:
             eager = _relative(old, exact[path]) if wide else 0.0
-            # With no float64 run, a few hundred roundings are what deep networks show.
+            # Without a float64 run, deep networks differ by a few hundred roundings.
             floor = torch.finfo(old.dtype).eps * (_FLOOR if wide else 32 * _FLOOR)
             allowed = FACTOR * max(eager, floor)
             yield Check(index, path, _relative(new, exact[path]), eager, allowed)
@@ -279,7 +279,7 @@ def _severity(check: Check) -> float:
 def _equal(old: Any, new: Any) -> bool:
     if isinstance(old, Tensor) or isinstance(new, Tensor) or type(old) is not type(new):
         return False
-    # An object without an __eq__ of its own says nothing by being another one.
+    # An object without an __eq__ of its own equals only itself, which proves no difference.
     return "__eq__" not in _defined(type(old)) or bool(old == new)
 
 

@@ -1,8 +1,8 @@
-"""Did the original err less than it does as a rule?
+"""Judge near failures by the original's usual error: on this one input it may have had luck.
 
-A model may magnify the last digit a hundred times on one input, and yet come out exact there
-because its own roundings happened to fall well. What it errs on inputs a rounding away is what a
-rewritten one may err too.
+A model may magnify the last digit a hundred times, and yet be exact on one input because its own
+roundings happened to cancel there. So a rewritten model is held against the error that the original
+has on inputs a rounding away.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .widened import wide_type
 _NEIGHBOURS = 4
 
 _NEAR = 100.0
-"""An error so many times what is allowed is no matter of luck."""
+"""An error more than this many times the allowed one is no matter of luck."""
 
 
 def without_luck(found: Verification, truth: Truth, model: nn.Module) -> Verification:
-    """`found`, what nearly passed held against the original's largest error nearby instead."""
+    """`found`, with near failures held against the original's largest error nearby instead."""
     near = {check.input for check in found.checks if _nearly_passed(check)}
     if not found.in_float64 or any(not (c.passed or _nearly_passed(c)) for c in found.checks):
         return found

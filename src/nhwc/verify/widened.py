@@ -1,7 +1,7 @@
-"""A model in float64, to hold others against: a copy that takes little more memory than it must.
+"""Run a model in float64, on a copy that takes little more memory than it must.
 
-All weights of a model in float64 are twice the model. But they are needed one after the other: so
-the large ones are made when the module that holds them begins to run, and go when it ends.
+All weights in float64 take twice the memory of the model, but they are needed one after the other.
+So the large ones are made when the module that holds them begins to run, and dropped when it ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from ..machine.host_memory import apart
 
 _LARGE = 1 << 16
-"""From how many numbers on a weight is widened for each run of its module anew."""
+"""A weight of at least this many numbers is widened anew for each run of its module."""
 
 
 class _Missing(BaseException):
-    """Nothing that a model might catch and go on without what it asked for."""
+    """A weight was used that is not there; no Exception, or a model might catch it and go on."""
 
 
 class _Absent(nn.Parameter):
-    """Says what a weight is that is not there; to compute with it is an error.
+    """Stands for a weight that is not there: it has shape and type, and computing with it raises.
 
     A tensor on the meta device would not do: a matrix product with one may return anything.
     """
@@ -52,13 +52,13 @@ _HARMLESS = {
     *("__get__", "__set__", "__hash__", "data_ptr", "dim", "double", "is_floating_point", "numel"),
     *("requires_grad_", "size", "stride", "_has_compatible_shallow_copy_type"),
 }
-"""What is asked of a weight without its numbers."""
+"""Functions that need no numbers of a weight."""
 
 _Originals = dict[int, tuple[_Absent, Tensor]]
 
 
 def run_in_float64(model: nn.Module, run: Callable[[nn.Module], Any]) -> Any:
-    """What `run` returns, given a copy of `model` in float64; it takes no gradients.
+    """Return what `run` makes of a copy of `model` in float64, through which no gradient flows.
 
     >>> run_in_float64(nn.Linear(300, 300), lambda wide: wide(torch.ones(1, 300).double()).dtype)
     torch.float64
@@ -68,7 +68,7 @@ def run_in_float64(model: nn.Module, run: Callable[[nn.Module], Any]) -> Any:
         try:
             return run(wide)
         except (Exception, _Missing):
-            # Where a module reads the weights of others, all of them are there all the time.
+            # A module may have read the weights of another one: have all of them all the time.
             del wide
             wide = widened(model)
     return run(wide)
@@ -84,7 +84,7 @@ def widened(model: nn.Module) -> nn.Module:
 
 
 def _by_turns(model: nn.Module) -> tuple[nn.Module, bool]:
-    """A copy whose large weights are there while their modules run, and whether it has any."""
+    """A copy whose large weights exist only while their modules run, and whether it has any."""
     memo: dict[int, Any] = {}
     originals: _Originals = {}
     compiled = any(
@@ -104,7 +104,7 @@ def _by_turns(model: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def _read_by(module: nn.Module) -> list[nn.Module]:
-    """Whose weights the code of a module may read: its own, and those of parts without parts."""
+    """The modules whose weights a module's code may read: itself, and children without children."""
     if type(module) is nn.Sequential:
         return []
     return [module, *(part for part in module.children() if not [*part.children()])]
@@ -140,12 +140,12 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for buffer in model.buffers():
         if kind := wide_type(buffer):
             memo[id(buffer)] = buffer.detach().to(kind, copy=True)
-    # What no slot of a module holds, `double` finds.
+    # `double` converts the tensors that are in no slot of a module.
     return copy.deepcopy(model, memo).double()
 
 
 def wide_type(tensor: Tensor) -> torch.dtype | None:
-    """The type that has twice the digits, or None for what is no fraction.
+    """The type with twice the digits, or None for integers and booleans.
 
     >>> wide_type(torch.ones(1)), wide_type(torch.ones(1, dtype=torch.complex64))
     (torch.float64, torch.complex128)

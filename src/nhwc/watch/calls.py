@@ -32,10 +32,10 @@ class TensorSpec:
 
     @property
     def marked(self) -> bool:
-        """Whether torch takes it for channels last: of a batch of one it reads the stride too.
+        """Whether torch takes it for channels last; torch reads the stride even of a batch of one.
 
-        One image made of a sequence of tokens by views is dense in its channels and has a batch
-        stride of anything; operators that ask how to lay out their result take it for contiguous.
+        One image that views made from a sequence of tokens has dense channels and an arbitrary
+        batch stride. Operators that ask how to lay out their result take it for contiguous.
         """
         low = 0
         for dim in (1, *range(len(self.shape) - 1, 1, -1), 0):
@@ -88,7 +88,7 @@ class Call:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     moves_data: bool
-    """False for a view: its output is memory of an input."""
+    """False for a view, whose output lies in the memory of an input."""
     seconds: float = 0.0
     copies: tuple[Copy, ...] = ()
     asked: Format | None = None

@@ -1,4 +1,4 @@
-"""What one operator call did to the memory format, told from its inputs, outputs and their past."""
+"""Tell what one operator call did to the memory format: from inputs, outputs and their past."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .calls import Call, TensorSpec
 
 
 class Effect(Enum):
-    """What a call did to the format of the image that went through it."""
+    """The effect of a call on the format of the image that went through it."""
 
     KEEPS = "keeps"
     VIEWS = "views"
@@ -56,7 +56,7 @@ MIXING = frozenset(
         "multi_head_attention_forward",
     ]
 )
-"""Operators whose output's dimensions are not their input's: they have no format to keep."""
+"""Operators whose output has other dimensions than their input, and so no format to keep."""
 
 _EXPLICIT = frozenset(
     [
@@ -80,7 +80,7 @@ _EXPLICIT = frozenset(
 
 
 _FRESH = ("new_", "empty_strided")
-"""How operators begin that take an image for its type and device alone."""
+"""Prefixes of operators that take only the type and the device of the image they are given."""
 
 
 def short_name(operator: str) -> str:
@@ -95,8 +95,8 @@ def short_name(operator: str) -> str:
 class Tracker:
     """Follows the format of every tensor's memory through a sequence of calls.
 
-    A view has the past of the memory it looks at, so a permutation and its inverse, or a slice and
-    what is made of it, are understood as what they are.
+    A view shares the past of the memory it looks at. So a permutation followed by its inverse, or a
+    computation on a slice, is judged by where the data came from.
     """
 
     def __init__(self) -> None:
@@ -124,12 +124,12 @@ class Tracker:
         if spec.format.is_last:
             return True
         if spec.source == -1:
-            # Of one channel or one pixel: its owner may have said what the shape leaves open.
+            # With one channel or one pixel both formats fit; the owner may have marked one of them.
             return spec.format is Format.AMBIGUOUS and spec.marked
         return spec.source is not None and self._kept.get(spec.source, False)
 
     def _judge(self, call: Call) -> Outcome:
-        # What is not strided (oneDNN's own, sparse) has no format of ours.
+        # Tensors without strides (oneDNN's own, sparse) have none of our formats.
         images = [i for i in call.inputs if i.source is not None and len(i.strides) >= 4]
         made = [o for o in call.outputs if len(o.strides) >= 4]
         if not call.moves_data:
@@ -141,7 +141,7 @@ class Tracker:
         if not made or not images or name.startswith(_FRESH):
             return Outcome(Effect.NEUTRAL)
         if not call.backward:
-            # A gate or a bias that is spread over an image does not decide how that one lies.
+            # A gate or a bias that is broadcast over an image does not decide the image's layout.
             images = [i for i in images if i.shape == made[0].shape] or images
         last = [i for i in images if self.is_last(i)]
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
@@ -149,7 +149,7 @@ class Tracker:
         if last and not (call.backward and len(last) < len(images)):
             return self._after_last(call, last, out, origin)
         if out.format.is_last:
-            # What is filled with numbers of its own copies nothing, whatever the shape is taken of.
+            # `zeros_like` and its kind fill in new numbers: they copy nothing from the image.
             return Outcome(Effect.KEEPS) if _is_like(name) else Outcome(Effect.RESTORES, origin)
         return Outcome(Effect.PLAIN, origin)
 
@@ -173,7 +173,8 @@ class Tracker:
     def _after_last(
         self, call: Call, last: list[TensorSpec], out: TensorSpec, origin: int | None
     ) -> Outcome:
-        # What was ambiguous when it was made is not known to be channels last, whatever its views.
+        # A tensor that was ambiguous when it was made is not known to be channels last, nor is a
+        # view of it.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
         known = [i for i in known if not i.format.is_last or i.marked]
         name = short_name(call.operator)
@@ -203,7 +204,7 @@ def _is_like(name: str) -> bool:
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:
     if len(before.shape) == len(after.shape):
         dense = before.densest
-        # Of channels that were summed nothing is left that could lie elsewhere.
+        # Channels that were summed to one cannot lie wrongly: a size of 1 fits every layout.
         return dense == after.densest or (dense is not None and after.shape[dense] == 1)
     # Between different numbers of dimensions only "the last one is densest" can be compared.
     return (before.densest == len(before.shape) - 1) == (after.densest == len(after.shape) - 1)

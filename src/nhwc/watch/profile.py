@@ -1,4 +1,4 @@
-"""The second witness: torch's profiler sees time, and the copies inside an operator's kernel."""
+"""Read torch's profiler: the time of each call, and the copies inside an operator's kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABEL = "nhwc::"
 def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
     """Run under the profiler with input shapes and strides recorded."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    # Kineto writes its comings and goings to stderr; it reads this when it first starts.
+    # Kineto logs its start and stop to stderr; it reads this level when it first starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,7 +55,7 @@ def _walk(events: Sequence[Any]) -> Iterator[Any]:
 
 
 def _seconds(event: Any) -> float:
-    """The event's time without what our own dispatch mode added inside it."""
+    """The event's time minus the time that our own dispatch mode added inside it."""
     return max(0.0, float(event.duration_time_ns - _overhead_ns(event)) / 1e9)
 
 

@@ -33,7 +33,7 @@ class Recorder(contextlib.ExitStack):
     """A context that records the operator calls of this thread, and patches nothing.
 
     A function mode sees the calls as the user wrote them, composites whole; a dispatch mode sees
-    what has no such call around it: the backward pass and TorchScript.
+    the operators outside of such calls: those of the backward pass and of TorchScript.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         full = resolve_name(func) or name
         if name in ("backward", "grad"):
-            # No operator itself: the dispatch mode sees what it runs, one by one.
+            # It is no operator: the dispatch mode sees the operators that it runs, one by one.
             return func(*args, **kwargs)
         return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
 
@@ -164,7 +164,7 @@ class _Kernels(TorchDispatchMode):
         return self.recorder.run(name, backward, lambda: func(*args, **kwargs), (args, kwargs))
 
 
-# Asking a tensor about itself is no operator.
+# Calls that only ask a tensor about itself are no operators.
 _QUERIES = frozenset(
     [
         "__get__",
@@ -216,7 +216,7 @@ _ASKED = {
 
 
 def _asked(arguments: object) -> Format | None:
-    """The memory format that the caller named, whichever operator and whichever argument it is."""
+    """The memory format that the caller named in any argument of any operator, or None."""
     named = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.memory_format)]
     return _ASKED.get(named[0]) if named else None
 
@@ -235,7 +235,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _own_tensors(model: nn.Module) -> list[Tensor]:
-    # Those of frozen TorchScript are constants of its graph.
+    # Frozen TorchScript holds its weights as constants of the graph, not as parameters.
     weights = (weight.tensor for weight in convolution_weights(model))
     return [*model.parameters(), *model.buffers(), *weights]
 

@@ -1,4 +1,4 @@
-"""Our kernels for a layer: what each adds to a program's builder.
+"""Our kernels for a layer, each with the steps that it adds to a program's builder.
 
 Importing this loads the kernels' compiler; `scene` does so where there is one.
 """
@@ -38,10 +38,10 @@ def kernels_of_ours(
 
 
 def _fits(record: Record, layer: Layer) -> bool:
-    """Whether all that goes in and out is float32 on the CPU, as images or as rows of channels.
+    """Whether all inputs and outputs are float32 on the CPU, as images or as rows of channels.
 
-    Of rows in batches, (N, L, C), operators take those that lie in this order: others give results
-    that lie otherwise, too, and what comes after may ask for strides.
+    Operators take rows in batches, (N, L, C), only if they are contiguous: from others torch makes
+    results with other strides, which later operators may ask for.
     """
     weighted = isinstance(layer.spec, Weighted)
     values = [record.values.get(node) for node in (*layer.inputs, layer.node)]

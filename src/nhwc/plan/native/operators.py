@@ -30,7 +30,7 @@ from .weighted import in_ours, ours
 from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
 _NUMBERED = (nn.Hardtanh, nn.LeakyReLU, nn.GELU)
-"""Activations with numbers of their own: those that are called become modules by a pass."""
+"""Activations with arguments: a pass turns calls of them into modules, which hold these."""
 
 _OF_NAME = {
     getattr(function, "__name__", function): of_module(kind())
@@ -47,7 +47,7 @@ def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Imple
 
 
 class _Call:
-    """The call that a node makes, and our kernel for it; `free` until that needs a step."""
+    """The call that a node makes, and our kernel for it; `free` as long as that adds no step."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
         self.record, self.layer, self.node = record, layer, layer.node
@@ -180,7 +180,7 @@ class _Call:
             return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
         gate = (*out[:2], 1, 1)
-        # The factor is the first operand only where that is not as large as the result.
+        # The first operand is the factor only if its shape is not that of the result.
         first = a != out
         whole, factor = (b, a) if first else (a, b)
         shared = len(out) == 4 and factor in (gate[1:], (1, *gate[1:]))
@@ -239,7 +239,7 @@ class _Call:
         return lambda builder, constants, x: builder.slice(x, begin, end)
 
     def _flatten(self) -> Emit | None:
-        """All but the batch into one dimension."""
+        """Put all dimensions but the batch into one."""
         seen, out = self._seen(0), self._out
         if len(self.layer.inputs) != 1 or len(seen.shape) != 4 or len(out.shape) != 2:
             return None
@@ -267,7 +267,7 @@ class _Call:
         """Whether the node takes two tensors and nothing else."""
         nodes = _nodes_in(self.node.args)
         plain = len(self.node.args) == 2 and not self.node.kwargs
-        # A number that the model is given is a node as well, and no input of the layer.
+        # A number that the model is given is a node as well, but no input of the layer.
         return plain and len(nodes) == 2 and {*nodes} <= {*self.layer.inputs}
 
     def _seen(self, index: int) -> Seen:
@@ -287,12 +287,12 @@ def _norm(module: Any) -> Make:
 
 
 def _is_ordinary(number: float) -> bool:
-    """Whether 0 times it is 0, and dividing by it is multiplying by another such number."""
+    """Whether 0 times it is 0, and multiplying by its reciprocal is as good as dividing by it."""
     return not number or 1e-37 < abs(number) < 1e37
 
 
 def _pixel(view: View) -> View:
-    """Numbers that lie without gaps, as one pixel of as many channels."""
+    """View numbers that lie without gaps as one pixel of as many channels."""
     count = view.pixels * view.shape[1]
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
 

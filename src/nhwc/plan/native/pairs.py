@@ -21,13 +21,13 @@ EXPANDED, PROJECTED = "nhwc expanded depthwise", "nhwc projected depthwise"
 def joints_of(record: Record, layers: Sequence[Layer]) -> dict[fx.Node, Implementation]:
     """Kernels for two of `layers` at once, by the node of the second one.
 
-    It alone reads what the first one writes. A layer may be in two pairs.
+    No other layer reads the result of the first one. A layer may be in two pairs.
     """
     by_node = {layer.node: layer for layer in layers if isinstance(layer.spec, Convolution)}
     found = {}
     for second in by_node.values():
         first = by_node.get(second.inputs[0])
-        # What the second reads may be added to its result as well.
+        # The second may also add the result of the first to its own: then that must exist.
         if first is None or first.node in second.inputs[1:]:
             continue
         joint = _joint(record, first, second)

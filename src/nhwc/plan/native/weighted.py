@@ -51,7 +51,7 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
 
 
 def in_ours(activation: Activation | None) -> tuple[Code, float] | None:
-    """Our kernels' number for an activation, and its slope; None for one that they lack."""
+    """Our kernels' code for an activation, and its slope; None for one that they lack."""
     return (Code.NONE, 0.0) if activation is None else code_of(activation.name, activation.numbers)
 
 
@@ -76,19 +76,19 @@ def one_step(shape: Sequence[int], step: Callable[..., Any], **settings: Any) ->
 
 
 def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
-    """A linear layer on many rows: as a 1x1 convolution, of one pixel for each."""
+    """A linear layer on many rows, as a 1x1 convolution with one pixel for each row."""
     n, c, h, w = four(spec.input)
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
     one = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
-    # It counts as the other kernel for linear layers does, which reads weights where they lie.
+    # It counts like the other kernel for linear layers, which reads weights in place.
     return replace(_packed(ConvKernel("pointwise", True, one), spec.output), copies=0.0)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
     n, c, h, w = spec.input
     k, depth, r, s = spec.weight
-    # Torch allows every spec that it ran; ours are written for these pairs.
+    # A specification may have any number of sides; our kernels take two.
     window: dict[str, Any] = {
         "stride": (spec.stride[0], spec.stride[1]),
         "padding": (spec.padding[0], spec.padding[1]),
@@ -124,7 +124,7 @@ def _of_copies(count: int, step: Emit) -> Emit:
 
 
 def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Implementation:
-    """`kernel`, which reads weights that were packed for it."""
+    """`kernel` as an implementation, which packs its weights first."""
 
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)

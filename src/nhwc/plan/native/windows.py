@@ -30,7 +30,7 @@ def average_pool(given: Given) -> Make:
 
 
 def resize(given: Given) -> Make | None:
-    """The size is known: it is that of the result. A factor that was asked for is kept."""
+    """Resize to the size of the result, by the factor that was asked for, if one was."""
     factor = None if given.get("recompute_scale_factor") else given.get("scale_factor")
     factors = factor if isinstance(factor, (tuple, list)) else (factor, factor)
     if given.get("antialias") or any(isinstance(one, fx.Node) for one in factors):
