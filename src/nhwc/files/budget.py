@@ -26,11 +26,12 @@ from .plain import Foreign
 _ABSURD = 1 << 36
 """A tensor of more numbers is nothing that a model was planned with."""
 
-_NUMBERS = 1 << 30
+_NUMBERS = 1 << 28
 """A tensor that loading makes, or a view of one, has no more numbers."""
 
-_WORK = 10**13
-"""So many numbers are read, written or multiplied while a file is loaded: a minute or so."""
+_WORK = 4 * 10**12
+"""So many numbers are read, written or multiplied by one run on each example, and planning runs a
+layer a few dozen times: minutes, on a small machine."""
 
 _CALLS = 200_000
 """So many operators are called while a file is loaded, with those inside of layers."""
