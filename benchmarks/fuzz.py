@@ -484,10 +484,10 @@ def page(figures: Figures, seed: int) -> str:
 Written by `python -m benchmarks.fuzz --seconds {figures.seconds:.0f} --seed {seed} -o FILE`: valid
 files, of which a few places were changed (types, names, numbers; parts deleted, doubled, moved,
 taken from other files; planted code in every text and key), every checksum right again. A saved
-file is *refused* in one line, or *loaded*, having run nothing; what the cache holds is *loaded* with
-the right answers, since it is believed only if it fits. Planted code that ran, a traceback, a
-process that died, 8 GB of memory or two minutes would be *failed*. The suite runs a few hundred of
-these cases.
+file is *refused* in one line, or *loaded*, having run nothing; what the cache holds is *loaded*
+with the right answers, since it is believed only if it fits. Planted code that ran, a traceback, a
+process that died, 8 GB of memory or two minutes would be *failed*. The suite runs a few hundred
+of these cases.
 
 | files | cases | refused | loaded | failed |
 |---|---|---|---|---|
