@@ -26,11 +26,12 @@ from .plain import Foreign
 _ABSURD = 1 << 36
 """The most numbers of a tensor in any planned model: a file that makes a larger is refused."""
 
-_NUMBERS = 1 << 30
+_NUMBERS = 1 << 28
 """The most numbers of a tensor, or a view, that loading may make."""
 
-_WORK = 10**13
-"""The most numbers read, written or multiplied while a file is loaded: about a minute."""
+_WORK = 4 * 10**12
+"""The most numbers read, written or multiplied by one run on each example. Planning runs a layer a
+few dozen times: minutes, on a small machine."""
 
 _CALLS = 200_000
 """The most operators called while a file is loaded, including those inside of layers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,6 +130,8 @@ def _function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:
         raise Foreign(f"the function {name[:40]!r}")
     if found.__module__ in _PYTHON and not any(_nodes_in(args)):
         raise Foreign(f"{name}, which Python computes, of constants")
+    if found is operator.getitem and not isinstance(args[0], fx.Node):
+        raise Foreign(f"an item of {str(args[0])[:40]!r}")
     if found is getattr and (len(args) != 2 or args[1] not in ATTRIBUTES):
         raise Foreign(f"getattr of {args[1:]!r}")
     return found
