@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 
 def export_onnx(
-    model: nn.Module, inputs: tuple[Tensor, ...], folder: Path, *, one_file: bool = False
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    folder: Path,
+    *,
+    one_file: bool = False,
+    opset: int | None = None,
 ) -> Path:
     """Write `model.onnx` into `folder`; its inputs are called `input_0` and so on."""
     path = folder / "model.onnx"
@@ -18,6 +23,7 @@ def export_onnx(
         inputs,
         path,
         input_names=input_names(inputs),
+        opset_version=opset,
         dynamo=True,
         verbose=False,
         external_data=not one_file,

@@ -18,7 +18,9 @@ def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:
     # MNN.tools is avoided: it installs a logger with pip and reports each conversion to its makers.
     from _tools import mnnconvert
 
-    source, target = export_onnx(model, inputs, folder, one_file=True), folder / "model.mnn"
+    # Opset 20 has an operator for GELU, which MNN computes by its approximation.
+    source, target = folder / "model.onnx", folder / "model.mnn"
+    export_onnx(model, inputs, folder, one_file=True, opset=18)
     names = {"-f": "ONNX", "--modelFile": source, "--MNNModel": target, "--bizCode": "nhwc"}
     words = [str(word) for pair in names.items() for word in pair]
     mnnconvert(["mnnconvert", *words, "--optimizePrefer", "2"])
