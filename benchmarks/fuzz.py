@@ -350,7 +350,7 @@ def kernel_case(
     folder: Path, files: list[Saved], expected: dict[str, Any], x: Any, draw: random.Random
 ) -> str:
     """Replace one kernel's file by another's, or damage it: it must be compiled again."""
-    from nhwc.kernels import compiler
+    from nhwc.kernels.language import compiler
 
     paths = sorted((folder / "cache" / "kernels").glob("*.o"))
     one, two = draw.sample(paths, 2)

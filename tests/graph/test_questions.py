@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nhwc import fuse
+from nhwc.graph import capture
+from nhwc.graph.sized import capture_sized
 
 from ..fusing import Block, outputs, random_
 
@@ -256,3 +258,23 @@ def test_what_no_graph_shows_stays_code(kind):
         ours, theirs = outputs(fused, (X,)), outputs(model, (X,))
     assert ours.dtype == theirs.dtype
     torch.testing.assert_close(ours, theirs)
+
+
+class Halved(nn.Module):
+    """Is traced with sizes known alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        y = self.net(x)
+        y = y.logits if hasattr(y, "logits") else y
+        return y / 2 if y.shape[-1] % 2 == 0 else y
+
+
+def test_with_sizes_known_values_have_the_attributes_of_tensors_too():
+    model = Halved().eval()
+    graph, opaque = capture_sized(capture(model).module, [X])
+    assert not opaque
+    torch.testing.assert_close(outputs(graph, (X,)), outputs(model, (X,)))

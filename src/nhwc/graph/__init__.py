@@ -3,11 +3,11 @@
 from .captured import Captured as Captured
 from .captured import capture as capture
 from .captured import capture_closed as capture_closed
-from .captured import check_copies as check_copies
 from .captured import graphs as graphs
 from .captured import is_one_call as is_one_call
 from .captured import is_one_layer as is_one_layer
-from .captured import own_copy as own_copy
+from .copies import check_copies as check_copies
+from .copies import own_copy as own_copy
 from .edit import add_module as add_module
 from .edit import attribute as attribute
 from .edit import clean as clean

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,17 +12,18 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import InputError
-from ..machine.host_memory import apart
 from ..models.kinds import check_initialized
 from ..models.preserve import undrawn
+from .copies import check_copies, own_copy
 from .edit import attribute
 from .layers import Spread, assert_none
+from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .report import Opaque
 from .shells import TraceChild, open_shell
 from .state import State
 from .traced import check_writes, is_constant
-from .tracer import HOOKS, Tracer, explain, is_leaf, opaque_by_nature
+from .tracer import Tracer, explain
 
 
 @dataclass(frozen=True)
@@ -84,80 +83,6 @@ def is_one_call(graph: fx.GraphModule) -> bool:
     """Whether `graph` only calls a model that could not be traced: all else is inside of that."""
     calls = [n.target for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
     return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
-
-
-def check_copies(model: nn.Module) -> None:
-    """Refuse a model in which a part calls itself its own copy: changes would reach the model."""
-    for name, part in model.named_modules():
-        if isinstance(part, fx.GraphModule) or not hasattr(type(part), "__deepcopy__"):
-            continue
-        try:
-            same = copy.deepcopy(part) is part
-        except Exception:  # told where the whole model is copied
-            continue
-        if same:
-            raise InputError(
-                f"cannot copy {name or 'the model'}: the __deepcopy__ of {type(part).__name__} "
-                "returns the module itself. Let it return a copy."
-            )
-
-
-def own_copy(model: nn.Module) -> nn.Module:
-    """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        if type(parameter) is nn.Parameter:
-            copied = apart(parameter.detach())
-            memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
-    for module in model.modules():
-        for value in (*vars(module).values(), *module._buffers.values()):
-            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    try:
-        result = copy.deepcopy(model, memo)
-        for module in result.modules():
-            _rebind(module, memo)
-        for module in model.modules():
-            _copy_slots(module, memo)
-        return result
-    except Exception as error:
-        raise InputError(
-            f"cannot copy the {type(model).__name__}: {error}. "
-            "Take what copy.deepcopy refuses off the model first."
-        ) from error
-
-
-def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Let functions that hang on a copied module enclose the copy: deepcopy leaves them alone."""
-    for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
-        for key, function in list(held.items()):
-            cells = getattr(function, "__closure__", None) or ()
-            known = [_enclosed(cell, memo) for cell in cells]
-            if isinstance(function, types.FunctionType) and known != list(cells):
-                held[key] = types.FunctionType(
-                    *(function.__code__, function.__globals__, function.__name__),
-                    *(function.__defaults__, tuple(known)),
-                )
-
-
-def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Give the copy of `module` what is in slots: torch's modules copy their dictionary alone."""
-    for base in type(module).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(module, name) and id(module) in memo:
-                setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
-
-
-def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
-    """`cell`, or one with the copy of the module or container that is in it."""
-    try:
-        inside = cell.cell_contents
-    except ValueError:  # it is not filled yet
-        return cell
-    copied = memo.get(id(inside))
-    kinds = (nn.Module, list, dict, set)
-    return types.CellType(copied) if copied is not None and isinstance(inside, kinds) else cell
 
 
 def is_one_layer(graph: fx.GraphModule) -> bool:

@@ -91,7 +91,8 @@ def _named(function: types.FunctionType) -> list[Any]:
     for code in codes_in(function.__code__):
         last: Any = None
         for step in dis.get_instructions(code):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval.isidentifier():
+                # Others are what pytest writes into assertions.
                 last = function.__globals__.get(step.argval)
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, types.ModuleType):
                 last = getattr(last, step.argval, None)

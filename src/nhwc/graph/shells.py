@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import fx, jit, nn
 
+from .leaves import is_leaf
 from .mentions import Mentions, mentions_of
-from .tracer import is_leaf
 
 TraceChild = Callable[[nn.Module, str], nn.Module | None]
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..models.preserve import preserved, undrawn
 from ..verify import cloned
+from .asked import asking
 from .captured import give_copies, graph_module, name_placeholders, renamed, unwrap_layers
 from .edit import attribute, filled
 from .report import Opaque
@@ -231,6 +232,7 @@ class _SizedValue(Value):
     tracer: _Sized
 
     def __getattr__(self, key: str) -> Any:
+        self._has(key, asking())
         if key in SHAPE_ATTRIBUTES and self.tracer.kind_of(self) is Tensor:
             return getattr(self.tracer.seen(self.node), key)
         return _SizedAttribute(self, key)

@@ -7,36 +7,29 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, fx, jit, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from .mentions import mentions_of, reads_state
+from .asked import OURS, TORCH
+from .doubts import Doubts
+from .leaves import is_leaf, opaque_by_nature
 from .names import is_sayable
-from .questions import asks_for_none, assigned_in, may_write, why_asking
+from .questions import asks_for_none, assigned_in
 from .reached import methods_of
 from .state import State
 from .traced import (
-    OURS,
-    TORCH,
     TracedParameter,
     Value,
     check_writes,
-    definer,
     is_constant,
 )
 from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
-
 _ASKS_FOR_NONE = "it asks whether what a part that is no graph returns is None"
-
-_BY_HOOKS = "what hooks write"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
@@ -60,9 +53,6 @@ class Tracer(fx.Tracer):
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = _modes()
-        self._written: list[str] = []
-        self._watched: dict[nn.Module, tuple[int, ...]] = {}
-        self._asking: dict[type[nn.Module], str] = {}
         self._refusal: fx.proxy.TraceError | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -70,12 +60,12 @@ class Tracer(fx.Tracer):
         torch.overrides.get_overridable_functions()
         # fx looks through all of them for each that is used.
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
-        self._watched = {module: _watchers(module) for module in root.modules()}
+        self._doubts = Doubts(root)
         with spelled_out(root):
             self._check_arguments(root, concrete_args or {})
             graph = super().trace(root, concrete_args)
-            self._check_written(root, 0)
-            self._check_code(root)
+            self._doubts.check_written(root, 0)
+            self._doubts.check_code(root)
         for node in graph.nodes:
             if node.target in _RECORDED:
                 # It would have the graph's code wrap a name with a dot in it, which cannot be.
@@ -120,23 +110,23 @@ class Tracer(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         path = self.path_of_module(m)
-        self._check_watched(m)
+        self._doubts.check_watched(m)
         reason = opaque_by_nature(m)
         if reason is not None:
             self.opaque[path] = reason
         if path in self.opaque:
-            self._note_written(m, (*args, *kwargs.values()))
+            self._doubts.note_written(m, (*args, *kwargs.values()))
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
         depth, renamed = len(self.module_stack), len(self._renamed)
         before = next(iter(reversed(self.graph.nodes)), None)
-        state, written = State(m), len(self._written)
+        state, written = State(m), len(self._doubts.written)
         try:
             self._check_given(m, (*args, *kwargs.values()))
             result = super().call_module(m, forward, args, kwargs)
             self.check_refusal()
-            self._check_written(m, written)
-            self._check_code(m)
+            self._doubts.check_written(m, written)
+            self._doubts.check_code(m)
             check_writes(self.graph)
             self.check_constants()
             state.check()
@@ -150,54 +140,10 @@ class Tracer(fx.Tracer):
             self._erase_after(before)
             while len(self.module_stack) > depth:
                 self.module_stack.popitem()
-            self._check_watched(m)
+            self._doubts.check_watched(m)
             self.opaque[path] = explain(error)
-            self._note_written(m, (*args, *kwargs.values()))
+            self._doubts.note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
-
-    def _check_watched(self, module: nn.Module) -> None:
-        """Refuse code that sets hooks or another `forward` on its parts while it runs."""
-        for part in module.modules():
-            if self._watched.get(part, ()) != _watchers(part):
-                self.refuse("it sets hooks or another forward on its parts while it runs")
-
-    def _note_written(self, module: nn.Module, given: Iterable[Any]) -> None:
-        """Note what a part that stays a call writes when it runs: nothing of it is seen here."""
-        for part in module.modules():
-            if not isinstance(part, jit.ScriptModule) and not is_leaf(part):
-                self._written += mentions_of(part).written
-            if any(map(may_write, _hooks_of(part))):
-                self._written.append(_BY_HOOKS)
-        if isinstance(module, jit.ScriptModule) or is_leaf(module):
-            return
-        filled = mentions_of(module).written & {*inspect.signature(module.forward).parameters}
-        if filled and any(isinstance(value, list | dict | set) for value in given):
-            self.refuse("a list or dict is filled by a part that cannot be traced")
-
-    def _check_written(self, module: nn.Module, since: int) -> None:
-        """Refuse code that reads what its opaque parts write."""
-        written = {*self._written[since:]}
-        if not written or isinstance(module, fx.GraphModule) or is_leaf(module):
-            return
-        said = mentions_of(module)
-        seen = written & (said.read_off_others | (said.otherwise & {*vars(module)}))
-        if seen:
-            raise fx.proxy.TraceError(f"a part that cannot be traced writes {min(seen)}")
-        reads = reads_state(module) if _BY_HOOKS in written else ""
-        if reads:
-            raise fx.proxy.TraceError(
-                f"parts of it have hooks, and what they do it may see: {reads}"
-            )
-
-    def _check_code(self, module: nn.Module) -> None:
-        """Refuse code that asks of its values what a traced one cannot answer."""
-        kind = type(module)
-        own = any(isinstance(value, FunctionType) for value in vars(module).values())
-        if kind not in self._asking or own:
-            graph = isinstance(module, fx.GraphModule)
-            self._asking[kind] = "" if graph else why_asking(module)
-        if self._asking[kind]:
-            raise fx.proxy.TraceError(self._asking[kind])
 
     def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
         """Refuse code that asks whether what it is given is None, where nobody knows."""
@@ -322,38 +268,6 @@ class Tracer(fx.Tracer):
             self.graph.erase_node(node)
 
 
-def is_leaf(module: nn.Module) -> bool:
-    """Whether a graph calls this module as a whole: torch's own layers and ours, by behaviour.
-
-    A subclass that inherits `forward` is the layer it inherits from; one that overrides it is
-    user code, and is traced.
-    """
-    if isinstance(module, _CONTAINERS) or "forward" in vars(module):
-        return False
-    home = definer(type(module), "forward").__module__
-    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
-        return is_frozen_batch_norm(module)
-    helper = definer(type(module), "_conv_forward")
-    return helper is object or helper.__module__.startswith("torch.")
-
-
-def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is torchvision's FrozenBatchNorm2d (which is never imported for the answer)."""
-    misc = sys.modules.get("torchvision.ops.misc")
-    if misc is None:
-        return False
-    return definer(type(module), "forward") is misc.FrozenBatchNorm2d
-
-
-def opaque_by_nature(module: nn.Module) -> str | None:
-    """Why no graph may look inside `module`, whatever its code; None if it may."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is a TorchScript module"
-    if any(vars(module).get(kind) for kind in HOOKS):
-        return "it has hooks, which a graph of its inside would not call"
-    return None
-
-
 def _modes() -> tuple[object, ...]:
     """What torch does with all calls for a while."""
     kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
@@ -361,17 +275,6 @@ def _modes() -> tuple[object, ...]:
 
 
 _KINDS = ("cpu", "cuda")
-
-
-def _watchers(module: nn.Module) -> tuple[int, ...]:
-    """What watches the calls of a module: its hooks, and a `forward` of its own, by identity."""
-    if isinstance(module, jit.ScriptModule):  # it keeps its methods once they are asked for
-        return ()
-    return (id(vars(module).get("forward")), *map(id, _hooks_of(module)))
-
-
-def _hooks_of(module: nn.Module) -> list[Any]:
-    return [hook for kind in HOOKS for hook in vars(module)[kind].values()]
 
 
 def explain(error: Exception) -> str:

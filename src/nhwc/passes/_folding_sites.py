@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import folded, module_of, user_path
+from ..graph.leaves import is_frozen_batch_norm, opaque_by_nature
 from ..graph.traced import definer
-from ..graph.tracer import is_frozen_batch_norm, opaque_by_nature
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from ..graph import module_of
-from ..graph.tracer import opaque_by_nature
+from ..graph.leaves import opaque_by_nature
 from ..operators.activations import FUNCTIONS, MODULES
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")

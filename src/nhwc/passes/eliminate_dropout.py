@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import clean, erase, module_of
+from ..graph.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._folding_sites import input_of, name_of
 
 # The place of `training` among the arguments, and what it is when not given.

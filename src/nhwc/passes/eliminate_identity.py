@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import fx, nn
 
 from ..graph import clean, erase, module_of
+from ..graph.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._folding_sites import input_of, name_of
 
 

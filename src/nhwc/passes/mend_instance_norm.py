@@ -9,9 +9,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import clean, module_of, replace_module
 from ..graph.layers import BatchNorm
+from ..graph.leaves import opaque_by_nature
 from ..graph.mended import InstanceNorm
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._folding_sites import name_of
 
 

@@ -8,9 +8,9 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, clean, erase, module_of
+from ..graph.leaves import opaque_by_nature
 from ..graph.mended import CircularPad
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._folding_sites import input_of, name_of
 from ._matching import named_arguments
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, clean, erase, module_of
+from ..graph.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
-from ..graph.tracer import opaque_by_nature
 from ._folding_sites import name_of
 from .lift_functional import layer
 

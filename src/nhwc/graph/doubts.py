@@ -1,0 +1,71 @@
+"""What may be wrong with a trace that went through: things that happen and that no graph shows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+from torch import fx, jit, nn
+from torch.fx.proxy import TraceError
+
+from .leaves import hooks_of, is_leaf, watchers
+from .mentions import mentions_of, reads_state
+from .questions import may_write, why_asking
+
+_BY_HOOKS = "what hooks write"
+
+
+class Doubts:
+    """Notes what opaque parts do while `root` is traced, and judges the code around them.
+
+    `written` names what they write, in the order they were met.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.written: list[str] = []
+        self._watched = {module: watchers(module) for module in root.modules()}
+        self._asking: dict[type[nn.Module], str] = {}
+
+    def check_watched(self, module: nn.Module) -> None:
+        """Refuse code that sets hooks or another `forward` on its parts while it runs."""
+        for part in module.modules():
+            if self._watched.get(part, ()) != watchers(part):
+                raise TraceError("it sets hooks or another forward on its parts while it runs")
+
+    def note_written(self, module: nn.Module, given: Iterable[Any]) -> None:
+        """Note what a part that stays a call writes when it runs: nothing of it is seen here."""
+        for part in module.modules():
+            if not isinstance(part, jit.ScriptModule) and not is_leaf(part):
+                self.written += mentions_of(part).written
+            if any(map(may_write, hooks_of(part))):
+                self.written.append(_BY_HOOKS)
+        if isinstance(module, jit.ScriptModule) or is_leaf(module):
+            return
+        filled = mentions_of(module).written & {*inspect.signature(module.forward).parameters}
+        if filled and any(isinstance(value, list | dict | set) for value in given):
+            raise TraceError("a list or dict is filled by a part that cannot be traced")
+
+    def check_written(self, module: nn.Module, since: int) -> None:
+        """Refuse code that reads what its opaque parts write."""
+        written = {*self.written[since:]}
+        if not written or isinstance(module, fx.GraphModule) or is_leaf(module):
+            return
+        said = mentions_of(module)
+        seen = written & (said.read_off_others | (said.otherwise & {*vars(module)}))
+        if seen:
+            raise TraceError(f"a part that cannot be traced writes {min(seen)}")
+        reads = reads_state(module) if _BY_HOOKS in written else ""
+        if reads:
+            raise TraceError(f"parts of it have hooks, and what they do it may see: {reads}")
+
+    def check_code(self, module: nn.Module) -> None:
+        """Refuse code that asks of its values what a traced one cannot answer."""
+        kind = type(module)
+        own = any(isinstance(value, FunctionType) for value in vars(module).values())
+        if kind not in self._asking or own:
+            graph = isinstance(module, fx.GraphModule)
+            self._asking[kind] = "" if graph else why_asking(module)
+        if self._asking[kind]:
+            raise TraceError(self._asking[kind])

@@ -1,0 +1,57 @@
+"""Which modules a graph calls as a whole, and what hangs on a module that no graph would show."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import fx, jit, nn
+
+from .traced import definer
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a graph calls this module as a whole: torch's own layers and ours, by behaviour.
+
+    A subclass that inherits `forward` is the layer it inherits from; one that overrides it is
+    user code, and is traced.
+    """
+    if isinstance(module, _CONTAINERS) or "forward" in vars(module):
+        return False
+    home = definer(type(module), "forward").__module__
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
+        return is_frozen_batch_norm(module)
+    helper = definer(type(module), "_conv_forward")
+    return helper is object or helper.__module__.startswith("torch.")
+
+
+def is_frozen_batch_norm(module: nn.Module) -> bool:
+    """Whether this is torchvision's FrozenBatchNorm2d (which is never imported for the answer)."""
+    misc = sys.modules.get("torchvision.ops.misc")
+    if misc is None:
+        return False
+    return definer(type(module), "forward") is misc.FrozenBatchNorm2d
+
+
+def opaque_by_nature(module: nn.Module) -> str | None:
+    """Why no graph may look inside `module`, whatever its code; None if it may."""
+    if isinstance(module, jit.ScriptModule):
+        return "it is a TorchScript module"
+    if any(vars(module).get(kind) for kind in HOOKS):
+        return "it has hooks, which a graph of its inside would not call"
+    return None
+
+
+def watchers(module: nn.Module) -> tuple[int, ...]:
+    """What watches the calls of a module: its hooks, and a `forward` of its own, by identity."""
+    if isinstance(module, jit.ScriptModule):  # it keeps its methods once they are asked for
+        return ()
+    return (id(vars(module).get("forward")), *map(id, hooks_of(module)))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The hooks of a module, of every kind."""
+    return [hook for kind in HOOKS for hook in vars(module)[kind].values()]
