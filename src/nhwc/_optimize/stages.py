@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, NhwcError
 from ..graph import capture, capture_closed, check_copies, graphs
-from ..graph.captured import own_copy
+from ..graph.copies import own_copy
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
 from ..machine.host_memory import in_memory, shelve, trim, unread
