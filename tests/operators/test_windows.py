@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from nhwc._ops.windows import places
+
+from nhwc.operators.windows import places
 
 small = st.integers(1, 4)
 
