@@ -39,7 +39,7 @@ def test_the_message_names_everything():
         net(last(2, 3, 8, 8))
     text = str(caught.value)
     assert "torch.cat lost channels last at " in text
-    assert "models.py:" in text
+    assert "nets.py:" in text
     assert "(Between)" in text
     assert "torch.cat((torch.rand(2, 16, 8, 8)[:, :8], x), dim=1)" in text
     assert "shape (2, 8, 8, 8) strides (1024, 64, 8, 1) (other)" in text

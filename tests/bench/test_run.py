@@ -232,7 +232,7 @@ def test_bad_requests(arguments, message):
 def test_an_engine_that_is_not_installed_names_the_pip_line():
     engine = Engine("x", "X", find_engine("eager").prepare, packages=("no_such_package", "torch"))
     obstacle = engine.obstacle(train=False, amp=False, device="cpu")
-    assert obstacle == "not installed: pip install 'nhwc[engines]'"
+    assert obstacle == "not installed: pip install no_such_package torch"
     assert find_engine("openvino").obstacle(train=False, amp=False, device="cuda") == (
         "runs on the CPU only"
     )

@@ -320,7 +320,7 @@ def test_the_report_says_why_parts_stay():
     [part] = fuse(CountsByClass().eval()).report.opaque
     assert "its parts stay as they are: it looks through its parts" in part.reason
     [part] = fuse(HandsItself().eval()).report.opaque
-    assert "it hands itself to other code (test_graph_habits.py:" in part.reason
+    assert "it hands itself to other code (test_habits.py:" in part.reason
 
 
 class Typed(Shell):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from nhwc import fuse
 from nhwc.graph import written_into
 
 
@@ -59,3 +60,54 @@ def test_operators_that_write(function):
 )
 def test_does_not_write(does):
     assert written(does) == []
+
+
+class WritesAfter(nn.Module):
+    """Reads what it computed again, after it wrote into what may be a view of that."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.conv, self.norm, self.view = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), view
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        z = self.view(y)
+        z += 1
+        return y.sum() + z.sum()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda y: +y,
+        lambda y: y.cpu(),
+        lambda y: y.conj(),
+        lambda y: y.adjoint(),
+        lambda y: y.as_strided((4,), (1,)),
+        lambda y: torch.positive(y),
+        lambda y: torch.moveaxis(y, 1, 2),
+        lambda y: torch.hsplit(y, 2)[0],
+        lambda y: torch.unsafe_chunk(y, 2, 1)[0],
+        lambda y: torch.atleast_3d(y),
+        lambda y: torch.dequantize(y),
+        lambda y: torch.broadcast_tensors(y, y)[0],
+        lambda y: torch.ops.aten.view.default(y, [-1]),
+        lambda y: torch.ops.aten.add_.Tensor(y, 1),
+    ],
+)
+def test_what_is_written_through_a_view_is_seen(view):
+    torch.manual_seed(0)
+    model, x = WritesAfter(view).eval(), torch.randn(2, 4, 4, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(fuse(model)(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_schema_tells_what_an_overload_writes_into():
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y_", default_value=3)
+    aten = torch.ops.aten
+    assert written_into(graph.call_function(aten.add_.Tensor, (x, 1))) is x
+    assert written_into(graph.call_function(aten.max.dim_max, (x, 1), {"max": y})) is y
+    assert written_into(graph.call_function(aten.add.Tensor, (x, 1))) is None
+    assert written_into(graph.call_method("__imul__", (x, 2))) is x
+    assert written_into(y) is None

@@ -12,7 +12,6 @@ from torch import nn
 from nhwc import audit
 from nhwc._bench import Benchmark, Case, Row
 from nhwc.render.audit_html import audit_html
-from nhwc.render.audit_text import audit_text
 from nhwc.render.bench_html import bench_html
 from nhwc.render.bench_text import bench_text
 from nhwc.render.ops_html import ops_html
@@ -183,15 +182,6 @@ def test_what_would_end_the_data_early_is_escaped():
 def test_numbers_that_are_none_leave_the_page_readable():
     payload = re.search(r'id="data">(.*?)</script>', page("audit", "", [float("nan"), {"x": 1.5}]))
     assert json.loads(payload[1]) == [None, {"x": 1.5}]
-
-
-def test_a_clean_model_with_contiguous_parts_is_not_said_to_be_channels_last_throughout():
-    report = audit(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.rand(2, 3, 8, 8))
-    assert "channels last from input to output" in " ".join(audit_text(report).split())
-    vars(report)["counts"] = {**report.counts, "plain": 39}
-    text = " ".join(audit_text(report).split())
-    assert "from input to output" not in text
-    assert "none loses channels last or converts; 39 work on images that were contiguous" in text
 
 
 def test_a_wild_spread_is_told_as_a_factor():

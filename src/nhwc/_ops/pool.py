@@ -49,19 +49,17 @@ class Lane:
         """Return what was found; raise `Died` after `ATTEMPTS` processes died of the task."""
         for _ in range(ATTEMPTS):
             fresh = self.worker is None
-            worker = self.worker or self.nursery.worker()
-            self.worker = None
+            # Held while it works, so that whoever leaves early ends it.
+            self.worker = self.worker or self.nursery.worker()
             try:
-                found = _ask(worker, task)
+                return _ask(self.worker, task)
             except Died as death:
+                self.worker = None
                 # A used worker may die of memory that an earlier operator corrupted, so only a
                 # death in a fresh one counts. After one such death the operator's others
                 # count at once, in its other dtypes as well.
                 if fresh or task.deadly:
                     task.deadly[death.step] = f"{death.how}, in {task.dtype}"
-            else:
-                self.worker = worker
-                return found
         raise Died("", f"the process died {ATTEMPTS} times: {'; '.join(task.deadly.values())}")
 
 

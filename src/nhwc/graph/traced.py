@@ -96,7 +96,10 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     if node.op == "call_module":
         return node.all_input_nodes if node.meta.get("may_return_input") else []
     name = str(getattr(node.target, "__name__", node.target))
-    source = node.args[0] if may_be_view(name) and node.args else written_into(node)
+    # A view may be of any argument: `einsum`'s first is text, others are given by name.
+    if may_be_view(node.target if node.op == "call_function" else name):
+        return node.all_input_nodes
+    source = written_into(node)
     return [source] if isinstance(source, fx.Node) else []
 
 

@@ -248,7 +248,7 @@ class Tracer(fx.Tracer):
         module = self.root.get_submodule(path)
         if path in self.opaque or not is_leaf(module):
             return True
-        return getattr(module, "inplace", False) or may_be_view(type(module).__name__)
+        return getattr(module, "inplace", False) or may_be_view(module)
 
     def rename(self, value: fx.Proxy, node: fx.Node) -> None:
         """From now on `value` is what `node` is; until it proves that this cannot be traced."""

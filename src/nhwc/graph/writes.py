@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from typing import Any
 
 import torch.nn.functional as F
 from torch import fx
 
+from ..operators.kinds import may_be_view as may_be_view
+from ..operators.kinds import writes_first, written_arguments
 from .edit import module_of
-
-_OPERATORS = {
-    *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),
-    *(operator.imatmul, operator.imod, operator.imul, operator.ior, operator.ipow),
-    *(operator.irshift, operator.isub, operator.itruediv, operator.ixor),
-    *(operator.setitem, operator.delitem),
-}
-
-
-_MAY_BE_VIEWS = {
-    *("broadcast_to", "channel_shuffle", "channelshuffle", "chunk", "contiguous", "detach"),
-    *("diagonal", "double", "expand", "expand_as", "flatten", "float", "getattr", "getitem"),
-    *("half", "identity", "interleave", "movedim", "narrow", "permute", "ravel", "real"),
-    *("reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "t"),
-    *("tensor_split", "to", "transpose", "type", "type_as", "unbind", "unflatten", "unfold"),
-    *("unsqueeze", "view", "view_as"),
-}
-
-
-def may_be_view(name: str) -> bool:
-    """Whether what a function, method or layer of this name returns may be its first argument.
-
-    >>> may_be_view("Flatten"), may_be_view("relu")
-    (True, False)
-    """
-    plain = name.lower().rstrip("_")
-    return plain in _MAY_BE_VIEWS or "dropout" in plain
 
 
 def written_into(node: fx.Node) -> Any:
@@ -53,13 +27,16 @@ def written_into(node: fx.Node) -> Any:
         return node.kwargs["out"]
     if node.op == "call_module":
         return first if getattr(module_of(node), "inplace", False) else None
-    home = getattr(node.target, "__module__", "")
-    if home == operator.add.__module__:  # where `and_` is `&`
-        return first if node.target in _OPERATORS else None
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+    if node.op not in ("call_function", "call_method"):
+        return None
+    if writes_first(node.target):
         return first
-    if home == F.__name__ and len(node.args) > 1:
+    written = written_arguments(node.target)
+    if written:
+        given = [node.args[place] for place in written.values() if place < len(node.args)]
+        given += [value for name, value in node.kwargs.items() if name in written]
+        return given[0] if len(given) == 1 else tuple(given)
+    if getattr(node.target, "__module__", "") == F.__name__ and len(node.args) > 1:
         assert callable(node.target)
         parameters = list(inspect.signature(node.target).parameters)
         if dict(zip(parameters, node.args, strict=False)).get("inplace") is True:

@@ -14,19 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import module_of
 from ..graph.traced import definer
-from ..operators.activations import NAMES
+from ..operators.kinds import arithmetic_of, keeps_rank
 
-_KEEPS = {*NAMES, "contiguous", "float", "to", "clone", "dropout", "elu", "linear", "softmax"}
-_KEEPS |= {
-    "transpose",
-    "permute",
-    "adaptive_avg_pool2d",
-    "avg_pool2d",
-    "max_pool2d",
-    "interpolate",
-    "pad",
-}
-_BROADCASTS = {"add", "add_", "iadd", "sub", "mul", "mul_", "imul", "div", "truediv"}
 _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 
 _Ranks = dict[fx.Node, int | None]
@@ -52,9 +41,9 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
     if node.op not in ("call_function", "call_method"):
         return None
     name = str(getattr(node.target, "__name__", node.target))
-    if name in _KEEPS:
+    if keeps_rank(name):
         return _rank_in(node, 0, ranks)
-    if name in _BROADCASTS:
+    if arithmetic_of(name) is not None:
         first, second = _rank_in(node, 0, ranks), _rank_in(node, 1, ranks)
         return None if first is None or second is None else max(first, second)
     if name in ("view", "reshape"):

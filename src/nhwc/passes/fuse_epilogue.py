@@ -10,11 +10,10 @@ from torch.nn.modules.conv import _ConvNd
 from ..graph import clean, erase, module_of, replace_module, written_into
 from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
+from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of
 from ._matching import ADDITIONS, activation_of, only_user
 from ._ranks import asks_rank
-
-_WRITING = ("iadd", "add_")
 
 
 def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
@@ -119,8 +118,7 @@ def _residual(
 
 def _taker(add: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
     """The layer that computes the sum: the one written into, or else the one that comes last."""
-    writes = getattr(add.target, "__name__", add.target) in _WRITING
-    operands: Any = add.args[:1] if writes else add.args
+    operands: Any = add.args[:1] if writes_first(add.target) else add.args
     able = [n for n in operands if only_user(n) is add and _may_take(module_of(n))]
     return max(able, key=order.__getitem__, default=None)
 

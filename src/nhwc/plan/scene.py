@@ -148,7 +148,6 @@ def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None
     # Reading only its shape, as timm's norms do, does not count: no write changes that.
     readers = [user for user in target.users if user is not node and not is_size(user)]
     module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
-    called = type(module) if module else target.target
-    if readers or may_be_view(str(getattr(called, "__name__", called))):
+    if readers or may_be_view(module or target.target):
         return f"{node.name} writes into {target.name}, which others may read"
     return None

@@ -56,7 +56,10 @@ MIXING = frozenset(
         "multi_head_attention_forward",
     ]
 )
-"""Operators whose output has other dimensions than their input, and so no format to keep."""
+"""Operators whose output's dimensions are not their input's: they have no format to keep.
+
+That is another question than whether their number is the same: `linear` keeps that.
+"""
 
 _EXPLICIT = frozenset(
     [
@@ -77,7 +80,9 @@ _EXPLICIT = frozenset(
         "native_channel_shuffle",
     ]
 )
-
+"""Operators that the user's code calls for the layout they give, or that must copy to do what they
+are called for. Most of what may be a view (`operators.kinds`) is none of these: it never copies.
+"""
 
 _FRESH = ("new_", "empty_strided")
 """Prefixes of operators that take only the type and the device of the image they are given."""

@@ -23,20 +23,18 @@ from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, Activation, of_module
+from ...operators.kinds import arithmetic_of
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer
 from .weighted import in_ours, ours
 from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
 
-_NUMBERED = (nn.Hardtanh, nn.LeakyReLU, nn.GELU)
-"""Activations with arguments: a pass turns calls of them into modules, which hold these."""
-
 _OF_NAME = {
     getattr(function, "__name__", function): of_module(kind())
     for function, kind in FUNCTIONS.items()
-    if kind not in _NUMBERED
 }
+"""The activations of functions and methods that are given nothing but a tensor."""
 
 
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
@@ -64,10 +62,10 @@ class _Call:
         if self.node.op == "call_function" and self.node.target is getitem:
             return self._item()
         named = {
-            **dict.fromkeys(("add", "iadd", "add_"), self._add),
-            **dict.fromkeys(("mul", "imul", "mul_", "multiply"), self._multiply),
-            **dict.fromkeys(("sub", "isub", "sub_"), self._subtract),
-            **dict.fromkeys(("truediv", "itruediv", "div", "div_"), lambda: self._affine(power=-1)),
+            "add": self._add,
+            "mul": self._multiply,
+            "sub": self._subtract,
+            "div": lambda: self._affine(power=-1),
             **dict.fromkeys(("cat", "concat"), self._cat),
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
@@ -78,11 +76,16 @@ class _Call:
             "softmax": self._softmax,
             "adaptive_avg_pool2d": self._adaptive_pool,
         }
-        find = named.get(self.name)
+        find = named.get(arithmetic_of(self.name) or self.name)
         if find is not None:
             return find()
-        alone = len(self.node.all_input_nodes) == 1
-        return self._activation(_OF_NAME.get(self.name) if alone else None)
+        return self._activation(_OF_NAME.get(self.name) if self._alone() else None)
+
+    def _alone(self) -> bool:
+        """Whether the node takes one tensor and no numbers."""
+        flags = all(type(value) is bool for value in self.node.args[1:])
+        named = self.node.kwargs.keys() <= {"input", "inplace"}
+        return flags and named and len(self.node.all_input_nodes) == 1
 
     def _module(self) -> Emit | None:
         module = self.module

@@ -1,0 +1,149 @@
+"""What torch's operators do with the tensors they are given, a function for each question.
+
+Torch's schemas answer where they can: they mark the results that lie in an argument's memory, and
+the arguments that are written to. The lists here hold what the schemas leave out.
+
+Other rooms have lists that answer other questions: `graph.shapes` which calls read a size and no
+number, `graph.traced` what surely returns a single tensor, `watch.effects` whose result has no
+format to keep and who copies because the code asked for it, `passes.mend_cat_format` which views
+are slices of channels.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import activations
+
+_HOMES: tuple[str, ...] = ("torch", "torchvision", "nhwc", "_operator", "math", "builtins")
+_HOMES_OF_LAYERS = ("torch.nn", "torch.ao.nn", "torchvision.ops", "nhwc")
+"""Where functions and layers come from that this room knows."""
+
+_UNMARKED_VIEWS = {
+    # Conversions, which return what already is as it should be.
+    *("bfloat16", "bool", "byte", "cdouble", "cfloat", "chalf", "char", "conj_physical", "cpu"),
+    *("cuda", "dequantize", "double", "float", "half", "int", "long", "short", "sum_to_size"),
+    *("as_subclass", "as_tensor", "asarray", "numpy", "to_dense", "type", "type_as"),
+    # Functions and layers that are made of views, or of nothing.
+    *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "cartesian_prod"),
+    *("chain_matmul", "channel_shuffle", "channelshuffle", "einsum", "identity", "interleave"),
+    *("histogramdd", "meshgrid", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
+    *("unsafe_view", "align_as", "align_to", "refine_names", "rename"),
+    "prod",  # torch.masked's, over no dimension
+    # Python's own ways to ask for them.
+    *("array", "getattr", "getitem", "pos"),
+    # Layers that do nothing when they do not train; all whose name has "dropout" are such too.
+    *("drop_block2d", "drop_block3d", "dropblock2d", "dropblock3d"),
+    *("sequential", "stochastic_depth", "stochasticdepth"),
+}
+
+_WRITING_OPERATORS = {
+    *(operator.iadd, operator.iand, operator.iconcat, operator.ifloordiv, operator.ilshift),
+    *(operator.imatmul, operator.imod, operator.imul, operator.ior, operator.ipow),
+    *(operator.irshift, operator.isub, operator.itruediv, operator.ixor),
+    *(operator.setitem, operator.delitem),
+}
+_WRITING_METHODS = {f"__{function.__name__}__" for function in _WRITING_OPERATORS}
+
+_ARITHMETIC = {
+    "add": ("add", "add_", "iadd"),
+    "sub": ("sub", "sub_", "isub"),
+    "mul": ("mul", "mul_", "imul", "multiply"),
+    "div": ("div", "div_", "truediv", "itruediv"),
+}
+_ARITHMETIC_OF = {spelt: name for name, spellings in _ARITHMETIC.items() for spelt in spellings}
+
+_KEEPS_RANK = {
+    *activations.NAMES,
+    *("contiguous", "float", "to", "clone", "dropout", "elu", "linear", "softmax"),
+    *("transpose", "permute", "pad", "interpolate"),
+    *("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"),
+}
+
+
+def may_be_view(called: Any) -> bool:
+    """Whether what is returned may lie in the memory of an argument, or be that argument itself.
+
+    >>> may_be_view("Flatten"), may_be_view("relu"), may_be_view(operator.pos)
+    (True, False, True)
+
+    `called` is a function, a module, or the name of a method, function or layer. What comes from a
+    package that this room does not know may be a view.
+    """
+    homes = _HOMES
+    if isinstance(called, nn.Module):
+        called = next(kind for kind in type(called).__mro__ if "forward" in vars(kind))
+        homes = _HOMES_OF_LAYERS
+    home = homes[0] if isinstance(called, str) else getattr(called, "__module__", None) or homes[0]
+    if not any(home == known or home.startswith(f"{known}.") for known in homes):
+        return True
+    name = _plain(str(getattr(called, "__name__", called)))
+    return "dropout" in name or name in _UNMARKED_VIEWS or name in _marked_views()
+
+
+def writes_first(called: Any) -> bool:
+    """Whether an operator writes into its first argument, by its name alone.
+
+    >>> [writes_first(name) for name in ("add_", "__iadd__", "__and__", operator.setitem)]
+    [True, True, False, True]
+
+    Torch keeps to the underscore in all of its schemas. Python does not: `operator.and_` is `&`.
+    """
+    if getattr(called, "__module__", "") == operator.add.__module__:
+        return called in _WRITING_OPERATORS
+    name = str(getattr(called, "__name__", called))
+    return name in _WRITING_METHODS or (name.endswith("_") and not name.endswith("__"))
+
+
+def written_arguments(called: Any) -> dict[str, int]:
+    """Names and places of the arguments that an overload of `torch.ops` writes to, by its schema.
+
+    >>> written_arguments(torch.ops.aten.add_.Tensor), written_arguments(torch.add)
+    ({'self': 0}, {})
+    """
+    if not isinstance(called, torch._ops.OpOverload):
+        return {}
+    arguments = called._schema.arguments
+    return {one.name: place for place, one in enumerate(arguments) if one.is_write}
+
+
+def arithmetic_of(name: str) -> str | None:
+    """`add`, `sub`, `mul` or `div`, if a function or method of this name is one of these.
+
+    >>> arithmetic_of("itruediv"), arithmetic_of("relu")
+    ('div', None)
+    """
+    return _ARITHMETIC_OF.get(name)
+
+
+def keeps_rank(name: str) -> bool:
+    """Whether the result of this function or method surely has as many dimensions as its input.
+
+    >>> keeps_rank("permute"), keeps_rank("flatten")
+    (True, False)
+
+    No schema says so, and a rank that is not sure is none.
+    """
+    return name in _KEEPS_RANK
+
+
+def _plain(name: str) -> str:
+    """The name without its overload, and without what says that it is private or writes."""
+    return name.partition(".")[0].lower().strip("_")
+
+
+@cache
+def _marked_views() -> frozenset[str]:
+    """The operators of torch that a schema says return a view, or may."""
+    there = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    return frozenset(
+        _plain(name.removeprefix("aten::"))
+        for name in {full.partition(".")[0] for full in there}
+        for schema in torch._C._jit_get_schemas_for_operator(name)
+        if any(one.alias_info and not one.alias_info.is_write for one in schema.returns)
+    )
