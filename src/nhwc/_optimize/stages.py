@@ -16,7 +16,7 @@ from ..graph import check_copies, graphs
 from ..graph.captured import own_copy
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
-from ..machine.host_memory import in_memory, shelve, trim, unread
+from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.preserve import preserved
 from ..models.trees import tensors_of
@@ -91,9 +91,8 @@ def optimize(
                     turns["plan"] = take_turns(task, "plan", planned.model, key)
         ledger.save()
         report = _report(task, rewritten, judged, turns, start)
-        _unshelve(shelved, planned.weights if report.chosen == "plan" else ())
+        bring_back(shelved, planned.weights if report.chosen == "plan" else ())
         result = _result(report.chosen, task, rewritten, planned)
-        trim()
         result.report, result.exact = report, exact
         result.examples = tuple(map(describe, examples))
         return result
@@ -128,9 +127,7 @@ def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
 def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:
     """Let the weights lie in a file while there are kernels with copies of their own."""
     graphs = [graph, *(one.graph for one in sized if one)]
-    shelved = shelve(p for graph in graphs for p in graph.parameters())
-    trim()
-    return shelved
+    return shelve(p for graph in graphs for p in graph.parameters())
 
 
 def _planned_soundly(
@@ -200,14 +197,6 @@ def _why_unplanned(planned: Planned) -> str:
     reports = planned.reports
     told = [one for one in reports if not one.part] if planned.kernels else reports
     return next((one.reason for one in told if one.reason), "")
-
-
-def _unshelve(shelved: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
-    """Bring back into memory what no kernel has packed: every call reads that."""
-    kept = {id(weight) for weight in packed}
-    for weight in shelved:
-        if id(weight) not in kept:
-            weight.data = in_memory(weight.data)
 
 
 def _result(chosen: str, task: Task, rewritten: Rewritten, planned: Planned) -> Optimized:

@@ -16,7 +16,7 @@ from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
-from ..machine.host_memory import in_memory, trim, unread
+from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
 from ..optimized import Optimized, Recipe, Served, served
 from ..plan import make_plan
@@ -168,10 +168,6 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
             continue
         plans.append(served(plan, graph, inputs))
     ledger.save()
-    packed = {id(weight) for one in plans for weight in one.weights}
-    for tensor in (*graph.parameters(), *graph.buffers()):
-        if id(tensor) not in packed:
-            tensor.data = in_memory(tensor.data)
-    unread(graph.parameters())
-    trim()
+    packed = (weight for one in plans for weight in one.weights)
+    bring_back((*graph.parameters(), *graph.buffers()), packed)
     return Optimized(graph, plans, exact=exact)
