@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from ..machine.timing import Comparison, Samples, interleave
-from ..plan.ledger import Ledger, is_time
+from ..plan.ledger import is_time
 from ..verify import cloned
+from .task import Task
 
 _TIMING_S = 0.4
 """How long the paired timing of a stage takes, about, where the machine is quiet."""
@@ -18,41 +20,36 @@ _PATIENCE = 3
 """How many times as long it may take before a noisy machine gets the benefit of the doubt."""
 
 
-class Contest:
-    """Times one stage after the other: `compared` has what came of each.
+@dataclass(frozen=True)
+class Turns:
+    """A stage and the input, timed in turns; `remembered` if an earlier run did it."""
 
-    `remembered` says whether the last one was timed by an earlier run.
-    """
+    comparison: Comparison
+    remembered: bool
 
-    def __init__(
-        self, model: nn.Module, example: tuple[Any, ...], ledger: Ledger, device: str
-    ) -> None:
-        self.model, self.example, self.ledger = model, example, ledger
-        self.device = "cpu" if device == "cpu" else "cuda"
-        self.compared: dict[str, Comparison] = {}
-        self.remembered = False
 
-    def time(self, stage: str, module: nn.Module, key: str) -> None:
-        """Time `module`, or recall it by `key`: the same for what would run the same."""
-        known = self.ledger.get(key)
-        self.remembered = _are_pairs(known)
-        if self.remembered:
-            before, after = (Samples(tuple(seconds)) for seconds in known)
-            self.compared[stage] = Comparison(before, after)
-            return
-        calls = {"input": _call(self.model, self.example), stage: _call(module, self.example)}
-        once = interleave(calls, rounds=1, warmup=0, device=self.device)
-        total = sum(samples.seconds[0] for samples in once.values())
-        rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
-        times = dict.fromkeys(calls, Samples(()))
-        for _ in range(_PATIENCE if stage == "plan" else 1):
-            more = interleave(calls, rounds=rounds, warmup=0, device=self.device)
-            times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
-            found = self.compared[stage] = Comparison(times["input"], times[stage])
-            if stage == "graph" or found.verdict != "too noisy to tell":
-                # What a noisy minute said of a plan is no thing to remember.
-                self.ledger.put(key, [list(found.before.seconds), list(found.after.seconds)])
-                break
+def take_turns(task: Task, stage: str, module: nn.Module, key: str) -> Turns:
+    """Time `module`, or recall it by `key`: the same for what would run the same."""
+    task.say(f"timing the {stage}")
+    known = task.ledger.get(key)
+    if _are_pairs(known):
+        before, after = (Samples(tuple(seconds)) for seconds in known)
+        return Turns(Comparison(before, after), remembered=True)
+    device = "cpu" if task.environment.device == "cpu" else "cuda"
+    calls = {"input": _call(task.model, task.example), stage: _call(module, task.example)}
+    once = interleave(calls, rounds=1, warmup=0, device=device)
+    total = sum(samples.seconds[0] for samples in once.values())
+    rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
+    times = dict.fromkeys(calls, Samples(()))
+    for _ in range(_PATIENCE if stage == "plan" else 1):
+        more = interleave(calls, rounds=rounds, warmup=0, device=device)
+        times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
+        found = Comparison(times["input"], times[stage])
+        if stage == "graph" or found.verdict != "too noisy to tell":
+            # What a noisy minute said of a plan is no thing to remember.
+            task.ledger.put(key, [list(found.before.seconds), list(found.after.seconds)])
+            break
+    return Turns(found, remembered=False)
 
 
 def _are_pairs(known: Any) -> bool:

@@ -2,122 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
 
 from ..graph import is_one_call, is_one_layer
 from ..models.preserve import preserved
-from ..optimized import Optimized, Recipe, describe, signature
+from ..optimized import Optimized, Served, describe, served
 from ..plan import Plan, Unplannable, gains, make_plan
-from ..plan.cuda import on_device
 from ..plan.implementation import Timed
-from ..plan.ledger import Ledger
 from .inner import inner_graphs, put, twin, uses
 from .report import KernelTime, LayerReport, PlanReport
 from .sizes import Sized
+from .task import Task
 
 
-@dataclass
-class _Plans:
-    """The plans of one graph."""
-
-    recipes: list[Recipe] = field(default_factory=list)
-    programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
-
-
-class Planner:
-    """Makes plans, and keeps what there is to say of them: `reports`, and `kernels` in words.
+@dataclass(frozen=True)
+class Told:
+    """What is told of one graph and one set of shapes: its report, its `kernels` in words.
 
     `weights` are those that kernels were given.
     """
 
-    def __init__(self, ledger: Ledger, say: Callable[[str], None], *, exact: bool) -> None:
-        self.ledger, self.say, self.exact = ledger, say, exact
-        self.reports: list[PlanReport] = []
-        self.kernels: list[str] = []
-        self.weights: list[Tensor] = []
+    report: PlanReport
+    kernels: tuple[str, ...] = ()
+    weights: tuple[Tensor, ...] = ()
 
-    def plan(
-        self,
-        graph: fx.GraphModule,
-        examples: Sequence[tuple[Any, ...]],
-        sized: Sequence[Sized | None],
-    ) -> Optimized:
-        """`graph` planned for `examples`, or with planned graphs inside it, or both.
 
-        Where there is a graph for the sizes of an example alone, that one is.
-        """
-        whole, rest = _Plans(), []
-        for inputs, one in zip(examples, sized, strict=True):
-            if one is None or not self._add_sized(whole, one, inputs):
-                rest.append(inputs)
-        around = self._with_parts(graph, rest)
-        if not (is_one_call(graph) and inner_graphs(graph)):
-            for inputs in rest:
-                self._add(whole, around, inputs)
-        return Optimized(around, whole.recipes, whole.programs)
+@dataclass(frozen=True)
+class Planned:
+    """A model with all plans that could be made, and what is told of them and of the others."""
 
-    def _with_parts(
-        self, graph: fx.GraphModule, examples: Sequence[tuple[Any, ...]]
-    ) -> fx.GraphModule:
-        """A twin of `graph` in which the graphs inside opaque parts are planned; itself if none."""
-        if not examples or not inner_graphs(graph):
-            return graph
-        around = twin(graph)
-        parts: dict[fx.GraphModule, _Plans] = {}
-        for use in uses(around, examples):
-            if use.reason:
-                shapes = describe(use.inputs)
-                self.reports.append(PlanReport(shapes, (), 0, 0, use.reason, use.path))
-            else:
-                self._add(parts.setdefault(use.graph, _Plans()), use.graph, use.inputs, use.path)
-        planned = {
-            part: Optimized(part, plans.recipes, plans.programs)
-            for part, plans in parts.items()
-            if plans.recipes
-        }
-        put(around, planned)
-        return around if planned else graph
+    model: Optimized
+    told: tuple[Told, ...]
 
-    def _add_sized(self, plans: _Plans, sized: Sized, inputs: tuple[Any, ...]) -> bool:
-        graph = self._with_parts(sized.graph, [inputs])
-        count = len(plans.recipes)
-        self._add(plans, graph, inputs)
-        said = self.reports[-1]
-        if len(plans.recipes) == count:
-            self.reports[-1] = replace(said, reason=f"with sizes known, {said.reason}")
-            return False
-        self.reports[-1] = replace(said, opened=sized.opened, passes=sized.passes)
-        plans.recipes[-1] = replace(plans.recipes[-1], graph=graph)
-        self.kernels.append("with sizes known")
-        return True
+    @property
+    def reports(self) -> tuple[PlanReport, ...]:
+        return tuple(one.report for one in self.told)
 
-    def _add(
-        self, plans: _Plans, graph: fx.GraphModule, inputs: tuple[Any, ...], part: str = ""
-    ) -> None:
-        shapes = describe(inputs)
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(kernel for one in self.told for kernel in one.kernels)
 
-        def progress(number: int, total: int, key: str) -> None:
-            of = f" of {part}" if part else ""
-            self.say(f"measuring layer {number + 1} of {total}{of}: {key}")
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(weight for one in self.told for weight in one.weights)
 
-        try:
-            with preserved(graph):
-                plan = make_plan(graph, inputs, self.ledger, exact=self.exact, progress=progress)
-                if is_one_layer(graph) and not gains(plan, graph, inputs, self.ledger):
-                    raise Unplannable("no kernel is faster than torch's on what it is given")
-        except Unplannable as error:
-            self.reports.append(PlanReport(shapes, (), 0, 0, str(error), part))
-            return
-        self.reports.append(_report(plan, shapes, part))
-        self.kernels += plan.words
-        self.weights += plan.weights(graph)
-        key = signature(inputs)
-        plans.recipes.append(Recipe(key, shapes, plan.kernels))
-        plans.programs[key] = on_device(plan.program, inputs)
+
+def plan_model(task: Task, graph: fx.GraphModule, sized: Sequence[Sized | None]) -> Planned:
+    """`graph` planned for the examples of `task`, or with planned graphs inside it, or both.
+
+    Where there is a graph for the sizes of an example alone, that one is.
+    """
+    plans: list[Served] = []
+    told: list[Told] = []
+    rest = []
+    for inputs, one in zip(task.examples, sized, strict=True):
+        found, said = _plan_sized(task, one, inputs) if one else (None, [])
+        plans += [found] if found else []
+        told += said
+        rest += [] if found else [inputs]
+    around, said = _with_parts(task, graph, rest)
+    told += said
+    if not (is_one_call(graph) and inner_graphs(graph)):
+        for inputs in rest:
+            found, one_said = _plan(task, around, inputs)
+            plans += [found] if found else []
+            told.append(one_said)
+    return Planned(Optimized(around, plans), tuple(told))
+
+
+def _with_parts(
+    task: Task, graph: fx.GraphModule, examples: Sequence[tuple[Any, ...]]
+) -> tuple[fx.GraphModule, list[Told]]:
+    """A twin of `graph` in which the graphs inside opaque parts are planned; itself if none."""
+    if not examples or not inner_graphs(graph):
+        return graph, []
+    around = twin(graph)
+    parts: dict[fx.GraphModule, list[Served]] = {}
+    told = []
+    for use in uses(around, examples):
+        if use.reason:
+            shapes = describe(use.inputs)
+            told.append(Told(PlanReport(shapes, (), 0, 0, use.reason, use.path)))
+            continue
+        found, said = _plan(task, use.graph, use.inputs, use.path)
+        told.append(said)
+        if found:
+            parts.setdefault(use.graph, []).append(found)
+    put(around, {part: Optimized(part, plans) for part, plans in parts.items()})
+    return around if parts else graph, told
+
+
+def _plan_sized(
+    task: Task, sized: Sized, inputs: tuple[Any, ...]
+) -> tuple[Served | None, list[Told]]:
+    graph, told = _with_parts(task, sized.graph, [inputs])
+    found, said = _plan(task, graph, inputs)
+    if found is None:
+        reason = f"with sizes known, {said.report.reason}"
+        return None, [*told, replace(said, report=replace(said.report, reason=reason))]
+    report = replace(said.report, opened=sized.opened, passes=sized.passes)
+    said = replace(said, report=report, kernels=(*said.kernels, "with sizes known"))
+    return replace(found, recipe=replace(found.recipe, graph=graph)), [*told, said]
+
+
+def _plan(
+    task: Task, graph: fx.GraphModule, inputs: tuple[Any, ...], part: str = ""
+) -> tuple[Served | None, Told]:
+    """`graph` planned for the shapes of `inputs`, or why it is not."""
+    shapes = describe(inputs)
+
+    def progress(number: int, total: int, key: str) -> None:
+        of = f" of {part}" if part else ""
+        task.say(f"measuring layer {number + 1} of {total}{of}: {key}")
+
+    try:
+        with preserved(graph):
+            plan = make_plan(graph, inputs, task.ledger, exact=task.exact, progress=progress)
+            if is_one_layer(graph) and not gains(plan, graph, inputs, task.ledger):
+                raise Unplannable("no kernel is faster than torch's on what it is given")
+    except Unplannable as error:
+        return None, Told(PlanReport(shapes, (), 0, 0, str(error), part))
+    found = served(plan, graph, inputs)
+    return found, Told(_report(plan, shapes, part), tuple(plan.words), found.weights)
 
 
 def _report(plan: Plan, shapes: tuple[str, ...], part: str) -> PlanReport:

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError, NhwcError
-from ..graph import capture, capture_closed, check_copies, graphs
+from ..errors import InputError
+from ..graph import check_copies, graphs
 from ..graph.copies import own_copy
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
-from ..machine.host_memory import in_memory, shelve, trim, unread
+from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.preserve import preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, describe
-from ..passes import PASSES, Pass, run_passes
+from ..passes import PASSES, Pass
 from ..plan.ledger import Ledger
 from ..verify import Verification
-from .contest import Contest, winner
-from .inner import unplanned
-from .planner import Planner
+from .contest import Turns, take_turns, winner
+from .planner import Planned, plan_model
 from .report import OptimizeReport
-from .sizes import for_sizes
+from .rewritten import Rewritten, captured_for, checked, rewrite
+from .sizes import Sized, for_sizes
+from .task import Progress, Task
 from .verdict import Judge
-
-Progress = Callable[[str], None]
 
 
 def optimize(
@@ -65,180 +65,152 @@ def optimize(
         raise InputError(
             f"also is one tensor, {describe((also,))[0]}. Give a list of inputs: also=[x]."
         )
-    more = tuple(map(_as_tuple, also))
+    examples = (example_inputs, *map(_as_tuple, also))
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
-        work = _Work(model, example_inputs, say, exact=exact, remeasure=remeasure)
-        for inputs in more:
-            work.judge.runs(inputs)
-        say("capturing the graph")
-        work.rewrite(passes)
-        work.check_graph()
-        with preserved(work.graph):
-            work.open(passes, (example_inputs, *more))
-            work.time("graph", work.graph)
-        work.shelve()
-        with preserved(work.graph):
-            work.plan(exact=exact)
-            work.check()
-            if work.is_planned:
-                with preserved(work.planned):
-                    work.time("plan", work.planned)
-        work.ledger.save()
-        return work.finish(start)
-
-
-class _Work:
-    """One optimization under way."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        example: tuple[Any, ...],
-        say: Progress,
-        *,
-        exact: bool,
-        remeasure: bool,
-    ) -> None:
-        self.model, self.example, self.say, self.exact = model, example, say, exact
-        device = next((x.device for x in tensors_of(example)), "cpu")
-        self.environment = Environment.here(device)
-        self.ledger = Ledger.of(self.environment)
-        if remeasure:
-            self.ledger.forget()
-        self.contest = Contest(model, example, self.ledger, self.environment.device)
+        environment, ledger = _here(example_inputs, remeasure=remeasure)
+        task = Task(model, examples, passes, exact, say, environment, ledger)
         # Before there is a graph: the copy in float64 is the largest of all.
-        self.judge = Judge(model, example, self.ledger, say)
-
-    def rewrite(self, passes: Sequence[Pass]) -> None:
-        # A plan for other shapes than these is in the way of one for them.
-        captured = capture(unplanned(self.model), layers=True)
-        self.closed = False
-        self.opaque = captured.opaque
-        self.graph: fx.GraphModule = captured.module
-        self.passes = run_passes(self.graph, passes)
-        for parameter in self.graph.parameters():
-            parameter.requires_grad_(False)
-        trim()
-
-    def check_graph(self) -> None:
-        """Hold the graph against the original; where it cannot even run, the model stays closed."""
-        try:
-            with preserved(self.graph):
-                self.judge.check(self.graph)
-        except NhwcError:
-            raise
-        except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
-            captured = capture_closed(unplanned(self.model), reason)
-            self.opaque, self.graph, self.passes = captured.opaque, captured.module, ()
-            self.closed = True
-            with preserved(self.graph):
-                self.judge.check(self.graph)
-
-    def open(self, passes: Sequence[Pass], examples: Sequence[tuple[Any, ...]]) -> None:
-        """Look into opaque parts with the sizes of each example."""
-        self.examples = examples
-        self.sized = [
-            None if self.closed else for_sizes(self.graph, one, self.opaque, passes)
-            for one in examples
-        ]
-
-    def shelve(self) -> None:
-        """Let the weights lie in a file while there are kernels with copies of their own."""
-        graphs = [self.graph, *(one.graph for one in self.sized if one)]
-        self.shelved = shelve(p for graph in graphs for p in graph.parameters())
-        trim()
-
-    def plan(self, *, exact: bool) -> None:
-        self.planner = Planner(self.ledger, self.say, exact=exact)
-        self.planned = self.planner.plan(self.graph, self.examples, self.sized)
-
-    def check(self) -> None:
-        """Hold the result against the original; a plan that rounds too freely is made exactly."""
-        found = self._judged()
-        if not found.passed and self.planner.kernels and not self.exact:
-            self.plan(exact=True)
-            found = self._judged()
-        if not found.passed and any(self.sized):
-            self.sized = [None for _ in self.examples]
-            self.plan(exact=self.exact)
-            found = self._judged()
-        found.require()
-        self.verification = found
-
-    def _judged(self) -> Verification:
-        whole = not self.opaque
-        more, labels = self.examples[1:], self._labels()
-        found = self.judge.judge(self.planned, self.graph, more, labels, whole=whole)
-        unread(self.shelved)
-        return found
-
-    def _labels(self) -> str:
-        """What stands behind the answers: the passes that ran, and every kernel."""
-        passes = [f"{report.name} {len(report.applied)}" for report in self.passes]
-        return _digest([*passes, *self.planner.kernels])
-
-    @property
-    def is_planned(self) -> bool:
-        return self.planned.portable is not self.graph or self.planned.serves(self.example)
-
-    def time(self, stage: str, module: nn.Module) -> None:
-        self.say(f"timing the {stage}")
-        kernels = self.planner.kernels if stage == "plan" else []
-        self.contest.time(stage, module, f"{stage} {self._fingerprint(kernels)}")
-
-    def finish(self, start: float) -> Optimized:
-        chosen, reason = winner(self.contest.compared)
-        report = OptimizeReport(
-            model=type(self.model).__name__,
-            inputs=describe(self.example),
-            exact=self.exact,
-            chosen=chosen,
-            reason=reason or self._why_unplanned(),
-            passes=self.passes,
-            opaque=self.opaque,
-            plans=tuple(self.planner.reports),
-            verification=self.verification,
-            compared=self.contest.compared,
-            remembered=self.contest.remembered,
-            setup_s=time.perf_counter() - start,
-            environment=self.environment,
-        )
-        packed = {id(weight) for weight in self.planner.weights} if chosen == "plan" else ()
-        for weight in self.shelved:
-            if id(weight) not in packed:
-                weight.data = in_memory(weight.data)
-        result = self._result(chosen)
-        trim()
-        result.report, result.exact = report, self.exact
-        result.examples = tuple(map(describe, self.examples))
+        judge = Judge(model, task.example, ledger, say)
+        for inputs in examples[1:]:
+            judge.runs(inputs)
+        say("capturing the graph")
+        rewritten = checked(rewrite(captured_for(task), task), task, judge)
+        graph = rewritten.graph
+        turns: dict[str, Turns] = {}
+        with preserved(graph):
+            sized = _sized(rewritten, task)
+            turns["graph"] = take_turns(task, "graph", graph, _key("graph", graph, task))
+        shelved = _shelve(graph, sized)
+        with preserved(graph):
+            judged = _planned_soundly(rewritten, sized, shelved, task, judge)
+            planned = judged.planned
+            if planned.model.portable is not graph or planned.model.serves(task.example):
+                key = _key("plan", graph, task, planned.kernels)
+                with preserved(planned.model):
+                    turns["plan"] = take_turns(task, "plan", planned.model, key)
+        ledger.save()
+        report = _report(task, rewritten, judged, turns, start)
+        bring_back(shelved, planned.weights if report.chosen == "plan" else ())
+        result = _result(report.chosen, task, rewritten, planned)
+        result.report, result.exact = report, exact
+        result.examples = tuple(map(describe, examples))
         return result
 
-    def _result(self, chosen: str) -> Optimized:
-        """What won, as a model of its own: nothing done to it reaches the user's."""
-        if chosen == "plan":
-            for module in self.planned.modules():
-                if isinstance(module, Optimized):
-                    # Weights were moved since, with the numbers they had.
-                    module.restamp()
-            return self.planned
-        if chosen == "graph":
-            return Optimized(self.graph)
-        own = own_copy(self.model)
-        return own if isinstance(own, Optimized) else Optimized(own)
 
-    def _why_unplanned(self) -> str:
-        """Why some example has no plan; with plans for parts, that is no question of theirs."""
-        reports = self.planner.reports
-        told = [one for one in reports if not one.part] if self.planner.kernels else reports
-        return next((one.reason for one in told if one.reason), "")
+@dataclass(frozen=True)
+class _Judged:
+    """A planned model that was found right, and the verdict."""
 
-    def _fingerprint(self, kernels: Sequence[str]) -> str:
-        """The same for the same graph, shapes and kernels: then times carry over."""
-        codes = [graph.code for _, graph in graphs(self.graph)]
-        return _digest([*codes, repr(self.graph), *describe(self.example), *kernels])
+    planned: Planned
+    verification: Verification
+
+
+def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Ledger]:
+    """The machine that `example` lies on, and what was measured there."""
+    device = next((x.device for x in tensors_of(example)), "cpu")
+    environment = Environment.here(device)
+    ledger = Ledger.of(environment)
+    if remeasure:
+        ledger.forget()
+    return environment, ledger
+
+
+def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
+    """For each example a graph that looks into opaque parts with its sizes, where there is one."""
+    if rewritten.closed:
+        return [None for _ in task.examples]
+    graph, opaque = rewritten.graph, rewritten.opaque
+    return [for_sizes(graph, one, opaque, task.passes) for one in task.examples]
+
+
+def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:
+    """Let the weights lie in a file while there are kernels with copies of their own."""
+    graphs = [graph, *(one.graph for one in sized if one)]
+    return shelve(p for graph in graphs for p in graph.parameters())
+
+
+def _planned_soundly(
+    rewritten: Rewritten,
+    sized: Sequence[Sized | None],
+    shelved: Sequence[Tensor],
+    task: Task,
+    judge: Judge,
+) -> _Judged:
+    """Plan, and hold the result against the original; what rounds too freely is made exactly."""
+
+    def judged(planned: Planned) -> Verification:
+        more, whole = task.examples[1:], not rewritten.opaque
+        labels = _labels(rewritten, planned)
+        found = judge.judge(planned.model, rewritten.graph, more, labels, whole=whole)
+        unread(shelved)
+        return found
+
+    planned = plan_model(task, rewritten.graph, sized)
+    found = judged(planned)
+    if not found.passed and planned.kernels and not task.exact:
+        planned = plan_model(replace(task, exact=True), rewritten.graph, sized)
+        found = judged(planned)
+    if not found.passed and any(sized):
+        planned = plan_model(task, rewritten.graph, [None for _ in sized])
+        found = judged(planned)
+    found.require()
+    return _Judged(planned, found)
+
+
+def _labels(rewritten: Rewritten, planned: Planned) -> str:
+    """What stands behind the answers: the passes that ran, and every kernel."""
+    passes = [f"{report.name} {len(report.applied)}" for report in rewritten.passes]
+    return _digest([*passes, *planned.kernels])
+
+
+def _key(stage: str, graph: fx.GraphModule, task: Task, kernels: Sequence[str] = ()) -> str:
+    """The same for the same graph, shapes and kernels: then times carry over."""
+    codes = [inner.code for _, inner in graphs(graph)]
+    return f"{stage} {_digest([*codes, repr(graph), *describe(task.example), *kernels])}"
+
+
+def _report(
+    task: Task, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
+) -> OptimizeReport:
+    compared = {stage: one.comparison for stage, one in turns.items()}
+    chosen, reason = winner(compared)
+    return OptimizeReport(
+        model=type(task.model).__name__,
+        inputs=describe(task.example),
+        exact=task.exact,
+        chosen=chosen,
+        reason=reason or _why_unplanned(judged.planned),
+        passes=rewritten.passes,
+        opaque=rewritten.opaque,
+        plans=judged.planned.reports,
+        verification=judged.verification,
+        compared=compared,
+        remembered=[*turns.values()][-1].remembered,
+        setup_s=time.perf_counter() - start,
+        environment=task.environment,
+    )
+
+
+def _why_unplanned(planned: Planned) -> str:
+    """Why some example has no plan; with plans for parts, that is no question of theirs."""
+    reports = planned.reports
+    told = [one for one in reports if not one.part] if planned.kernels else reports
+    return next((one.reason for one in told if one.reason), "")
+
+
+def _result(chosen: str, task: Task, rewritten: Rewritten, planned: Planned) -> Optimized:
+    """What won, as a model of its own: nothing done to it reaches the user's."""
+    if chosen == "plan":
+        for module in planned.model.modules():
+            if isinstance(module, Optimized):
+                # Weights were moved since, with the numbers they had.
+                module.restamp()
+        return planned.model
+    if chosen == "graph":
+        return Optimized(rewritten.graph)
+    own = own_copy(task.model)
+    return own if isinstance(own, Optimized) else Optimized(own)
 
 
 def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:

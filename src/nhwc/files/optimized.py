@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
-from ..machine.host_memory import in_memory, trim, unread
+from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
-from ..optimized import Optimized, Recipe, describe, signature
+from ..optimized import Optimized, Recipe, Served, served
 from ..plan import make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
@@ -158,9 +158,7 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
     ledger = Ledger.of(Environment.here())
-    recipes: list[Recipe] = []
-    programs: dict[Hashable, Callable[..., Any]] = {}
-    packed: set[int] = set()
+    plans: list[Served] = []
     for inputs in examples:
         try:
             with torch.no_grad():
@@ -170,14 +168,8 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
             continue  # Not planned, the graph itself says what is wrong with such inputs.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
             continue
-        key = signature(inputs)
-        recipes.append(Recipe(key, describe(inputs), plan.kernels))
-        programs[key] = plan.program
-        packed |= {id(weight) for weight in plan.weights(graph)}
+        plans.append(served(plan, graph, inputs))
     ledger.save()
-    for tensor in (*graph.parameters(), *graph.buffers()):
-        if id(tensor) not in packed:
-            tensor.data = in_memory(tensor.data)
-    unread(graph.parameters())
-    trim()
-    return Optimized(graph, recipes, programs, exact=exact)
+    packed = (weight for one in plans for weight in one.weights)
+    bring_back((*graph.parameters(), *graph.buffers()), packed)
+    return Optimized(graph, plans, exact=exact)

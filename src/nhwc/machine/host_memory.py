@@ -160,7 +160,27 @@ def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor
         flat = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=place)
         place += _padded(tensor)
         tensor.data = flat.as_strided(tensor.shape, tensor.stride())
+    trim()
     return chosen
+
+
+def bring_back(tensors: Iterable[Tensor], packed: Iterable[Tensor] = ()) -> None:
+    """Bring into memory which of `tensors` lie in a file: every call reads them where they are.
+
+    >>> weight = torch.ones(2048, 2048)
+    >>> _ = shelve([weight])
+    >>> bring_back([weight])
+    >>> in_memory(weight) is weight
+    True
+
+    Those that kernels have `packed` stay in the file, and what was read of it goes back.
+    """
+    tensors, kept = list(tensors), {id(tensor) for tensor in packed}
+    for tensor in tensors:
+        if id(tensor) not in kept:
+            tensor.data = in_memory(tensor.data)
+    unread(tensors)
+    trim()
 
 
 def from_file(

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from ..errors import InputError
 from ..formats import format_of
 from ..machine.forks import check_threads
-from ..plan import Identifier, UnknownKernel, Unplannable, remake_plan
+from ..plan import Identifier, Plan, UnknownKernel, Unplannable, remake_plan
 from ..plan.cuda import on_device
 from .stamp import Stamp
 
@@ -38,6 +38,21 @@ class Recipe:
     inputs: tuple[Any, ...]
     kernels: tuple[tuple[str, Identifier], ...]
     graph: fx.GraphModule | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A set of input shapes that has a plan: how to make it again, its program, what it packed."""
+
+    recipe: Recipe
+    program: Callable[..., Any]
+    weights: tuple[Tensor, ...]
+
+
+def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
+    """The shapes of `inputs`, served by the `plan` that was made of `graph` for them."""
+    recipe = Recipe(signature(inputs), describe(inputs), plan.kernels)
+    return Served(recipe, on_device(plan.program, inputs), tuple(plan.weights(graph)))
 
 
 class Optimized(nn.Module):
@@ -74,8 +89,7 @@ class Optimized(nn.Module):
     def __init__(
         self,
         graph: nn.Module,
-        recipes: Sequence[Recipe] = (),
-        programs: dict[Hashable, Callable[..., Any]] | None = None,
+        plans: Sequence[Served] = (),
         *,
         report: Any = None,
         exact: bool = False,
@@ -86,8 +100,8 @@ class Optimized(nn.Module):
         self.report = report
         self.exact = exact
         self.training = graph.training
-        self._recipes = {recipe.signature: recipe for recipe in recipes}
-        self._programs = dict(programs or {})
+        self._recipes = {one.recipe.signature: one.recipe for one in plans}
+        self._programs = {one.recipe.signature: one.program for one in plans}
         self._told = False
         self._lock = threading.Lock()
         self.restamp()

@@ -100,7 +100,6 @@ def make_plan(
 ) -> Plan:
     """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason."""
     scene = scene_of(graph, inputs, exact=exact)
-    unread(graph.parameters())
     before = ledger.measured
     with torch.no_grad():
         timings = measure(scene, ledger, progress)
@@ -126,8 +125,6 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
     choices = [join(scene, choice, ledger) for choice in choices]
-    # Packed weights come next, and are large: first give back what measuring left over.
-    trim()
     if len(choices) == 1:
         return choices[0], bind(scene, choices[0])
     key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
@@ -140,14 +137,12 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
         # The most promising one last: it need not be made again.
         for choice in reversed(choices):
             program = None
-            trim()
             program = bind(scene, choice, packed)
             seconds.insert(0, shortest(program, inputs))
         best = seconds.index(min(seconds))
         ledger.put(key, best)
         if best:
             program = None
-            trim()
             program = bind(scene, choices[best], packed)
     return choices[best], program or bind(scene, choices[best])
 

@@ -58,6 +58,8 @@ def bind(scene: Scene, choice: Choice, packed: Packed | None = None) -> Program:
     """Prepare every chosen kernel's weights and string them together."""
     packed = packed or Packed()
     packed.begin(choice)
+    # Packed weights are next, and large; what was measured or not chosen is in their way.
+    trim()
     with side_by_side():
         return _Binder(scene, choice, packed).bind()
 

@@ -61,6 +61,8 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
     result = Record()
     with torch.no_grad():
         _Recorder(graph, result).run(*inputs)
+    # Those that nodes read themselves; the modules' went back after each.
+    unread(graph.parameters())
     return result
 
 

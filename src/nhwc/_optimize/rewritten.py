@@ -1,0 +1,63 @@
+"""A model as a graph that the passes have rewritten, and that answers as the model does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from ..errors import NhwcError
+from ..graph import Captured, capture, capture_closed
+from ..graph.report import Opaque, PassReport
+from ..machine.host_memory import trim
+from ..models.preserve import preserved
+from ..passes import run_passes
+from .inner import unplanned
+from .task import Task
+from .verdict import Judge
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The graph, the parts of the model that it only calls, and what each pass did.
+
+    A `closed` graph calls the model as it is: no graph of its inside can run.
+    """
+
+    graph: fx.GraphModule
+    opaque: tuple[Opaque, ...]
+    passes: tuple[PassReport, ...] = ()
+    closed: bool = False
+
+
+def captured_for(task: Task) -> Captured:
+    """A copy of the model as a graph."""
+    # A plan for other shapes than these is in the way of one for them.
+    return capture(unplanned(task.model), layers=True)
+
+
+def rewrite(captured: Captured, task: Task) -> Rewritten:
+    """Run the passes on the captured graph, in place."""
+    graph = captured.module
+    reports = run_passes(graph, task.passes)
+    for parameter in graph.parameters():
+        parameter.requires_grad_(False)
+    trim()
+    return Rewritten(graph, captured.opaque, reports)
+
+
+def checked(rewritten: Rewritten, task: Task, judge: Judge) -> Rewritten:
+    """Hold the graph against the original; where it cannot even run, the model stays closed."""
+    try:
+        with preserved(rewritten.graph):
+            judge.check(rewritten.graph)
+        return rewritten
+    except NhwcError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
+        closed = capture_closed(unplanned(task.model), reason)
+        with preserved(closed.module):
+            judge.check(closed.module)
+        return Rewritten(closed.module, closed.opaque, closed=True)

@@ -1,0 +1,35 @@
+"""What an optimization is asked for, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..machine.environment import Environment
+from ..passes import Pass
+from ..plan.ledger import Ledger
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and the inputs to plan it for: the first of `examples` is timed.
+
+    `say` is told of each stage as it begins.
+    """
+
+    model: nn.Module
+    examples: tuple[tuple[Any, ...], ...]
+    passes: Sequence[Pass]
+    exact: bool
+    say: Progress
+    environment: Environment
+    ledger: Ledger
+
+    @property
+    def example(self) -> tuple[Any, ...]:
+        return self.examples[0]
