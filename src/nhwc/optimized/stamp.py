@@ -12,7 +12,7 @@ numbers    a sample of the bytes, for writes that torch does not see: `p.data.co
            views, other processes. Up to 512 bytes are compared whole, more by the 64 in the
            middle: one line of the cache, and one page, as weights may lie in a file
 
-Each comparison is one call of a function in C on lists made beforehand: some twenty microseconds
+Each comparison is one call of a function in C on lists made beforehand: some fifty microseconds
 for a hundred weights. All of them miss a write behind torch's back that spares the middle of a
 weight, and a change of a module's other attributes (its stride, its eps).
 """
