@@ -98,7 +98,7 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     name = str(getattr(node.target, "__name__", node.target))
     # A view may be of any argument: `einsum`'s first is text, others are given by name.
     if may_be_view(node.target if node.op == "call_function" else name):
-        return node.all_input_nodes
+        return [value for value in node.all_input_nodes if not is_size(value)]
     source = written_into(node)
     return [source] if isinstance(source, fx.Node) else []
 
