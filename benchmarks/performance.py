@@ -16,7 +16,7 @@ from nhwc.cli.bench import read
 from nhwc.machine.timing import Comparison
 from nhwc.render.bench_words import environment, label
 
-from . import aa, curve, published
+from . import aa, curve, gpu_tables, published
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -208,6 +208,15 @@ nhwc bench --suite apex
 ```"""
 
 
+GPU = """\
+Everything that needs a GPU, in nine minutes, with nothing to install. Its files go into
+benchmarks/results/gpu.
+
+```
+python -m benchmarks.gpu -o benchmarks/results/gpu
+```"""
+
+
 def _suite(path: Path) -> str:
     result = read(path)
     tables = [f"{environment(result)}."]
@@ -237,6 +246,7 @@ SECTIONS = (
     ("The blog's suite", BLOG, "blog.json", _published),
     ("Folding alone", FUSION, "fusion.json", _published),
     ("A training step", APEX, "apex.json", _published),
+    ("On a GPU", GPU, "gpu", gpu_tables.section),
     ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
