@@ -125,6 +125,19 @@ class Row:
             return None
         return Comparison(before.per_turn, after.per_turn)
 
+    @property
+    def isolates(self) -> bool:
+        """Whether folding was measured in NCHW too, apart from the gain of the layout."""
+        return self.measurement("fused_nchw") is not None
+
+    def shown(self, variant: str, baseline: str) -> Comparison | None:
+        """What a table shows: where folding is isolated, no gain that mixes layouts."""
+        first = variant
+        while before := find_engine(first).beyond:
+            first = before
+        mixes = first not in (variant, baseline)
+        return None if self.isolates and mixes else self.comparison(variant, baseline)
+
     def gain(self, variant: str) -> Comparison | None:
         """What the engine's own step gains: its time beside that of the engine one step before."""
         before = find_engine(variant).beyond

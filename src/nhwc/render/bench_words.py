@@ -51,6 +51,14 @@ def environment(result: Benchmark) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def compared(result: Benchmark) -> list[str]:
+    """The variants that a table compares with the baseline."""
+    others = [variant for variant in result.variants if variant != result.baseline]
+    if not any(row.isolates for row in result.rows):
+        return others
+    return [v for v in others if any(row.shown(v, result.baseline) for row in result.rows)]
+
+
 def steps(result: Benchmark) -> list[str]:
     """The variants that go one step beyond another one that was measured beside them."""
     return [variant for variant in result.variants if any(row.gain(variant) for row in result.rows)]
@@ -129,6 +137,9 @@ def short(case: Case, cases: list[Case]) -> str:
 
 def answer(row: Row, baseline: str) -> str:
     """Say in a sentence or two which variant is fastest, by how much, and how sure that is."""
+    if row.isolates:
+        # The steps stand alone below: the fastest variant owes its speed to several.
+        return ""
     best = min(row.measured, key=lambda m: m.median_s, default=None)
     found = row.comparison(best.variant, baseline) if best else None
     if best is None or found is None:
@@ -156,7 +167,7 @@ def answers(result: Benchmark) -> list[str]:
     if len(result.rows) == 1:
         lines = [answer(result.rows[0], result.baseline), *step_lines(result.rows[0])]
     else:
-        means = {v: result.geometric_mean(v) for v in result.variants if v != result.baseline}
+        means = {v: result.geometric_mean(v) for v in compared(result)}
         best_first = sorted((mean, label(v)) for v, mean in means.items() if not math.isnan(mean))
         named = ", ".join(f"{name} {times(mean)}" for mean, name in reversed(best_first))
         lines = [f"As fast as {label(result.baseline)}, geometric mean: {named}."] * bool(named)
