@@ -127,8 +127,10 @@ class Row:
 
     @property
     def isolates(self) -> bool:
-        """Whether folding was measured in NCHW too, apart from the gain of the layout."""
-        return self.measurement("fused_nchw") is not None
+        """Whether folding alone was measured, in NCHW too: layouts and folding, no other engine."""
+        names = {m.variant for m in self.measured}
+        plain = {"eager", "channels_last"}
+        return "fused_nchw" in names and all(find_engine(n).beyond for n in names - plain)
 
     def shown(self, variant: str, baseline: str) -> Comparison | None:
         """What a table shows: where folding is isolated, no gain that mixes layouts."""
