@@ -16,7 +16,7 @@ from nhwc.cli.bench import read
 from nhwc.machine.timing import Comparison
 from nhwc.render.bench_words import environment, label
 
-from . import aa, curve
+from . import aa, curve, gpu_tables, published
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -36,8 +36,8 @@ def main() -> None:
     for batch, rows in by_batch(suite).items():
         parts.append(f"## Batch {batch}\n\n{engines(suite, rows)}\n\n{claims(rows, batch)}")
     for title, words, file, shown in SECTIONS:
-        if (RESULTS / file).exists():
-            parts.append(f"## {title}\n\n{words}\n\n{shown(RESULTS / file)}")
+        found = shown(RESULTS / file) if (RESULTS / file).exists() else NOTHING
+        parts.append(f"## {title}\n\n{words}\n\n{found}")
     PAGE.write_text("\n\n".join(parts) + "\n")
     print(f"wrote {PAGE}")
     before, _, rest = README.read_text().partition(BEGIN)
@@ -88,7 +88,8 @@ the others sleep. Columns are times as fast as eager NCHW. *Ahead* is the time o
 that is not nhwc over that of `nhwc optimize`, with its 99 % interval; *aim* is what it should
 become. Errors are the largest difference from a float64 run over that run's largest value.
 One processor did it all unless a section names another; batch 4, but for the VGGs, with slightly
-slower kernels than the rest.
+slower kernels than the rest. `nhwc fuse` is measured in channels last: what folding adds is its
+column over the one before, nothing at all for a VGG without batch norm.
 
 ![The icelake suite](icelake.png)
 
@@ -178,12 +179,54 @@ python -m benchmarks.where resnet18 resnet50 mobilenet_v2 mnasnet0_75 mnasnet1_3
 ```"""
 
 
+BLOG = """\
+The suite of the blog on channels last on CPUs: two images per core, all cores in one process.
+
+```
+python -m benchmarks.published    # ten minutes at most; again, and it goes on
+nhwc bench --suite blog           # the whole of it, with every engine
+```"""
+
+FUSION = """\
+The three numbers of the tutorial on a fuser in FX, and the same folding in channels last. Each gain
+is of one step: folded against unfolded in the same layout, scripted against folded. VGG11 has no
+batch norm: it is the control, where folding gains nothing.
+
+```
+python -m benchmarks.published
+nhwc bench --suite fusion
+```"""
+
+APEX = """\
+A training step of ResNet-50 in NCHW and in channels last. The tutorial had a V100, mixed precision
+and a batch of 200: `nhwc bench --suite apex --batch 200 --device cuda`. A processor that emulates
+bfloat16 is measured in float32.
+
+```
+python -m benchmarks.published
+nhwc bench --suite apex
+```"""
+
+
+GPU = """\
+Everything that needs a GPU, in nine minutes, with nothing to install. Its files go into
+benchmarks/results/gpu.
+
+```
+python -m benchmarks.gpu -o benchmarks/results/gpu
+```"""
+
+
 def _suite(path: Path) -> str:
     result = read(path)
     tables = [f"{environment(result)}."]
     for batch, rows in by_batch(result).items():
         tables.append(f"Batch {batch}:\n\n{engines(result, rows)}")
     return "\n\n".join(tables)
+
+
+def _published(path: Path) -> str:
+    return published.table(read(path))
 
 
 def _curve(path: Path) -> str:
@@ -200,12 +243,18 @@ SECTIONS = (
     ("Other models", OTHERS, "others.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
     ("Another processor", SLOWER, "icelake-slower.json", _suite),
+    ("The blog's suite", BLOG, "blog.json", _published),
+    ("Folding alone", FUSION, "fusion.json", _published),
+    ("A training step", APEX, "apex.json", _published),
+    ("On a GPU", GPU, "gpu", gpu_tables.section),
     ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
 )
-"""Further sections, each shown if measured: title, words, file of results, renderer."""
+"""Further sections: title, words, file of results, renderer."""
+
+NOTHING = "Nothing has been recorded yet."
 
 
 def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:

@@ -8,6 +8,7 @@ import pytest
 import nhwc._bench.engines
 from nhwc._bench import Benchmark
 from nhwc.cli import main
+from nhwc.machine.environment import available_cores
 
 from ..made_up import one, suite
 
@@ -59,9 +60,10 @@ def test_a_model_that_does_not_exist(capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ([], "name models or a suite, one of the two"),
-        (["resnet18", "--suite", "volta"], "name models or a suite, one of the two"),
-        (["--suite", "volta", "--amp"], "--amp does not go with --suite"),
+        ([], "name models, a suite, or models of a suite"),
+        (["resnet81", "--suite", "volta"], "the suite volta has no model 'resnet81'. Did you mean"),
+        (["--suite", "volta", "--train"], "--train does not go with --suite"),
+        (["--suite", "fusion", "--amp"], "does not follow torch.autocast. Leave --amp out"),
         (["resnet18", "--batch", "1,x"], "--batch '1,x' is no list of numbers"),
         (["resnet18", "--threads", "0"], "--threads 0 has a number below 1"),
         (["resnet18", "--variants", "warp"], "no variant is called 'warp'"),
@@ -181,3 +183,58 @@ def test_what_is_not_installed_is_named_once_before_any_work(monkeypatch, capsys
     assert main(["bench", "a", "--variants", "eager,x"]) == 0
     assert "Engine X" in capsys.readouterr().err
     assert asked[-1].variants == ("eager", "x")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The tasks that a command would measure, with its title; nothing is measured."""
+    seen = []
+
+    def measure(tasks, **settings):
+        seen.append((tasks, settings["title"]))
+        return one()
+
+    monkeypatch.setattr("nhwc.cli.bench.measure", measure)
+    return seen
+
+
+def test_one_model_of_a_suite_and_how_long_it_takes(asked, capsys):
+    assert main(["bench", "resnet18", "vgg11", "--suite", "blog", "--threads", "1"]) == 0
+    ((tasks, title),) = asked
+    assert [task.case.model for task in tasks] == ["resnet18", "vgg11"]
+    assert tasks[0].case.batch == 2 * available_cores()
+    assert str(tasks[0].published) == "1.30-1.80x"
+    assert title.startswith("blog: ")
+    # Four times the arithmetic takes longer, and the command says so before it begins.
+    assert tasks[1].expected_s > tasks[0].expected_s > 0
+    assert re.search(r"blog: 2 cases, about \d+ (s|min|h)", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "emulated", "amp", "said"),
+    [
+        ([], True, False, "so float32 is measured"),
+        ([], False, True, ""),
+        (["--amp"], True, True, "about ten times as long"),
+        (["--no-amp"], False, False, ""),
+    ],
+)
+def test_a_suite_says_its_precision(words, emulated, amp, said, asked, monkeypatch, capsys):
+    for place in ("nhwc._bench.suites", "nhwc.cli.bench"):
+        monkeypatch.setattr(f"{place}.emulates_bfloat16", lambda: emulated)
+    assert main(["bench", "mnasnet0_5", "--suite", "volta", "--threads", "1", *words]) == 0
+    ((tasks, title),) = asked
+    assert [task.case.amp for task in tasks] == [amp]
+    assert ("measured in float32" in title) is not amp
+    assert said in capsys.readouterr().err
+    # Only engines that follow autocast are asked to.
+    assert ("onnxruntime" in tasks[0].variants) is not amp
+
+
+def test_the_fusion_suite_compares_in_one_layout_at_a_time(asked):
+    assert main(["bench", "--suite", "fusion", "--threads", "1"]) == 0
+    ((tasks, _),) = asked
+    published, control = tasks
+    assert (published.published.before, published.published.after) == ("eager", "fused_nchw")
+    assert published.variants == ("eager", "fused_nchw", "fused_script", "channels_last", "fused")
+    assert (control.case.model, control.published) == ("vgg11", None)

@@ -1,6 +1,7 @@
 """Results as text, CSV, pictures and a page."""
 
 import csv
+import dataclasses
 import io
 import re
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from nhwc import InputError, MissingPackage
 from nhwc._bench import Benchmark, Case, Measurement, Row, compare
+from nhwc.render import bench_words as words
 from nhwc.render.bench_csv import FIELDS, bench_csv
 from nhwc.render.bench_html import bench_html
 from nhwc.render.bench_plot import bench_plot
@@ -25,7 +27,7 @@ def test_one_case_as_text():
     assert fastest_first == [
         "nhwc optimize",
         "ONNX Runtime",
-        "nhwc fuse",
+        "nhwc fuse, channels last",
         "eager channels last",
         "eager NCHW",
     ]
@@ -38,6 +40,65 @@ def test_one_case_as_text():
     assert "channels last: clean" in text
     assert "  OpenVINO: not installed: pip install 'nhwc[engines]'" in text
     assert lines[-1] == "Test CPU AVX2, 2 cores, torch 2.13.0, ONNX Runtime 1.31.1"
+
+
+def fusion():
+    """A model with batch norms, and one without, where only the layout gains."""
+    speeds = {
+        "eager": 1.0, "fused_nchw": 0.8, "fused_script": 0.76, "channels_last": 0.7, "fused": 0.56,
+    }  # fmt: skip
+    plain = {**speeds, "fused_nchw": 1.0, "fused_script": 1.0, "fused": 0.7}
+    folded = {"resnet18": (speeds, 20), "vgg11": (plain, 0)}
+    rows = [row(Case(name, ((10, 3, 224, 224),), 2), folded[name][0]) for name in folded]
+    rows = [
+        dataclasses.replace(
+            made,
+            measurements=tuple(
+                dataclasses.replace(m, folded=folded[made.case.model][1], left=0)
+                if m.variant in ("fused", "fused_nchw")
+                else m
+                for m in made.measurements
+            ),
+        )
+        for made in rows
+    ]
+    return Benchmark(HERE, tuple(rows), title="fusion: a title")
+
+
+def test_folding_is_told_apart_from_the_layout():
+    result = fusion()
+    text = bench_text(dataclasses.replace(result, rows=result.rows[:1]))
+    assert re.search(r"folding, NCHW: 1.2\dx as fast as eager NCHW .*; folded 20 batch norms", text)
+    assert re.search(r"folding, channels last: 1.2\dx as fast as eager channels last", text)
+    assert re.search(r"jit.script, NCHW: 1.05x as fast as nhwc fuse, NCHW", text)
+    both = bench_text(result)
+    assert "Nothing was folded in vgg11: no batch norm." in both
+    assert re.search(r"vgg11 +50\.0 +1\.43x +1\.00x +1\.00x +1\.00x", both)
+    lines = list(csv.DictReader(io.StringIO(bench_csv(result))))
+    (vgg,) = [x for x in lines if x["model"] == "vgg11" and x["variant"] == "fused"]
+    assert float(vgg["speedup"]) == pytest.approx(1 / 0.7, rel=0.02)
+    assert float(vgg["step_gain"]) == pytest.approx(1, rel=0.02)
+    assert (vgg["folded"], vgg["left"]) == ("0", "0")
+    assert any("Nothing was folded in vgg11" in line for line in words.answers(result))
+
+
+def test_no_table_compares_two_layouts_where_folding_is_isolated():
+    result = fusion()
+    (resnet, _) = result.rows
+    assert resnet.shown("fused", "eager") is None
+    assert resnet.shown("fused_script", "eager") is not None
+    assert resnet.shown("fused", "channels_last") is not None
+    # Speeds of 1.79 are those of fused channels last against eager NCHW.
+    single = dataclasses.replace(result, rows=(resnet,))
+    pictures = [word for made in (result, single) for word in drawn(made)[1]]
+    for text in (bench_text(result), bench_text(single), " ".join(pictures)):
+        assert "1.2" in text
+        assert not re.search(r"1\.(7[789]|8[01])x", text)
+    assert "1.7" not in " ".join(words.answers(result))
+    # Beside other engines, each is compared with the baseline, as always.
+    everything = (*resnet.measurements, measured("optimized", 0.01))
+    usual = dataclasses.replace(resnet, measurements=everything)
+    assert usual.shown("fused", "eager") == usual.comparison("fused", "eager")
 
 
 def test_many_cases_as_text():
@@ -71,7 +132,7 @@ def test_tables_are_no_wider_than_the_terminal_and_lose_no_column(result, wide, 
         ({"eager": 1.0, "fused": 1.3}, 0.002, "Nothing is faster than eager NCHW here."),
         ({"eager": 1.0, "fused": 0.999}, 0.002, "Nothing is faster than eager NCHW here."),
         ({"eager": 1.0, "fused": 0.9}, 0.5, "too noisy to tell whether anything beats"),
-        ({"eager": 1.0, "fused": 0.5}, 0.002, "nhwc fuse is fastest: 2.0"),
+        ({"eager": 1.0, "fused": 0.5}, 0.002, "nhwc fuse, channels last is fastest: 2.0"),
     ],
 )
 def test_the_answer_claims_no_more_than_was_measured(speeds, noise, answer):
@@ -84,7 +145,10 @@ def test_a_disturbed_machine_is_named():
     case = Case("net", ((1, 3, 8, 8),), 1)
     calm, wild = measured("eager", 1.0), measured("fused", 0.5, noise=0.5)
     text = bench_text(Benchmark(HERE, (Row(case, (calm, wild)),)))
-    assert "Noisy: 1 of 2 measurements spread by more than 15%, nhwc fuse on net by" in text
+    assert (
+        "Noisy: 1 of 2 measurements spread by more than 15%, nhwc fuse, channels last on net by"
+        in text
+    )
     assert "Noisy" not in bench_text(one())
 
 

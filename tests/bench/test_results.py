@@ -8,6 +8,7 @@ import pytest
 
 from nhwc import FileError, InputError
 from nhwc._bench import SUITES, Benchmark, Case, Published, Row, compare
+from nhwc._bench.forecast import GFLOP
 
 from ..made_up import HERE, measured, one, row, suite
 
@@ -119,7 +120,8 @@ def test_suites_name_models_that_exist():
 
     known = set(import_torchvision().models.list_models())
     for offered in SUITES:
-        assert set(offered.models) <= known
+        assert {*offered.models, *offered.controls} <= known
+        assert {*offered.models, *offered.controls} <= set(GFLOP)
         assert len(set(offered.models)) == len(offered.models)
     assert {s.name: len(s.models) for s in SUITES} == {
         "volta": 28,

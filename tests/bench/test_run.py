@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc._bench import Benchmark, Case, Task, paired, run
+from nhwc._bench import Benchmark, Case, Task, paired, run, worker
 from nhwc._bench.engines import ENGINES, find_engine
 from nhwc._bench.engines.engine import Engine
 
@@ -172,6 +172,32 @@ def test_mixed_precision(zoo):
         (row,) = measure(zoo("net"), variants=(*PLAIN, "jit"), amp=True, train=train).rows
         assert len(row.measured) == 2, row
         assert row.measurements[2].failure in ("inference only", "does not follow torch.autocast")
+
+
+def test_folding_is_measured_in_each_layout_and_counted(zoo):
+    variants = ("eager", "fused_nchw", "fused_script", "channels_last", "fused")
+    (row,) = measure(zoo("net"), variants=variants).rows
+    assert [m.failure for m in row.measurements] == [""] * 5
+    counts = {m.variant: (m.folded, m.left) for m in row.measured}
+    assert counts["fused"] == counts["fused_nchw"] == (1, 0)
+    assert counts["eager"] == counts["fused_script"] == (None, None)
+    for variant, before in (
+        ("fused_nchw", "eager"), ("fused_script", "fused_nchw"), ("fused", "channels_last"),
+    ):  # fmt: skip
+        assert row.gain(variant) == row.comparison(variant, before) is not None
+    assert row.gain("eager") is None
+
+
+@pytest.mark.parametrize(("seconds", "untimed"), [(0.0, 1), (2.0, 0)])
+def test_a_slow_call_is_not_made_for_warmth(seconds, untimed, monkeypatch):
+    calls = []
+    monkeypatch.setattr(worker, "timer_for", lambda device: lambda call: call() or seconds)
+    running = worker.Running(lambda: calls.append(1), "cpu", None)
+    assert running.pace() == seconds
+    assert running.warm_calls == untimed
+    calls.clear()
+    assert running.burst(2) == [seconds] * 2
+    assert len(calls) == 2 + untimed
 
 
 def made_rows(monkeypatch):

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +18,11 @@ from nhwc._train import (
     Trainer,
     evaluate,
     load_checkpoint,
-    precision,
     remarks,
     synthetic,
     train,
 )
+from nhwc.machine.bfloat16 import emulates_bfloat16
 
 from ..processor import needing
 from .training_nets import FILE, command, drops, environment, image_set, plain, volume
@@ -253,8 +254,8 @@ def test_whether_bfloat16_is_emulated_is_asked_of_the_machine(
     capability, flags, emulated, monkeypatch
 ):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(precision.Path, "read_text", lambda path: f"flags\t\t: {flags}\n")
-    assert precision.emulates_bfloat16() is emulated
+    monkeypatch.setattr(Path, "read_text", lambda path: f"flags\t\t: {flags}\n")
+    assert emulates_bfloat16() is emulated
     said = remarks(volume(), Recipe(amp=True), torch.device("cpu"))
     assert any("bfloat16 is emulated" in line for line in said) is emulated
     assert remarks(volume(), Recipe(channels_last=True), torch.device("cpu")) == []

@@ -43,6 +43,30 @@ def test_synthetic_batches_print_the_line_and_write_nothing(folder, capsys):
     assert [path.name for path in folder.parent.iterdir()] == ["images"]
 
 
+# The words of the channels-last tutorial, which are those of apex's main_amp.py: DIR last.
+PUBLISHED = ["--b", "6", "--workers", "0", "--opt-level", "O2", "--channels-last", "true"]
+
+
+@pytest.mark.parametrize(
+    ("words", "layout"),
+    [
+        (PUBLISHED, "channels last, bfloat16"),
+        (PUBLISHED[:-1], "channels last, bfloat16"),
+        ([*PUBLISHED[:-1], "False"], "contiguous, bfloat16"),
+        ([*PUBLISHED[:5], "O0"], "contiguous, float32"),
+        ([*PUBLISHED[:5], "O1"], "contiguous, bfloat16"),
+    ],
+)
+def test_the_published_command_is_understood(words, layout, folder, capsys):
+    tiny = ["-a", NET, "--size", "12", "--lr", "0.01", "--max-batches", "1", "--epochs", "1"]
+    assert run(*tiny, "-o", "out", *words, folder) == 0
+    err = capsys.readouterr().err
+    assert f"{layout}, batch 6; " in err
+    level = words[5]
+    assert f"note: --opt-level {level} of apex means " in err
+    assert ("means --amp: " in err) is (level != "O0")
+
+
 def test_a_folder_of_images_trains_evaluates_and_saves(folder, capsys):
     assert run(folder, *QUICK, "--epochs", 2, "--plot", "run.svg") == 0
     out, err = capsys.readouterr()
@@ -130,6 +154,9 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--checkpoint-every", "0"], "--checkpoint-every: 0 is too small"),
         (["images", "--workers", "-1"], "--workers: -1 is too small"),
         (["images", "--max-batches", "0"], "--max-batches: 0 is too small"),
+        (["images", "--channels-last", "maybe"], "--channels-last 'maybe' is neither true nor"),
+        (["images", "--opt-level", "O3"], "invalid choice: 'O3'"),
+        (["images", "--opt-level", "O0", "--amp"], "--opt-level O0 is float32, and --amp is not"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_status_2(folder, capsys, words, said):

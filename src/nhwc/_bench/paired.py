@@ -38,6 +38,17 @@ class Task:
     case: Case
     variants: tuple[str, ...]
     published: Published | None = None
+    expected_s: float = 1.0
+    """What it is thought to take; beside those of other tasks, its share of the whole."""
+
+
+def calls_in_a_turn(call_s: float) -> int:
+    """How many calls make a turn: a tenth of a second's worth, `MOST_CALLS` at most.
+
+    >>> calls_in_a_turn(0.01), calls_in_a_turn(3.0)
+    (10, 1)
+    """
+    return max(1, min(MOST_CALLS, round(BURST_S / call_s)))
 
 
 @dataclass
@@ -71,12 +82,12 @@ class _Side:
 
     @property
     def calls(self) -> int:
-        """The number of calls in a turn: a tenth of a second's worth, `MOST_CALLS` at most."""
-        return max(1, min(MOST_CALLS, round(BURST_S / float(self.facts["seconds"]))))
+        return calls_in_a_turn(float(self.facts["seconds"]))
 
     @property
     def turn_s(self) -> float:
-        return float((self.calls + 1) * self.facts["seconds"]) + REST_S
+        calls = self.calls + self.facts["warm_calls"]
+        return float(calls * self.facts["seconds"]) + REST_S
 
     def measurement(self, rounds: int) -> Measurement:
         if not self.failure and rounds == 0:
@@ -90,6 +101,8 @@ class _Side:
             peak_bytes=self.facts.get("peak_bytes"),
             error=self.facts["error"],
             version=self.facts["version"],
+            folded=self.facts.get("folded"),
+            left=self.facts.get("left"),
         )
 
 

@@ -54,6 +54,7 @@ class Measurement:
     `error` is the largest difference from a float64 run, divided by that run's largest value; a
     variant with a larger error than the case allows is not timed. `peak_bytes` is the peak while
     it runs, less the memory held before the model was built; the peak of set-up does not count.
+    `folded` and `left` count the batch norms of an engine whose step is to fold them.
     """
 
     variant: str
@@ -63,6 +64,8 @@ class Measurement:
     error: float = math.nan
     version: str = ""
     failure: str = ""
+    folded: int | None = None
+    left: int | None = None
 
     @property
     def samples(self) -> Samples:
@@ -121,6 +124,26 @@ class Row:
         if before is None or after is None:
             return None
         return Comparison(before.per_turn, after.per_turn)
+
+    @property
+    def isolates(self) -> bool:
+        """Whether folding alone was measured, in NCHW too: layouts and folding, no other engine."""
+        names = {m.variant for m in self.measured}
+        plain = {"eager", "channels_last"}
+        return "fused_nchw" in names and all(find_engine(n).beyond for n in names - plain)
+
+    def shown(self, variant: str, baseline: str) -> Comparison | None:
+        """What a table shows: where folding is isolated, no gain that mixes layouts."""
+        first = variant
+        while before := find_engine(first).beyond:
+            first = before
+        mixes = first not in (variant, baseline)
+        return None if self.isolates and mixes else self.comparison(variant, baseline)
+
+    def gain(self, variant: str) -> Comparison | None:
+        """What the engine's own step gains: its time beside that of the engine one step before."""
+        before = find_engine(variant).beyond
+        return self.comparison(variant, before) if before else None
 
     def best(self, *, ours: bool) -> Measurement | None:
         """The fastest of nhwc's own variants, or the fastest of all others."""

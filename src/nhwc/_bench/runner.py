@@ -100,14 +100,17 @@ def run(
         _check(task)
     result = _begin(tasks, title, done)
     kept = {row.case: row for row in result.rows}
-    missing = [task for task in tasks if not _holds(kept.get(task.case), task)]
+    missing = _missing(tasks, result)
+    whole_s = sum(task.expected_s for task in missing)
     start = time.perf_counter()
     for position, task in enumerate(missing):
+        before_s = sum(earlier.expected_s for earlier in missing[:position])
 
-        def tell(doing: str, share: float, task: Task = task, position: int = position) -> None:
+        def tell(doing: str, share: float, task: Task = task, before_s: float = before_s) -> None:
             if progress:
-                whole = (position + share) / len(missing)
-                progress(Progress(task.case, doing, whole, time.perf_counter() - start))
+                done_s = before_s + share * task.expected_s
+                elapsed_s = time.perf_counter() - start
+                progress(Progress(task.case, doing, done_s / whole_s, elapsed_s))
 
         own = (sent or {}).get(task.case.model, b"")
         row, interrupted = measure(task, seconds=seconds, sent=own, progress=tell)
@@ -121,6 +124,16 @@ def run(
         if interrupted:
             return result
     return dataclasses.replace(result, interrupted=False)
+
+
+def left_to_do(tasks: Sequence[Task], done: Benchmark | None) -> list[Task]:
+    """The tasks that a run that goes on from `done` will measure."""
+    return _missing(tasks, _begin(tasks, "", done))
+
+
+def _missing(tasks: Sequence[Task], result: Benchmark) -> list[Task]:
+    kept = {row.case: row for row in result.rows}
+    return [task for task in tasks if not _holds(kept.get(task.case), task)]
 
 
 def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchmark:

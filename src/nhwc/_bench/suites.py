@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import InputError
+from ..machine.bfloat16 import emulates_bfloat16
 from ..machine.environment import available_cores
+from .engines import find_engine
 from .paired import Task
 from .results import Case, Published
 
@@ -44,7 +48,9 @@ _ICELAKE = (
 class Suite:
     """Models with one published claim about them all; the sources give ranges, no single figures.
 
-    `per_core`, where set, makes the batch that many images per core of the machine.
+    `per_core`, where set, makes the batch that many images per core of the machine. The claim does
+    not hold for `controls`: what it is about is missing in them. `also` are variants that the
+    source shows beside those of the claim.
     """
 
     name: str
@@ -55,29 +61,69 @@ class Suite:
     per_core: int = 0
     train: bool = False
     amp: bool = False
+    controls: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """What the source compares."""
+        return (self.published.before, self.published.after, *self.also)
+
+    def chosen_models(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the models of the suite that are named, or all."""
+        everything = (*self.models, *self.controls)
+        for name in names:
+            if name not in everything:
+                near = difflib.get_close_matches(name, everything, n=3)
+                hint = f"Did you mean {', '.join(near)}?" if near else f"Try {everything[0]}."
+                raise InputError(f"the suite {self.name} has no model {name!r}. {hint}")
+        return tuple(dict.fromkeys(names)) or everything
+
+    def precision(self, amp: bool | None, device: str) -> bool:
+        """Whether to measure in mixed precision: as asked, or as published where that means much.
+
+        A processor that emulates bfloat16 would time the emulation, which takes ten times as long.
+        """
+        if amp is None:
+            return self.amp and not (device == "cpu" and emulates_bfloat16())
+        for variant in self.variants if amp else ():
+            engine = find_engine(variant)
+            if not engine.autocasts:
+                raise InputError(
+                    f"--amp has no meaning beside --suite {self.name}: {engine.label}, which is "
+                    "part of it, does not follow torch.autocast. Leave --amp out."
+                )
+        return amp
+
+    def title(self, amp: bool) -> str:
+        """Name and claim, and the precision where it is not the published one."""
+        words = ("in float32", "in mixed precision")[amp]
+        return f"{self.name}: {self.about}" + f"; measured {words}" * (amp is not self.amp)
 
     def tasks(
         self,
         variants: Sequence[str],
         *,
+        models: Sequence[str] = (),
         batches: Sequence[int] = (),
         threads: Sequence[int] = (),
+        amp: bool | None = None,
         device: str = "cpu",
         seed: int = 0,
     ) -> list[Task]:
         """Return every model at every batch and thread count, with the claim's variants added."""
-        claimed = (self.published.before, self.published.after)
-        chosen = tuple(dict.fromkeys((*claimed, *variants)))
+        chosen = tuple(dict.fromkeys((*self.variants, *variants)))
         own = (self.per_core * available_cores() if self.per_core else self.batch,)
+        mixed = self.precision(amp, device)
         return [
             Task(
-                Case(model, ((batch, 3, side, side),), count, self.train, self.amp, device, seed),
+                Case(model, ((batch, 3, side, side),), count, self.train, mixed, device, seed),
                 chosen,
-                self.published,
+                None if model in self.controls else self.published,
             )
             for count in threads or (available_cores(),)
             for batch in batches or own
-            for model in self.models
+            for model in self.chosen_models(models)
             for side in (299 if model == "inception_v3" else 224,)
         ]
 
@@ -92,6 +138,7 @@ SUITES = (
         "channels last gains 8-35 % (Volta GPU, mixed precision)",
         _VOLTA,
         _layout(1.08, 1.35, TUTORIAL),
+        amp=True,
     ),
     Suite(
         "icelake",
@@ -108,10 +155,12 @@ SUITES = (
     ),
     Suite(
         "fusion",
-        "folding batch norm makes ResNet-18 faster (no figure given)",
+        "folding batch norm makes ResNet-18 faster, jit.script too (no figures given)",
         ("resnet18",),
-        Published(None, None, "eager", "fused", FX_TUTORIAL),
+        Published(None, None, "eager", "fused_nchw", FX_TUTORIAL),
         batch=10,
+        controls=("vgg11",),
+        also=("fused_script", "channels_last", "fused"),
     ),
     Suite(
         "apex",

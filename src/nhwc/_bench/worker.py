@@ -33,7 +33,10 @@ from .step import Step, autocast
 from .truth import Truth, find_truth
 
 WARMUP = 2
-"""Calls after the first one that are timed only to plan the turns."""
+"""Calls after the first ones that are timed only to plan the turns."""
+
+SLOW_S = 1.0
+"""A call that takes longer gains nothing from warm caches: it has no untimed one before it."""
 
 
 class WrongOutput(Exception):
@@ -47,14 +50,25 @@ class Running:
     call: Callable[[], Any]
     device: str
     resident_before: int | None
+    warm_calls: int = 0
+    """Untimed calls at the start of a turn: another engine's turn has left the caches cold."""
 
-    def burst(self, calls: int) -> dict[str, Any]:
-        """Time `calls` calls in a row, after an untimed one that warms the caches."""
+    def pace(self) -> float:
+        """Return the seconds of a call, and decide whether a turn has to warm the caches."""
+        first = min(self.burst(1))
+        if first > SLOW_S:
+            return first
+        self.warm_calls = 1
+        return min(self.burst(WARMUP))
+
+    def burst(self, calls: int) -> list[float]:
+        """Time `calls` calls in a row."""
         seconds = timer_for(self.device)
         training = isinstance(self.call, Step)
         with contextlib.nullcontext() if training else torch.inference_mode():
-            self.call()
-            return {"seconds": [seconds(self.call) for _ in range(calls)]}
+            for _ in range(self.warm_calls):
+                self.call()
+            return [seconds(self.call) for _ in range(calls)]
 
     def finish(self) -> dict[str, Any]:
         peak = peak_bytes(self.device)
@@ -142,11 +156,14 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
         raise WrongOutput(f"wrong output: error {error:.1e}, allowed is {truth.allowed:.1e}")
     # Only what the engine itself holds on to should count in its memory.
     del built.model, source, output, truth
+    answer: dict[str, Any] = {"setup_s": setup_s, "error": error, "version": engine.version}
+    if engine.folding is not None:
+        answer |= vars(engine.folding(function))
+    del function
     running = Running(call, case.device, built.resident_before)
     reset_peak(case.device)
-    seconds = running.burst(WARMUP)["seconds"]
-    answer = {"setup_s": setup_s, "error": error, "seconds": min(seconds)}
-    return running, {**answer, "version": engine.version}
+    answer["seconds"] = running.pace()
+    return running, {**answer, "warm_calls": running.warm_calls}
 
 
 def _inference(function: Callable[..., Any], arguments: tuple[Any, ...], case: Case) -> Any:
@@ -196,7 +213,7 @@ def serve(link: Connection) -> None:
                 elif request["do"] == "prepare" and built:
                     running, answer = prepare(built, request)
                 elif request["do"] == "burst" and running:
-                    answer = running.burst(request["calls"])
+                    answer = {"seconds": running.burst(request["calls"])}
                 elif request["do"] == "finish" and running:
                     answer = running.finish()
             except Exception as error:

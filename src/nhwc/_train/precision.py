@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
 from ..formats import CHANNELS_LAST_OF, convert_, format_of, to_format
+from ..machine.bfloat16 import emulates_bfloat16
 from .recipe import Recipe
 
 KINDS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""The names by which Linux lists a processor's own arithmetic on bfloat16."""
-
-_NARROW = ("DEFAULT", "AVX2")
-"""The capabilities of torch without such instructions, whatever the processor has."""
 
 
 def remarks(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]:
@@ -42,17 +35,6 @@ def remarks(model: nn.Module, recipe: Recipe, device: torch.device) -> list[str]
             "answers contiguous, and the next layer pays to convert"
         )
     return lines
-
-
-def emulates_bfloat16() -> bool:
-    """Whether this processor computes bfloat16 by way of float32, as far as the system tells."""
-    if torch.backends.cpu.get_cpu_capability() in _NARROW:
-        return True
-    try:
-        words = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
-    return not words & _BF16_FLAGS
 
 
 def losing_convolutions(model: nn.Module, dtype: torch.dtype) -> list[str]:

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from .._bench import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
-from .._bench.engines import ALL, ENGINES, QUICK, Engine, chosen
+from .._bench.engines import ALL, ENGINES, QUICK, Engine, chosen, find_engine
+from .._bench.forecast import forecast
 from .._bench.results import Case
-from .._bench.runner import SECONDS
+from .._bench.runner import SECONDS, left_to_do
 from .._bench.runner import run as measure
 from ..errors import FileError, InputError
+from ..machine.bfloat16 import emulates_bfloat16
 from ..machine.environment import available_cores
 from ..render.bench_csv import bench_csv
 from ..render.bench_engines_text import engines_text, missing_text
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
+from ..render.text import plural
 from .common import add_seed, check_fits, parse_device, parse_shape
 from .extras import check_models
 from .outputs import (
@@ -31,7 +34,7 @@ from .outputs import (
     write_file,
     write_output,
 )
-from .progress import ProgressLine, note
+from .progress import ProgressLine, duration, note
 from .values import MOST, number
 
 FORMATS = ("text", "json", "csv", "html")
@@ -60,7 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N,...", help="batch sizes, one after the other")
     parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")
     parser.add_argument("--train", action="store_true", help="a training step, not inference")
-    parser.add_argument("--amp", action="store_true", help="in mixed precision")
+    parser.add_argument(
+        "--amp",
+        action=argparse.BooleanOptionalAction,
+        help="in mixed precision, or not (default: as the suite was published, else not)",
+    )
     parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add_seed(parser)
@@ -114,6 +121,11 @@ def run_bench(args: argparse.Namespace) -> int:
                 write_file(args.output, _json(result.to_dict()).encode())
 
     done = _done(args, format)
+    if args.suite:
+        tasks = forecast(tasks, seconds=args.seconds)
+        _told_how_long(args, tasks, done)
+    if args.amp and args.device == "cpu" and emulates_bfloat16():
+        note("bfloat16 is emulated on this processor, which takes about ten times as long.")
     if missing := _missing(args, tasks):
         note(missing_text(missing))
     # SIGTERM does what Ctrl-C does: the command ends with what was measured so far.
@@ -170,9 +182,9 @@ def read(path: Path) -> Benchmark:
 
 
 def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
-    if bool(args.models) == bool(args.suite):
+    if not args.models and not args.suite:
         raise InputError(
-            "name models or a suite, one of the two. Try: nhwc bench resnet50, "
+            "name models, a suite, or models of a suite. Try: nhwc bench resnet50, "
             "or: nhwc bench --suite icelake"
         )
     parse_device(args.device)
@@ -180,7 +192,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
     threads = _numbers(args.threads, "--threads", most=MOST)
     if args.suite:
         suite = next(suite for suite in SUITES if suite.name == args.suite)
-        return _suite_tasks(args, suite, batches, threads), f"{suite.name}: {suite.about}"
+        return _suite_tasks(args, suite, batches, threads)
     shape = parse_shape(args.input or ("4x3x224x224" if args.train else "1x3x224x224"))
     chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
     check_models(args.models)
@@ -193,7 +205,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
                 shapes=((batch, *shape[1:]),),
                 threads=count,
                 train=args.train,
-                amp=args.amp,
+                amp=bool(args.amp),
                 device=args.device,
                 seed=args.seed,
                 weights=args.weights,
@@ -209,19 +221,38 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
 
 def _suite_tasks(
     args: argparse.Namespace, suite: Suite, batches: tuple[int, ...], threads: tuple[int, ...]
-) -> list[Task]:
-    for option in ("input", "weights", "train", "amp"):
+) -> tuple[list[Task], str]:
+    for option in ("input", "weights", "train"):
         if getattr(args, option):
             raise InputError(f"--{option} does not go with --suite, which says so itself.")
-    chosen = _variants(args, () if suite.train else QUICK)
-    check_models(suite.models)
-    return suite.tasks(
+    models = suite.chosen_models(args.models)
+    amp = suite.precision(args.amp, args.device)
+    quick = () if suite.train or suite.also else QUICK
+    chosen = _variants(args, tuple(v for v in quick if not amp or find_engine(v).autocasts))
+    check_models(models)
+    tasks = suite.tasks(
         chosen,
+        models=models,
         batches=batches,
         threads=threads,
+        amp=amp,
         device=args.device,
         seed=args.seed,
     )
+    if args.amp is None and amp is not suite.amp:
+        note(
+            f"{suite.name} was published in mixed precision; this processor emulates bfloat16, so "
+            "float32 is measured. --amp measures bfloat16 all the same."
+        )
+    return tasks, suite.title(amp)
+
+
+def _told_how_long(args: argparse.Namespace, tasks: list[Task], done: Benchmark | None) -> None:
+    """Say how long a suite will take."""
+    left = left_to_do(tasks, done)
+    expected_s = sum(task.expected_s for task in left)
+    cases = plural(len(left), "case")
+    note(f"{args.suite}: {cases}, about {duration(expected_s)}. Ctrl-C keeps what was measured.")
 
 
 def _variants(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:

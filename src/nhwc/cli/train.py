@@ -43,6 +43,10 @@ from .screen import OnceEach, Screen, headline
 from .values import MANY, MOST, SEEDS, whole
 
 RATES = {"sgd": 0.1, "adamw": 1e-3}
+LEVELS = ("O0", "O1", "O2")
+"""The levels of apex that have a meaning here; its O3 computes in half precision alone."""
+
+SWITCH = {"true": True, "false": False}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     speed = parser.add_argument_group("speed")
     add = speed.add_argument
-    add("--channels-last", action="store_true", help="weights and images in channels last")
+    add(
+        "--channels-last",
+        metavar="true|false",
+        nargs="?",
+        const="true",
+        help="weights and images in channels last",
+    )
     add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on the CPU")
+    add("--opt-level", choices=LEVELS, help="of apex: O1 and O2 are --amp here, O0 is float32")
     add("--amp-dtype", choices=PRECISIONS, help="the other one")
     add("--compile", action="store_true", help="torch.compile the model")
     add("--device", help="default cuda where there is one, else cpu")
@@ -119,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    habits = _read_habits(args)
     check_plot(args.plot)
     check_outputs(args.plot, reads=(args.arch, args.weights, args.resume))
     check_folder(_folder(args))
@@ -138,11 +150,32 @@ def run(args: argparse.Namespace) -> int:
         )
         if rank_and_world()[0] == 0:
             note(headline(args.arch, model, recipe, args.batch_size, device))
+            if habits:
+                note(f"note: {habits}")
             for line in remarks(model, recipe, device):
                 note(f"note: {line}")
         if args.evaluate:
             return _evaluate(args, model, data, recipe, device)
         return _train(args, model, data, recipe, device)
+
+
+def _read_habits(args: argparse.Namespace) -> str:
+    """Understand the published commands, those of apex's main_amp.py; say what they mean here."""
+    word = args.channels_last
+    if word is not None and word.lower() not in SWITCH:
+        # The option takes what follows it, which may well be the folder.
+        if args.data is not None:
+            raise InputError(f"--channels-last {word!r} is neither true nor false.")
+        args.data, word = word, "true"
+    args.channels_last = word is not None and SWITCH[word.lower()]
+    level = args.opt_level
+    if level is None:
+        return ""
+    if level == "O0" and args.amp:
+        raise InputError("--opt-level O0 is float32, and --amp is not. Leave one of them out.")
+    args.amp = level != "O0"
+    means = "float32" if level == "O0" else "--amp: float32 weights, torch.amp per operator"
+    return f"--opt-level {level} of apex means {means}"
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:

@@ -7,12 +7,25 @@ import io
 import math
 
 from .._bench import Benchmark, Measurement, Row
+from .._bench.engines import find_engine
 
 FIELDS = (
     *("model", "batch", "input", "threads", "train", "amp", "device", "variant", "version"),
     *("median_s", "lower_quartile_s", "upper_quartile_s", "per_second"),
     *("speedup", "speedup_low", "speedup_high", "verdict"),
-    *("setup_s", "peak_bytes", "error", "propagation", "published", "judgement", "failure"),
+    *(
+        "step",
+        "step_gain",
+        "folded",
+        "left",
+        "setup_s",
+        "peak_bytes",
+        "error",
+        "propagation",
+        "published",
+        "judgement",
+        "failure",
+    ),
 )
 
 
@@ -60,6 +73,11 @@ def _measured(row: Row, measurement: Measurement, baseline: str) -> dict[str, ob
         "peak_bytes": "" if measurement.peak_bytes is None else measurement.peak_bytes,
         "error": "" if math.isnan(measurement.error) else measurement.error,
     }
+    gain = row.gain(measurement.variant)
+    if gain is not None:
+        values |= {"step": find_engine(measurement.variant).step, "step_gain": gain.ratio}
+    if measurement.folded is not None:
+        values |= {"folded": measurement.folded, "left": measurement.left}
     found = row.comparison(measurement.variant, baseline)
     if found is not None:
         values |= {"speedup": found.ratio, "verdict": found.verdict}

@@ -47,7 +47,7 @@ def _row(row: Row, result: Benchmark) -> dict[str, Any]:
 
 
 def _variant(row: Row, m: Measurement, baseline: str) -> dict[str, Any]:
-    found = row.comparison(m.variant, baseline)
+    found = row.shown(m.variant, baseline)
     quartiles = " - ".join(words.bare_ms(second) for second in m.samples.quartiles_s)
     return {
         "variant": m.variant,

@@ -95,8 +95,9 @@ def _bars(panel: list[Row], result: Benchmark) -> list[Bar]:
 def _one(row: Row, baseline: str) -> list[Bar]:
     bars: list[Bar] = []
     slowest_first = sorted(row.measured, key=lambda m: -m.median_s)
+    slowest_first = [m for m in slowest_first if row.shown(m.variant, baseline)]
     for place, m in enumerate(slowest_first):
-        found = row.comparison(m.variant, baseline)
+        found = row.shown(m.variant, baseline)
         assert found is not None
         text = f"{words.times(found.ratio)}   {words.bare_ms(m.median_s)} ms"
         bars.append((words.label(m.variant), float(place), found, _colour(m.variant), text))
@@ -105,6 +106,8 @@ def _one(row: Row, baseline: str) -> list[Bar]:
 
 def _group(row: Row, baseline: str) -> list[tuple[Comparison, str, str]]:
     """The plain recipe, the best of the others by name, and the best of ours on top."""
+    if row.isolates:
+        return _steps(row)
     chosen = []
     plain, peer, own = "channels_last", row.best(ours=False), row.best(ours=True)
     for variant, colour in (
@@ -116,6 +119,17 @@ def _group(row: Row, baseline: str) -> list[tuple[Comparison, str, str]]:
         if found:
             name = f" {words.label(variant)}" if colour == PEER else ""
             chosen.append((found, colour, words.times(found.ratio) + name))
+    return chosen
+
+
+def _steps(row: Row) -> list[tuple[Comparison, str, str]]:
+    """What folding gains in each layout, each against the same layout."""
+    chosen = []
+    for variant in ("fused", "fused_nchw"):
+        found = row.gain(variant)
+        if found:
+            text = f"{words.times(found.ratio)} {words.step(variant)}"
+            chosen.append((found, _colour(variant), text))
     return chosen
 
 
@@ -163,7 +177,9 @@ def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
     axis.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
-    axis.set_xlabel(f"times as fast as {words.label(result.baseline)}")
+    steps = not single and all(row.isolates for row in panel)
+    against = "the same layout without the step" if steps else words.label(result.baseline)
+    axis.set_xlabel(f"times as fast as {against}")
     if not single:
         axis.set_title(_setting(panel), loc="left", fontsize=10, color=FAINT, pad=16)
 
@@ -197,6 +213,8 @@ def _title(result: Benchmark, cases: list[Case]) -> str:
 def _legend(result: Benchmark) -> str:
     if len(result.rows) == 1:
         return "longer is faster; lines are 99 % intervals; measured in turns, a process each"
+    if all(row.isolates for row in result.rows):
+        return "what folding alone gains; lines are 99 % intervals; measured in turns"
     return (
         "per row: nhwc (green), the best of the others (light grey), plain channels last (dark "
         "grey); lines are 99 % intervals"

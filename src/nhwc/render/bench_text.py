@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from .._bench import Benchmark, Changes, Row
+from .._bench.engines import find_engine
 from . import bench_words as words
 from .text import width, wrap
 
@@ -23,6 +24,7 @@ def bench_text(result: Benchmark) -> str:
         cases = [row.case for row in result.rows]
         heading = result.title or f"{len(result.rows)} cases"
         lines += [wrap(f"{heading}; {words.common(cases)}", ""), "", *_many(result), ""]
+        lines += [wrap(idle, "")] if (idle := words.folded_nothing(result)) else []
     problems = words.failures(result)
     if problems:
         lines += ["not measured:"]
@@ -102,7 +104,7 @@ def _one(row: Row, baseline: str) -> list[str]:
     ordered = sorted(row.measured, key=lambda m: m.median_s)
     top = fastest / ordered[0].median_s if ordered else 1.0
     for m in ordered:
-        found = row.comparison(m.variant, baseline)
+        found = row.shown(m.variant, baseline)
         base = found is None or m.variant == baseline
         table.append(
             (
@@ -128,7 +130,7 @@ def _one(row: Row, baseline: str) -> list[str]:
 
 
 def _lines(row: Row, result: Benchmark) -> list[str]:
-    lines = [words.answer(row, result.baseline)]
+    lines = [words.answer(row, result.baseline), *words.step_lines(row)]
     if row.propagation:
         lines.append(f"channels last: {row.propagation}")
     if row.published:
@@ -138,26 +140,37 @@ def _lines(row: Row, result: Benchmark) -> list[str]:
 
 def _many(result: Benchmark) -> list[str]:
     cases = [row.case for row in result.rows]
-    shown = [v for v in result.variants if v != result.baseline]
+    shown = words.compared(result)
     claims = {str(row.published) for row in result.rows if row.published}
     audited = any(row.propagation for row in result.rows)
     head = ["", f"{result.baseline} ms", *shown]
     head += [f"published {claims.pop()}"] if len(claims) == 1 else ["published"] * bool(claims)
-    head += ["propagation"] * audited + ["best peer", "ours/peer", ""]
+    # A step from the baseline itself stands in the table already.
+    steps = [v for v in words.steps(result) if find_engine(v).beyond != result.baseline]
+    peers = not all(row.isolates for row in result.rows)
+    head += [words.step(variant) for variant in steps]
+    head += ["propagation"] * audited + ["best peer", "ours/peer", ""] * peers
     table = [head]
     for row in result.rows:
         base = row.measurement(result.baseline)
         line = [words.short(row.case, cases), words.bare_ms(base.median_s) if base else "-"]
         for variant in shown:
-            found = row.comparison(variant, result.baseline)
+            found = row.shown(variant, result.baseline)
             line.append(_marked(found.ratio, found.verdict) if found else "-")
         line += [row.judgement] if any(name.startswith("published") for name in head) else []
-        table.append([*line, *[row.propagation] * audited, *_against(row)])
-    means = [words.times(result.geometric_mean(variant)) for variant in shown]
-    blank = [""] * (len(head) - len(shown) - 2)
-    table.append(["geometric mean", "", *(f"{mean} " for mean in means), *blank])
+        gains = [row.gain(variant) for variant in steps]
+        line += [_marked(gain.ratio, gain.verdict) if gain else "-" for gain in gains]
+        table.append([*line, *[row.propagation] * audited, *_against(row) * peers])
+    means = [f"{words.times(result.geometric_mean(variant))} " for variant in shown]
+    alone = [
+        f"{words.times(result.geometric_mean(variant, find_engine(variant).beyond))} "
+        for variant in steps
+    ]
+    claimed = [""] * any(name.startswith("published") for name in head)
+    table.append(["geometric mean", "", *means, *claimed, *alone])
+    table[-1] += [""] * (len(head) - len(table[-1]))
     left = [i for i, name in enumerate(head) if name.startswith(("publ", "prop", "best"))]
-    return _fitting(table, (0, *left, len(head) - 1))
+    return _fitting(table, (0, *left, *[len(head) - 1] * peers))
 
 
 def _marked(ratio: float, verdict: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .._bench import Benchmark, Case, Changes, Row
+from .._bench import Benchmark, Case, Changes, Measurement, Row
 from .._bench.engines import ENGINES, Engine, find_engine
 from ..machine.timing import Comparison
 from .text import milliseconds, plural
@@ -51,6 +51,64 @@ def environment(result: Benchmark) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def compared(result: Benchmark) -> list[str]:
+    """The variants that a table compares with the baseline."""
+    others = [variant for variant in result.variants if variant != result.baseline]
+    if not any(row.isolates for row in result.rows):
+        return others
+    return [v for v in others if any(row.shown(v, result.baseline) for row in result.rows)]
+
+
+def steps(result: Benchmark) -> list[str]:
+    """The variants that go one step beyond another one that was measured beside them."""
+    return [variant for variant in result.variants if any(row.gain(variant) for row in result.rows)]
+
+
+def step(variant: str) -> str:
+    return find_engine(variant).step
+
+
+def step_lines(row: Row) -> list[str]:
+    """Say what each single step gains, apart from what the steps before it did."""
+    lines = []
+    for m in row.measured:
+        found = row.gain(m.variant)
+        if found:
+            said = (
+                f"{step(m.variant)}: {times(found.ratio)} as fast as "
+                f"{label(find_engine(m.variant).beyond)} ({interval(found)}: {found.verdict})"
+            )
+            lines.append("; ".join(part for part in (said, folding(m)) if part))
+    return lines
+
+
+def folding(measurement: Measurement) -> str:
+    """Say how many batch norms an engine folded; nothing of an engine that folds none.
+
+    >>> folding(Measurement("fused", folded=20, left=0))
+    'folded 20 batch norms'
+    >>> folding(Measurement("fused", folded=0, left=0))
+    'folded nothing, since the model has no batch norm'
+    """
+    if measurement.folded is None or measurement.left is None:
+        return ""
+    if not measurement.folded + measurement.left:
+        return "folded nothing, since the model has no batch norm"
+    left = f", left {measurement.left}" * bool(measurement.left)
+    return f"folded {plural(measurement.folded, 'batch norm')}{left}"
+
+
+def folded_nothing(result: Benchmark) -> str:
+    """Name the models in which there was nothing to fold; an empty string if there is none."""
+    idle = [
+        row.case.model
+        for row in result.rows
+        if any(m.folded == 0 and m.left == 0 for m in row.measured)
+    ]
+    names = ", ".join(dict.fromkeys(idle))
+    return f"Nothing was folded in {names}: no batch norm." if names else ""
+
+
 def common(cases: list[Case]) -> str:
     """Describe the settings that all cases share."""
     first = cases[0]
@@ -79,6 +137,9 @@ def short(case: Case, cases: list[Case]) -> str:
 
 def answer(row: Row, baseline: str) -> str:
     """Say in a sentence or two which variant is fastest, by how much, and how sure that is."""
+    if row.isolates:
+        # The steps stand alone below: the fastest variant owes its speed to several.
+        return ""
     best = min(row.measured, key=lambda m: m.median_s, default=None)
     found = row.comparison(best.variant, baseline) if best else None
     if best is None or found is None:
@@ -104,12 +165,18 @@ def answer(row: Row, baseline: str) -> str:
 def answers(result: Benchmark) -> list[str]:
     """The answer for one case; the geometric means for many."""
     if len(result.rows) == 1:
-        lines = [answer(result.rows[0], result.baseline)]
+        lines = [answer(result.rows[0], result.baseline), *step_lines(result.rows[0])]
     else:
-        means = {v: result.geometric_mean(v) for v in result.variants if v != result.baseline}
+        means = {v: result.geometric_mean(v) for v in compared(result)}
         best_first = sorted((mean, label(v)) for v, mean in means.items() if not math.isnan(mean))
         named = ", ".join(f"{name} {times(mean)}" for mean, name in reversed(best_first))
         lines = [f"As fast as {label(result.baseline)}, geometric mean: {named}."] * bool(named)
+        alone = [
+            f"{step(variant)} {times(result.geometric_mean(variant, find_engine(variant).beyond))}"
+            for variant in steps(result)
+        ]
+        lines += [f"Alone, geometric mean: {', '.join(alone)}."] * bool(alone)
+        lines.append(folded_nothing(result))
     if result.interrupted:
         lines.append("Interrupted: this is what was measured until then.")
     lines.append(noise(result))

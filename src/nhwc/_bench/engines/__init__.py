@@ -12,6 +12,8 @@ from .eager import ENGINE as EAGER
 from .engine import Engine as Engine
 from .executorch import ENGINE as EXECUTORCH
 from .fused import ENGINE as FUSED
+from .fused_nchw import ENGINE as FUSED_NCHW
+from .fused_script import ENGINE as FUSED_SCRIPT
 from .fx import ENGINE as FX
 from .jit import ENGINE as JIT
 from .litert import ENGINE as LITERT
@@ -27,6 +29,8 @@ from .zentorch import ENGINE as ZENTORCH
 ENGINES = (
     EAGER,
     CHANNELS_LAST,
+    FUSED_NCHW,
+    FUSED_SCRIPT,
     FUSED,
     OPTIMIZED,
     JIT,
@@ -69,8 +73,8 @@ def chosen(names: Sequence[str]) -> tuple[str, ...]:
 
     >>> chosen(["jit", "eager", "jit"])
     ('jit', 'eager')
-    >>> chosen(["all"])[:3]
-    ('eager', 'channels_last', 'fused')
+    >>> chosen(["all"])[:2]
+    ('eager', 'channels_last')
     """
     installed = [engine.name for engine in ENGINES if not engine.missing]
     wanted = (installed if name == ALL else [find_engine(name).name] for name in names)

@@ -14,4 +14,11 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return torch.compile(convert_(model)), to_channels_last(inputs)
 
 
-ENGINE = Engine("compile", "torch.compile", prepare, trains=True, autocasts=True)
+ENGINE = Engine(
+    "compile",
+    "torch.compile",
+    prepare,
+    trains=True,
+    autocasts=True,
+    typical_setup_s=20.0,
+)

@@ -17,6 +17,14 @@ Prepared = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
+class Folding:
+    """How many batch norms were folded away, and how many were left."""
+
+    folded: int
+    left: int
+
+
+@dataclass(frozen=True)
 class Engine:
     """A way to run a model. To add one: write a file like its neighbours, and list it.
 
@@ -34,6 +42,18 @@ class Engine:
     trains: bool = False
     autocasts: bool = False
     cuda: bool = True
+    beyond: str = ""
+    """The engine that it goes one step beyond: their ratio is what this step alone gains."""
+
+    step: str = ""
+    """That step, in a word or two."""
+
+    folding: Callable[[Any], Folding] | None = None
+    """Tells of the function that `prepare` returned what was folded in it."""
+
+    typical_setup_s: float = 0.3
+    """What setting it up takes for a usual model, to forecast how long a suite takes."""
+
     packages: tuple[str, ...] = ()
     """The packages it imports; the first one does the work."""
 

@@ -44,4 +44,5 @@ ENGINE = Engine(
     cuda=False,
     packages=("executorch", "torchao"),
     requirements=("executorch", "torchao<0.19"),
+    typical_setup_s=20.0,
 )

@@ -17,4 +17,9 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         return torch.jit.optimize_for_inference(torch.jit.freeze(traced)), inputs
 
 
-ENGINE = Engine("jit", "torch.jit for inference", prepare)
+ENGINE = Engine(
+    "jit",
+    "torch.jit for inference",
+    prepare,
+    typical_setup_s=1.0,
+)

@@ -70,4 +70,5 @@ ENGINE = Engine(
     cuda=False,
     packages=("ai_edge_litert", "litert_torch"),
     requirements=("litert-torch",),
+    typical_setup_s=20.0,
 )

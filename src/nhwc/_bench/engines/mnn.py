@@ -60,4 +60,5 @@ ENGINE = Engine(
     cuda=False,
     packages=("MNN", "onnx", "onnxscript"),
     requirements=("mnn", "onnx", "onnxscript"),
+    typical_setup_s=5.0,
 )

@@ -78,4 +78,12 @@ def _unknown(graph: Path) -> str:
     return f": it has no {', '.join(foreign)}" if foreign else ""
 
 
-ENGINE = Engine("ncnn", "ncnn", prepare, convert, cuda=False, packages=("ncnn", "pnnx"))
+ENGINE = Engine(
+    "ncnn",
+    "ncnn",
+    prepare,
+    convert,
+    cuda=False,
+    packages=("ncnn", "pnnx"),
+    typical_setup_s=10.0,
+)

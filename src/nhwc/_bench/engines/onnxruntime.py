@@ -37,4 +37,5 @@ ENGINE = Engine(
     prepare,
     convert,
     packages=("onnxruntime", "onnx", "onnxscript"),
+    typical_setup_s=4.0,
 )

@@ -37,4 +37,5 @@ ENGINE = Engine(
     ONNXRUNTIME.prepare,
     convert,
     packages=ONNXRUNTIME.packages,
+    typical_setup_s=6.0,
 )

@@ -41,4 +41,5 @@ ENGINE = Engine(
     cuda=False,
     packages=("cv2", "onnx", "onnxscript"),
     requirements=("opencv-python-headless>=5", "onnx", "onnxscript"),
+    typical_setup_s=5.0,
 )

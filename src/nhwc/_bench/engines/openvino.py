@@ -35,4 +35,11 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return run, ()
 
 
-ENGINE = Engine("openvino", "OpenVINO", prepare, cuda=False, packages=("openvino",))
+ENGINE = Engine(
+    "openvino",
+    "OpenVINO",
+    prepare,
+    cuda=False,
+    packages=("openvino",),
+    typical_setup_s=3.0,
+)

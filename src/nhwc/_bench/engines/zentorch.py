@@ -27,4 +27,11 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
     return compiled, to_channels_last(inputs)
 
 
-ENGINE = Engine("zentorch", "zentorch", prepare, cuda=False, packages=("zentorch",))
+ENGINE = Engine(
+    "zentorch",
+    "zentorch",
+    prepare,
+    cuda=False,
+    packages=("zentorch",),
+    typical_setup_s=20.0,
+)
