@@ -255,6 +255,7 @@ class Late:
             sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Late())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from nhwc.__main__ import main
 sys.exit(main())
 """
