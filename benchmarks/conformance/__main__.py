@@ -14,11 +14,14 @@ from pathlib import Path
 
 from nhwc.machine.workers import Ended, Nursery, Worker
 
-from .judging import FAILED, REFUSED, RIGHT, VERBS, WRONG, Outcome
+from .judging import FAILED, REFUSED, VERBS, WRONG, Outcome
 from .ledger import Ledger, Row
 from .page import page
 
-SUITES = {"opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model."}
+SUITES = {
+    "opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model.",
+    "networks": "Random networks of layers, views and writes; values are held against float64.",
+}
 
 PATIENCE_S = 120.0
 """How long a case may take."""

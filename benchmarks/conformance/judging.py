@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,12 @@ from nhwc.passes import PASSES
 
 RIGHT, REFUSED, WRONG, FAILED = VERDICTS = ("right", "refused", "wrong", "failed")
 
-_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 4e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
+_TOLERANCE = {
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class Case:
     """Its values are whatever was in memory before: only their shape and type are told."""
     steep: bool = False
     """It may enlarge differences of rounding without limit: an inverse, a decomposition."""
+    strides: bool = True
+    """The strides of what it returns are its promise, not an accident of how it was computed."""
+    wide: bool = False
+    """Its values are held against those of the model in float64: as near as eager ones, or so."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ def judge(case: Case, verbs: dict[str, Callable[[Case], Callable[..., Any]]]) ->
     """Ask each of `verbs` to prepare the model of `case`, and compare how the result answers."""
     state = {name: value.clone() for name, value in case.model.state_dict().items()}
     expected = answer(copy.deepcopy(case.model), case.inputs)
+    truth = _in_float64(case) if case.wide and expected.error is None else None
     for verb, prepare in verbs.items():
         try:
             with _quiet():
@@ -69,7 +81,9 @@ def judge(case: Case, verbs: dict[str, Callable[[Case], Callable[..., Any]]]) ->
             else:
                 yield Outcome(case.name, verb, FAILED, _said(error))
             continue
-        why = _touched(case, state) or difference(case, expected, answer(prepared, case.inputs))
+        why = _touched(case, state) or difference(
+            case, expected, answer(prepared, case.inputs), truth
+        )
         yield Outcome(case.name, verb, WRONG if why else RIGHT, why)
 
 
@@ -87,12 +101,15 @@ def audited(case: Case) -> Callable[..., Any]:
     return copy.deepcopy(case.model)
 
 
-def differentiated(case: Case) -> Callable[..., Any]:
-    """The gradients through the graph: to be compared with those through the model."""
-    return _Gradients(fused(case))
+def loaded(case: Case) -> Callable[..., Any]:
+    """The optimized model, saved and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.nhwc"
+        nhwc.save(optimized(case), path)
+        return nhwc.load(path)
 
 
-VERBS = {"audit": audited, "fuse": fused, "optimize": optimized}
+VERBS = {"audit": audited, "fuse": fused, "optimize": optimized, "load": loaded}
 
 
 def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
@@ -105,7 +122,18 @@ def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
         return Answer(None, given, error)
 
 
-def difference(case: Case, expected: Answer, given: Answer) -> str:
+def _in_float64(case: Case) -> list[Any]:
+    """The leaves of the model's answer in float64."""
+    wide = pytree.tree_map_only(Tensor, _doubled, case.inputs)
+    found = answer(copy.deepcopy(case.model).double(), wide)
+    return [] if found.error else pytree.tree_leaves(found.value)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def difference(case: Case, expected: Answer, given: Answer, truth: list[Any] | None = None) -> str:
     """Say how `given` differs from `expected`; an empty string if it does not."""
     if expected.error is not None or given.error is not None:
         if expected.error is None:
@@ -115,7 +143,7 @@ def difference(case: Case, expected: Answer, given: Answer) -> str:
         return "" if _alike(given.error, expected.error) else (
             f"raises {_said(given.error)}, not {_said(expected.error)}"
         )  # fmt: skip
-    if why := _differs(case, expected.value, given.value):
+    if why := _differs(case, expected.value, given.value, truth):
         return why
     if why := _differs(case, expected.inputs, given.inputs):
         return f"its inputs after the call: {why}"
@@ -123,27 +151,34 @@ def difference(case: Case, expected: Answer, given: Answer) -> str:
     return "" if before == after else f"outputs share memory with inputs {after}, not {before}"
 
 
-def _differs(case: Case, expected: Any, given: Any) -> str:
+def _differs(case: Case, expected: Any, given: Any, truth: list[Any] | None = None) -> str:
     (ours, shape), (theirs, other) = pytree.tree_flatten(given), pytree.tree_flatten(expected)
     if shape != other:
         return f"is a {_kind(given)}, not a {_kind(expected)}"
-    for mine, its in zip(ours, theirs, strict=True):
-        why = _unlike(case, its, mine) if isinstance(its, Tensor) else _other(its, mine)
+    for place, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        exact = truth[place] if truth else None
+        why = _unlike(case, its, mine, exact) if isinstance(its, Tensor) else _other(its, mine)
         if why:
             return why
     return ""
 
 
-def _unlike(case: Case, expected: Tensor, given: Any) -> str:
+def _unlike(case: Case, expected: Tensor, given: Any, exact: Tensor | None) -> str:
     if type(given) is not type(expected):
         return f"is {type(given).__name__}, not {type(expected).__name__}"
     for asked in ("dtype", "shape", "layout", "device"):
         if getattr(given, asked) != getattr(expected, asked):
             return f"has {asked} {getattr(given, asked)}, not {getattr(expected, asked)}"
-    if expected.layout == torch.strided and (why := _laid_otherwise(expected, given)):
+    if (
+        case.strides
+        and expected.layout == torch.strided
+        and (why := _laid_otherwise(expected, given))
+    ):
         return why
     if case.unset or case.steep:
         return ""
+    if exact is not None and expected.is_floating_point():
+        return _farther(expected, given, exact)
     tolerance = _TOLERANCE.get(expected.dtype, 1e-4)
     try:
         torch.testing.assert_close(
@@ -154,11 +189,31 @@ def _unlike(case: Case, expected: Tensor, given: Any) -> str:
     return ""
 
 
+def _farther(expected: Tensor, given: Tensor, exact: Tensor) -> str:
+    """Say if `given` is much farther from the exact values than what eager PyTorch computed."""
+    if not torch.equal(given.isfinite(), expected.isfinite()):
+        return "is finite at other places"
+    if not exact.numel():
+        return ""
+    scale = exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-30)
+    theirs, ours = (
+        (x.double() - exact).abs().nan_to_num(0, 0, 0).max() / scale for x in (expected, given)
+    )
+    allowed = max(16 * float(theirs), 2e-5)
+    return (
+        ""
+        if float(ours) <= allowed
+        else f"is off by {float(ours):.1e}, eager by {float(theirs):.1e}"
+    )
+
+
 def _laid_otherwise(expected: Tensor, given: Tensor) -> str:
     """Say if the strides differ where they mean something."""
     if expected.numel() == 0:
         return ""
-    theirs = [step for step, size in zip(expected.stride(), expected.shape, strict=True) if size > 1]
+    theirs = [
+        step for step, size in zip(expected.stride(), expected.shape, strict=True) if size > 1
+    ]
     ours = [step for step, size in zip(given.stride(), given.shape, strict=True) if size > 1]
     return "" if ours == theirs else f"has strides {given.stride()}, not {expected.stride()}"
 
@@ -235,23 +290,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class _Gradients:
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *inputs: Any) -> Any:
-        with torch.enable_grad():
-            leaves = [
-                value.requires_grad_()
-                for value in pytree.tree_leaves(inputs)
-                if isinstance(value, Tensor) and value.is_floating_point()
-            ]
-            results = pytree.tree_leaves(self._call(*inputs))
-            total = sum(
-                value.float().square().sum()
-                for value in results
-                if isinstance(value, Tensor) and value.requires_grad
-            )
-            return torch.autograd.grad(total, leaves, allow_unused=True) if leaves else ()

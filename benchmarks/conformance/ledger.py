@@ -58,7 +58,9 @@ class Ledger:
 
     def write(self) -> None:
         self.path.parent.mkdir(exist_ok=True)
-        lines = [f"{json.dumps(group)}: {json.dumps(row.to_dict())}" for group, row in self._sorted()]
+        lines = [
+            f"{json.dumps(group)}: {json.dumps(row.to_dict())}" for group, row in self._sorted()
+        ]
         partial = self.path.with_suffix(".partial")
         partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         partial.replace(self.path)

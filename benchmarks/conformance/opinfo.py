@@ -15,7 +15,14 @@ from .judging import Case
 
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
 
-_UNSET = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted"}
+_UNSET = {
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+}
 
 _MOST = 24
 """How many samples of an operator are taken: a few have thousands, which differ in little."""
@@ -35,7 +42,9 @@ def cases(group: str) -> Iterator[Case]:
     name, kind = group.split()
     op = next(op for op in op_db if op.formatted_name == name)
     dtype = getattr(torch, kind)
-    steep = name.startswith(("linalg", "svd", "pca", "geqrf", "symeig", "ormqr", "lu", "qr", "pinv"))
+    steep = name.startswith(
+        ("linalg", "svd", "pca", "geqrf", "symeig", "ormqr", "lu", "qr", "pinv")
+    )
     samples = op.sample_inputs("cpu", dtype)
     for number, sample in enumerate(_some(samples)):
         values = (sample.input, sample.args, sample.kwargs)

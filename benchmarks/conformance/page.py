@@ -65,8 +65,8 @@ def _plain(why: str) -> str:
 _HEAD = """# Conformance
 
 Written by `python -m benchmarks.conformance -o docs/conformance.md` from what the runs of
-`python -m benchmarks.conformance SUITE` left. Each case is a model; each verb is asked about it, and
-the result must answer as eager PyTorch does: values, types, shapes, strides, what shares memory with
-what, what happens to the inputs, and the kind of error. *Right* is all of that; *refused* is one
-clear line before any answer; *wrong* differs in any of it; *failed* is any other error.
+`python -m benchmarks.conformance SUITE` left. Each case is a model; each verb is asked about it,
+and the result must answer as eager PyTorch does: values, types, shapes, strides, what shares memory
+with what, what happens to the inputs, and the kind of error. *Right* is all of that; *refused* is
+one clear line before any answer; *wrong* differs in any of it; *failed* is any other error.
 """
