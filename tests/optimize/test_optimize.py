@@ -602,6 +602,7 @@ def test_several_inputs_and_nested_outputs(image):
     [
         (lambda x: x, (torch.zeros(1),), InputError, "cannot optimize a function"),
         (nn.Conv2d(3, 4, 3).eval(), (), InputError, "no tensor among them"),
+        (nn.Conv2d(3, 4, 3).eval(), (torch.zeros(0, 3, 8, 8),), InputError, "least one image"),
         (nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), InputError, r"Call model.eval\(\) first"),
         (
             nn.Conv2d(3, 4, 3).eval(),
@@ -614,6 +615,54 @@ def test_several_inputs_and_nested_outputs(image):
 def test_what_cannot_be_optimized_is_said_in_one_line(model, inputs, error, says):
     with pytest.raises(error, match=says):
         optimize(model, *inputs)
+
+
+class HalfEmpty(nn.Module):
+    """Runs its convolution on the images that a list of boxes names, of which there may be none."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x, boxes):
+        return self.pool(self.conv(x[boxes])), x.mean()
+
+
+def test_layers_that_get_nothing_are_planned():
+    net, x = HalfEmpty().eval(), torch.randn(2, 3, 8, 8)
+    none = torch.zeros(0, dtype=torch.int64)
+    fast = optimize(net, x, none)
+    for boxes in (none, torch.tensor([1])):
+        torch.testing.assert_close(fast(x, boxes), net(x, boxes))
+
+
+class Loss(nn.Module):
+    """Returns numbers that Python holds: one rounded, one not a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).mean().item(), (x.sum() * float("nan")).item()
+
+
+def test_numbers_are_judged_as_tensors_are():
+    net = randomize_batchnorm_(Loss().eval())
+    x = torch.randn(2, 3, 16, 16)
+    fast = optimize(net, x)
+    assert fast.report.verification.passed
+    assert fast(x) == pytest.approx(net(x), rel=1e-3, abs=1e-6, nan_ok=True)
+
+
+def test_a_column_of_a_matrix_is_an_input():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    column = torch.randn(1, 2)[:, 1]
+    torch.testing.assert_close(optimize(Net().eval(), column)(column), column * 2)
 
 
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "mobilenet_v3_small", "densenet121"])

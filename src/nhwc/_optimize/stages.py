@@ -220,6 +220,11 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
+    if not any(tensor.numel() for tensor in tensors):
+        raise InputError(
+            f"input {tuple(tensors[0].shape)} is empty; kernels are chosen by their times. Give at "
+            "least one image: the result takes empty batches, too."
+        )
     check_threads()
     check_initialized(model)
     check_copies(model)

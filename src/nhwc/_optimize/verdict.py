@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..errors import ModelFailed
-from ..machine.host_memory import trim
+from ..machine.host_memory import raw, trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
 from ..verify import (
@@ -204,5 +204,4 @@ def _add(found: Any, name: str, value: Any) -> None:
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         found.update(repr(value).encode())
         return
-    dense = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    found.update(dense.view(torch.uint8).numpy() if dense.numel() else b"")
+    found.update(raw(value.resolve_conj().resolve_neg().contiguous()))

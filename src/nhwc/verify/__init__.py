@@ -234,8 +234,8 @@ def compare(
         reason = f"the outputs are {sorted(after)}, they were {sorted(before)}"
         yield Check(index, "output", math.inf, 0.0, 0.0, reason)
         return
-    for path, old in before.items():
-        new = after[path]
+    for path in before:
+        old, new = map(_number, (before[path], after[path]))
         if not isinstance(old, Tensor) or not isinstance(new, Tensor):
             if not _equal(old, new):
                 reason = f"{str(new)[:40]} where it was {str(old)[:40]}"
@@ -247,11 +247,16 @@ def compare(
             wrong = float((old != new).double().mean()) if old.numel() else 0.0
             yield Check(index, path, wrong, 0.0, 0.0)
         else:
-            eager = _relative(old, exact[path]) if wide else 0.0
+            eager = _relative(old, _number(exact[path])) if wide else 0.0
             # Without a float64 run, deep networks differ by a few hundred roundings.
             floor = torch.finfo(old.dtype).eps * (_FLOOR if wide else 32 * _FLOOR)
             allowed = FACTOR * max(eager, floor)
-            yield Check(index, path, _relative(new, exact[path]), eager, allowed)
+            yield Check(index, path, _relative(new, _number(exact[path])), eager, allowed)
+
+
+def _number(value: Any) -> Any:
+    """A number that a model took out of a tensor, as it was there; anything else as it is."""
+    return torch.tensor(value) if type(value) in (float, complex) else value
 
 
 def _relative(value: Tensor, truth: Tensor) -> float:

@@ -1,0 +1,116 @@
+"""Run a suite, or write the page of all of them. Run as `python -m benchmarks.conformance`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nhwc.machine.workers import Ended, Nursery, Worker
+
+from .judging import FAILED, REFUSED, VERBS, WRONG, Outcome
+from .ledger import Ledger, Row
+from .page import page
+
+SUITES = {
+    "opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model.",
+    "networks": "Random networks of layers, views and writes; values are held against float64.",
+}
+
+PATIENCE_S = 120.0
+"""How long a case may take."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 1 if any case is wrong or failed."""
+    args = _parser().parse_args(argv)
+    if args.output:
+        args.output.write_text(page(SUITES, [Ledger.read(suite) for suite in SUITES]))
+        return 0
+    ledger = Ledger.read(args.suite)
+    every = importlib.import_module(_module(args.suite)).groups()
+    chosen = [group for group in every if not args.case or args.case in group]
+    todo = [group for group in chosen if args.case or args.again or group not in ledger.rows]
+    random.Random(args.seed).shuffle(todo)
+    run(args.suite, todo, ledger, verbs=args.verb or list(VERBS), seconds=args.seconds)
+    print(f"{len(ledger.rows)} of {len(every)} groups have a row")
+    for (verb, verdict), number in sorted(ledger.counts.items()):
+        print(f"{verb:10} {verdict:8} {number:7}")
+    return 1 if any(verdict in (WRONG, FAILED) for _, verdict in ledger.counts) else 0
+
+
+def run(
+    suite: str, groups: Iterable[str], ledger: Ledger, *, verbs: Sequence[str], seconds: float
+) -> None:
+    """Run `groups`, one process for each processor core, until all are done or time is up."""
+    end = time.monotonic() + seconds
+    waiting = iter(groups)
+    cores = len(os.sched_getaffinity(0))
+    with Nursery("benchmarks.conformance.worker", _module(suite), threads=1) as nursery:
+
+        def work(_: int) -> None:
+            for group in waiting:
+                if time.monotonic() > end:
+                    return
+                row = run_group(nursery, suite, group, verbs)
+                ledger.rows[group] = row
+                _say(group, row)
+                ledger.write()
+
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(work, range(cores)))
+
+
+def run_group(nursery: Nursery, suite: str, group: str, verbs: Sequence[str]) -> Row:
+    """Run one group in a process of its own: whatever ends it is the outcome of its case."""
+    row, begun = Row(), group
+    try:
+        with nursery.worker() as worker:
+            worker.send((_module(suite), group, list(verbs)))
+            while (said := _hear(worker)) is not None:
+                if isinstance(said, Outcome):
+                    row.add(said)
+                else:
+                    begun = said[1]
+    except Ended as error:
+        row.add(Outcome(begun, verbs[-1], FAILED, str(error)))
+    return row
+
+
+def _hear(worker: Worker) -> Outcome | tuple[str, str] | None:
+    return worker.hear(PATIENCE_S)  # type: ignore[no-any-return]
+
+
+def _module(suite: str) -> str:
+    return f"{__package__}.{suite}"
+
+
+def _say(group: str, row: Row) -> None:
+    for one in row.told:
+        if one.verdict != REFUSED:
+            print(f"{one.verdict}: {one.case}: {one.verb}: {one.why}")
+    print(f"{row.counts.total():5} {group}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.conformance", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("suite", nargs="?", choices=SUITES, default="opinfo")
+    parser.add_argument("--seconds", type=float, default=600.0, help="start no group after this")
+    parser.add_argument("--case", default="", help="run the groups with this in their name, again")
+    parser.add_argument("--verb", action="append", choices=VERBS, help="ask this verb alone")
+    parser.add_argument("--again", action="store_true", help="forget the rows that are there")
+    parser.add_argument("--seed", type=int, default=0, help="another order")
+    parser.add_argument("-o", "--output", type=Path, help="write the page of all suites here")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""Whether a model is answered rightly by each verb: as eager PyTorch does, in every respect."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import nhwc
+from nhwc.passes import PASSES
+
+RIGHT, REFUSED, WRONG, FAILED = VERDICTS = ("right", "refused", "wrong", "failed")
+
+_TOLERANCE = {
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is called with, and what about its answer means nothing."""
+
+    name: str
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    unset: bool = False
+    """Its values are whatever was in memory before: only their shape and type are told."""
+    steep: bool = False
+    """It may enlarge differences of rounding without limit: an inverse, a decomposition."""
+    strides: bool = True
+    """The strides of what it returns are its promise, not an accident of how it was computed."""
+    wide: bool = False
+    """Its values are held against those of the model in float64: as near as eager ones, or so."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: str
+    verb: str
+    verdict: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call left behind: its result or its error, and what it did to its inputs."""
+
+    value: Any
+    inputs: Any
+    error: Exception | None = None
+
+
+def judge(case: Case, verbs: dict[str, Callable[[Case], Callable[..., Any]]]) -> Iterator[Outcome]:
+    """Ask each of `verbs` to prepare the model of `case`, and compare how the result answers."""
+    state = {name: value.clone() for name, value in case.model.state_dict().items()}
+    expected = answer(copy.deepcopy(case.model), case.inputs)
+    truth = _in_float64(case) if case.wide and expected.error is None else None
+    for verb, prepare in verbs.items():
+        try:
+            with _quiet():
+                prepared = prepare(case)
+        except nhwc.NhwcError as error:
+            yield Outcome(case.name, verb, *_refusal(error, expected))
+            continue
+        except Exception as error:
+            if expected.error is not None and _alike(error, expected.error):
+                yield Outcome(case.name, verb, RIGHT)
+            else:
+                yield Outcome(case.name, verb, FAILED, _said(error))
+            continue
+        why = _touched(case, state) or difference(
+            case, expected, answer(prepared, case.inputs), truth
+        )
+        yield Outcome(case.name, verb, WRONG if why else RIGHT, why)
+
+
+def fused(case: Case) -> Callable[..., Any]:
+    return nhwc.fuse(case.model, passes=PASSES)
+
+
+def optimized(case: Case) -> Callable[..., Any]:
+    return nhwc.optimize(case.model, *_copied(case.inputs))
+
+
+def audited(case: Case) -> Callable[..., Any]:
+    """The model itself, after it was looked at: an audit may change nothing."""
+    nhwc.audit(case.model, *_copied(case.inputs))
+    return copy.deepcopy(case.model)
+
+
+def loaded(case: Case) -> Callable[..., Any]:
+    """The optimized model, saved and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.nhwc"
+        nhwc.save(optimized(case), path)
+        return nhwc.load(path)
+
+
+VERBS = {"audit": audited, "fuse": fused, "optimize": optimized, "load": loaded}
+
+
+def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
+    given = _copied(inputs)
+    torch.manual_seed(0)
+    try:
+        with _quiet(), torch.no_grad():
+            return Answer(call(*given), given)
+    except Exception as error:
+        return Answer(None, given, error)
+
+
+def _in_float64(case: Case) -> list[Any]:
+    """The leaves of the model's answer in float64."""
+    wide = pytree.tree_map_only(Tensor, _doubled, case.inputs)
+    found = answer(copy.deepcopy(case.model).double(), wide)
+    return [] if found.error else pytree.tree_leaves(found.value)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def difference(case: Case, expected: Answer, given: Answer, truth: list[Any] | None = None) -> str:
+    """Say how `given` differs from `expected`; an empty string if it does not."""
+    if expected.error is not None or given.error is not None:
+        if expected.error is None:
+            return f"raises {_said(given.error)}"
+        if given.error is None:
+            return f"does not raise {_said(expected.error)}"
+        return "" if _alike(given.error, expected.error) else (
+            f"raises {_said(given.error)}, not {_said(expected.error)}"
+        )  # fmt: skip
+    if why := _differs(case, expected.value, given.value, truth):
+        return why
+    if why := _differs(case, expected.inputs, given.inputs):
+        return f"its inputs after the call: {why}"
+    before, after = _shared(expected), _shared(given)
+    return "" if before == after else f"outputs share memory with inputs {after}, not {before}"
+
+
+def _differs(case: Case, expected: Any, given: Any, truth: list[Any] | None = None) -> str:
+    (ours, shape), (theirs, other) = pytree.tree_flatten(given), pytree.tree_flatten(expected)
+    if shape != other:
+        return f"is a {_kind(given)}, not a {_kind(expected)}"
+    for place, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        exact = truth[place] if truth else None
+        why = _unlike(case, its, mine, exact) if isinstance(its, Tensor) else _other(its, mine)
+        if why:
+            return why
+    return ""
+
+
+def _unlike(case: Case, expected: Tensor, given: Any, exact: Tensor | None) -> str:
+    if type(given) is not type(expected):
+        return f"is {type(given).__name__}, not {type(expected).__name__}"
+    for asked in ("dtype", "shape", "layout", "device"):
+        if getattr(given, asked) != getattr(expected, asked):
+            return f"has {asked} {getattr(given, asked)}, not {getattr(expected, asked)}"
+    if (
+        case.strides
+        and expected.layout == torch.strided
+        and (why := _laid_otherwise(expected, given))
+    ):
+        return why
+    if case.unset or case.steep:
+        return ""
+    if exact is not None and expected.is_floating_point():
+        return _farther(expected, given, exact)
+    tolerance = _TOLERANCE.get(expected.dtype, 1e-4)
+    try:
+        torch.testing.assert_close(
+            given, expected, rtol=tolerance, atol=tolerance, equal_nan=True, check_stride=False
+        )
+    except (AssertionError, RuntimeError, TypeError, NotImplementedError) as error:
+        return str(error).replace("\n", " ")[:300]
+    return ""
+
+
+def _farther(expected: Tensor, given: Tensor, exact: Tensor) -> str:
+    """Say if `given` is much farther from the exact values than what eager PyTorch computed."""
+    if not torch.equal(given.isfinite(), expected.isfinite()):
+        return "is finite at other places"
+    if not exact.numel():
+        return ""
+    scale = exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-30)
+    theirs, ours = (
+        (x.double() - exact).abs().nan_to_num(0, 0, 0).max() / scale for x in (expected, given)
+    )
+    allowed = max(16 * float(theirs), 2e-5)
+    return (
+        ""
+        if float(ours) <= allowed
+        else f"is off by {float(ours):.1e}, eager by {float(theirs):.1e}"
+    )
+
+
+def _laid_otherwise(expected: Tensor, given: Tensor) -> str:
+    """Say if the strides differ where they mean something."""
+    if expected.numel() == 0:
+        return ""
+    theirs = [
+        step for step, size in zip(expected.stride(), expected.shape, strict=True) if size > 1
+    ]
+    ours = [step for step, size in zip(given.stride(), given.shape, strict=True) if size > 1]
+    return "" if ours == theirs else f"has strides {given.stride()}, not {expected.stride()}"
+
+
+def _other(expected: Any, given: Any) -> str:
+    if type(given) is not type(expected):
+        return f"holds a {type(given).__name__}, not a {type(expected).__name__}"
+    same = given == expected or (given != given and expected != expected)
+    close = isinstance(given, float) and math.isclose(given, expected, rel_tol=1e-5)
+    plain = isinstance(given, (int, float, complex, str, bool, type(None), torch.dtype))
+    return "" if same or close or not plain else f"is {given!r}, not {expected!r}"
+
+
+def _shared(one: Answer) -> list[int]:
+    """The places of the inputs in whose memory a part of the result lies."""
+    inputs = [_memory(value) for value in pytree.tree_leaves(one.inputs)]
+    outputs = {_memory(value) for value in pytree.tree_leaves(one.value)} - {None}
+    return [place for place, memory in enumerate(inputs) if memory in outputs]
+
+
+def _memory(value: Any) -> int | None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
+        return None
+    return value.untyped_storage().data_ptr()
+
+
+def _touched(case: Case, state: dict[str, Tensor]) -> str:
+    for name, value in case.model.state_dict().items():
+        if name not in state or not torch.equal(value.nan_to_num(), state[name].nan_to_num()):
+            return f"the model's own {name} was changed"
+    return ""
+
+
+def _copied(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(pytree.tree_map_only(Tensor, _copy, value) for value in inputs)
+
+
+def _copy(x: Tensor) -> Tensor:
+    """`x` in memory of its own, with its strides: `clone` keeps them only where it is dense."""
+    if x.layout != torch.strided or x.is_conj() or x.is_neg():
+        return x.detach().clone()
+    sizes = zip(x.shape, x.stride(), strict=True)
+    extent = 1 + sum((size - 1) * step for size, step in sizes) if x.numel() else 0
+    copied = x.detach().as_strided((extent,), (1,)).clone()
+    return copied.as_strided(x.shape, x.stride())
+
+
+def _alike(given: Exception, expected: Exception) -> bool:
+    return isinstance(given, type(expected)) or isinstance(expected, type(given))
+
+
+def _refusal(error: nhwc.NhwcError, expected: Answer) -> tuple[str, str]:
+    if expected.error is not None:
+        return RIGHT, ""
+    text = str(error)
+    if isinstance(error, nhwc.VerificationError):
+        return WRONG, text[:300]
+    return (REFUSED, text[:300]) if "\n" not in text else (FAILED, f"many lines: {text[:300]!r}")
+
+
+def _said(error: Exception | None) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

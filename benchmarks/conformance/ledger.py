@@ -1,0 +1,78 @@
+"""What came out of each group of cases, kept from run to run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .judging import RIGHT, Outcome
+
+RESULTS = Path(__file__).parents[1] / "results" / "conformance"
+
+
+@dataclass
+class Row:
+    """The outcomes of one group: how many of each, and those that are not right, in words."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    told: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.counts[outcome.verb, outcome.verdict] += 1
+        if outcome.verdict != RIGHT:
+            self.told.append(outcome)
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = {" ".join(key): number for key, number in sorted(self.counts.items())}
+        told = [[one.case, one.verb, one.verdict, one.why] for one in self.told]
+        return {"counts": counts} | ({"told": told} if told else {})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        counts = {(*key.split(),): number for key, number in data["counts"].items()}
+        return cls(Counter(counts), [Outcome(*one) for one in data.get("told", ())])  # type: ignore[arg-type]
+
+
+@dataclass
+class Ledger:
+    """The rows of one suite, in a file of their own."""
+
+    suite: str
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.suite}.json"
+
+    @classmethod
+    def read(cls, suite: str) -> Ledger:
+        ledger = cls(suite)
+        if ledger.path.exists():
+            stored = json.loads(ledger.path.read_text())
+            ledger.rows = {group: Row.from_dict(row) for group, row in stored.items()}
+        return ledger
+
+    def write(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        lines = [
+            f"{json.dumps(group)}: {json.dumps(row.to_dict())}" for group, row in self._sorted()
+        ]
+        partial = self.path.with_suffix(".partial")
+        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        partial.replace(self.path)
+
+    def _sorted(self) -> list[tuple[str, Row]]:
+        return sorted(self.rows.items())
+
+    @property
+    def counts(self) -> Counter[tuple[str, str]]:
+        return sum((row.counts for row in self.rows.values()), Counter())
+
+    def told(self, verdict: str) -> Iterator[Outcome]:
+        """The outcomes of this verdict, in the order of the groups."""
+        for _, row in self._sorted():
+            yield from (one for one in row.told if one.verdict == verdict)

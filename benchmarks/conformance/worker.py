@@ -1,0 +1,54 @@
+"""The process that runs the cases of one group, with bounded memory."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .judging import FAILED, VERBS, WRONG, Case, Outcome, judge
+
+MEMORY = 8 << 30
+"""How much a case may take, in bytes, beyond what the process had before."""
+
+
+def warm(suite: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    importlib.import_module(suite)
+
+
+def serve(link: Connection) -> None:
+    """Answer with an outcome for each case and verb of a group, and None after each group."""
+    # Much of the address space is not memory, so the limit counts only what is added from now on.
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    while True:
+        try:
+            suite, group, verbs = link.recv()
+        except EOFError:
+            return
+        chosen = {verb: VERBS[verb] for verb in verbs}
+        module = importlib.import_module(suite)
+        for case in module.cases(group):
+            link.send(("begins", case.name))
+            for outcome in judge(case, chosen):
+                link.send(_explained(case, outcome, getattr(module, "smaller", None)))
+        link.send(None)
+
+
+def _explained(case: Case, outcome: Outcome, smaller: Callable[..., Any] | None) -> Outcome:
+    """`outcome`, with the smallest case of its kind where the suite can make smaller ones."""
+    if smaller is None or outcome.verdict not in (WRONG, FAILED):
+        return outcome
+    verb = {outcome.verb: VERBS[outcome.verb]}
+
+    def fails(model: Any) -> bool:
+        return [o.verdict for o in judge(replace(case, model=model), verb)] == [outcome.verdict]
+
+    return replace(outcome, why=f"{outcome.why}\n{smaller(case.model, fails).text()}")

@@ -1,0 +1,109 @@
+"""A sample of the suites of others, and that a wrong answer would be seen."""
+
+import sys
+
+import pytest
+import torch
+from benchmarks.conformance import __main__ as conformance
+from benchmarks.conformance import judging, networks, opinfo
+from benchmarks.conformance.judging import Case, judge
+from benchmarks.conformance.ledger import Ledger, Row
+from benchmarks.conformance.page import page
+from torch import nn
+
+from nhwc.machine.workers import Nursery
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own samples
+
+OPERATORS = ("nn_functional_conv2d", "nn_functional_batch_norm", "cat", "add", "item", "empty")
+
+
+def outcomes(cases, *verbs):
+    chosen = {verb: judging.VERBS[verb] for verb in verbs}
+    return [outcome for case in cases for outcome in judge(case, chosen)]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_samples_of_torch_itself(name):
+    found = outcomes(opinfo.cases(f"{name} float32"), "fuse")
+    assert found
+    assert [one for one in found if one.verdict != "right"] == []
+
+
+def test_random_networks():
+    cases = (case for group in ("0", "50") for case in networks.cases(group))
+    assert [one for one in outcomes(cases, "fuse") if one.verdict != "right"] == []
+
+
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_random_networks_through_every_verb(seed):
+    case = next(case for case in networks.cases("0") if case.name == f"network {seed}")
+    found = outcomes([case], *judging.VERBS)
+    assert [one for one in found if one.verdict in ("wrong", "failed")] == []
+
+
+def test_a_wrong_fold_is_seen_and_shrunk(monkeypatch):
+    folding = sys.modules["nhwc.passes.fold_bn_into_conv"]
+    right = folding.scale_and_shift
+
+    def too_large(*args, **kwargs):
+        scale, shift = right(*args, **kwargs)
+        return scale * 1.01, shift
+
+    monkeypatch.setattr(folding, "scale_and_shift", too_large)
+    wrong = [
+        case
+        for case in networks.cases("0")
+        if any(one.verdict == "wrong" for one in outcomes([case], "fuse"))
+    ]
+    assert wrong
+
+    def fails(model):
+        again = Case("", model, wrong[0].inputs, strides=False, wide=True)
+        return [one.verdict for one in outcomes([again], "fuse")] == ["wrong"]
+
+    assert len(networks.smaller(wrong[0].model, fails).steps) <= 2
+
+
+class Keeps(nn.Module):
+    def forward(self, x):
+        return x.relu_()
+
+
+@pytest.mark.parametrize(
+    ("instead", "why"),
+    [
+        (lambda x: x.relu(), "inputs after the call"),
+        (lambda x: x.relu_().clone(), "share memory"),
+        (lambda x: x.relu_().double(), "dtype"),
+        (lambda x: x.relu_().sum(), "shape"),
+        (lambda x: x.relu_().mT, "strides"),
+        (lambda x: x.relu_().add_(1), "not close"),
+        (lambda x: [x.relu_()], "list of 1"),
+        (lambda x: torch.zeros(2) + torch.zeros(3), "raises RuntimeError"),
+    ],
+)
+def test_every_kind_of_difference_is_told(instead, why):
+    case = Case("", Keeps().eval(), (torch.randn(3, 3),))
+    [outcome] = judge(case, {"instead": lambda case: instead})
+    assert outcome.verdict == "wrong"
+    assert why in outcome.why
+
+
+def test_a_process_that_dies_is_an_outcome():
+    with Nursery("benchmarks.conformance.worker", networks.__name__, threads=1) as nursery:
+        row = conformance.run_group(nursery, "networks", "no number", ["fuse"])
+    assert row.counts == {("fuse", "failed"): 1}
+
+
+def test_the_page_counts_and_names_reasons(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.conformance.ledger.RESULTS", tmp_path / "rows")
+    row = Row()
+    row.add(judging.Outcome("a", "fuse", "right"))
+    row.add(judging.Outcome("b 1", "fuse", "refused", "input 1 | 2 is empty"))
+    Ledger("opinfo", {"a": row}).write()
+    again = Ledger.read("opinfo")
+    assert again.rows == {"a": row}
+    text = page({"opinfo": "Operators."}, [again])
+    assert "| opinfo | fuse | 1 | 1 | 0 | 0 |" in text
+    assert "| 1 | fuse | input # \\| # is empty | b 1 |" in text
