@@ -1,6 +1,7 @@
 """What a picture shows lies where torch says that it lies; what has no strides is refused."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -81,8 +82,8 @@ def test_channels_are_drawn_first_and_further_images_last():
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        (IMAGES, "From one place to the next goes W, then H, then C, then N."),
-        (IMAGES.to(memory_format=LAST), "goes C, then W, then H, then N."),
+        (IMAGES, "Densest first: W, H, C, N."),
+        (IMAGES.to(memory_format=LAST), "Densest first: C, W, H, N."),
         (TENSORS["N1HW"], "ambiguous: C is 1, so contiguous and channels_last are the same order."),
         (TENSORS["N1HW"], "Its strides are written as channels_last would write them."),
         (TENSORS["NC11"], "H and W are 1, so contiguous"),
@@ -139,6 +140,22 @@ def test_text_fits_the_terminal(tensor, columns, monkeypatch):
     lines = memory_text(memory_of(tensor)).splitlines()
     # The line of strides is not broken.
     assert max(len(line) for line in lines if not line.startswith("strides")) <= columns
+
+
+def test_what_was_drawn_is_still_written_as_json():
+    memory = memory_of(IMAGES.to(memory_format=LAST))
+    assert memory.runs
+    assert json.loads(json.dumps(memory.to_dict())) == {
+        "shape": [2, 3, 5, 8],
+        "strides": [120, 1, 24, 3],
+        "offset": 0,
+        "places": 240,
+        "item_bytes": 8,
+        "dtype": "int64",
+        "device": "cpu",
+        "format": "channels_last",
+        "names": ["N", "C", "H", "W"],
+    }
 
 
 def test_a_picture_reads_no_number():

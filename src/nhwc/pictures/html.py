@@ -79,16 +79,19 @@ def _panel(panel: Panel, memory: Memory) -> str:
 
 def _strip(memory: Memory) -> str:
     """The storage: every run of places begins with the number of its first."""
-    runs, end = [], 0
-    for run in memory.runs:
-        if run.place > end:
-            left_out = f"{run.place - end} places are not drawn"
-            runs.append(f'<span class="m-cut" title="{left_out}">⋯</span>')
-        cells = "".join(_cell(cells, memory) for cells in run.cells)
-        row = f'<span class="m-row">{cells}</span>'
-        runs.append(f'<span class="m-run">{_span("m-place", str(run.place))}{row}</span>')
+    runs = [_cut(memory.runs[0].place)]
+    for run, next_run in zip(memory.runs, (*memory.runs[1:], None), strict=True):
         end = run.place + len(run.cells)
+        cells = "".join(_cell(cells, memory) for cells in run.cells)
+        cut = _cut(next_run.place - end) if next_run else ""
+        place = _span("m-place", str(run.place))
+        runs.append(f'<span class="m-run">{place}<span class="m-row">{cells}{cut}</span></span>')
     return "".join(runs)
+
+
+def _cut(places: int) -> str:
+    """The mark of places that are left out."""
+    return f'<span class="m-cut" title="{places} places are not drawn">⋯</span>' if places else ""
 
 
 def _cell(cells: Sequence[Cell], memory: Memory) -> str:

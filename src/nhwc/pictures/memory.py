@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
@@ -97,7 +97,7 @@ class Memory:
     """What the dimensions are called."""
 
     def to_dict(self) -> dict[str, object]:
-        return {**self.__dict__, "format": str(self.format)}
+        return {**asdict(self), "format": str(self.format)}
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -227,8 +227,7 @@ class Memory:
         if self.format is Format.AMBIGUOUS:
             yield from self._ambiguity()
         if len(self.order) > 1:
-            first, *further = self.order
-            yield f"From one place to the next goes {first}, then {', then '.join(further)}."
+            yield f"Densest first: {', '.join(self.order)}."
         if len(self.shape) == 3:
             yield "With three dimensions torch knows no channels last: there are strides alone."
 

@@ -41,7 +41,7 @@ def show(tensor: Tensor) -> Drawing:
     place 0
         0  4  8  1  5  9  2  6 10  3  7 11
     <BLANKLINE>
-    From one place to the next goes C, then W.
+    Densest first: C, W.
 
     The numbers are counted as the indices go; below they stand in the order of the storage. A `·`
     is a place that is not the tensor's, `⋯` leaves out those between. A large tensor is drawn by a

@@ -11,8 +11,8 @@ from .memory import Cell, Memory, Panel
 WIDTH = 96
 
 _TONES = (
-    (224, 217, 210), (194, 157, 120), (195, 153, 117), (229, 222, 220),
-    (225, 183, 147), (159, 123, 87), (225, 219, 212), (228, 192, 156),
+    (224, 217, 210), (194, 157, 120), (189, 153, 111), (229, 222, 220),
+    (183, 177, 141), (159, 123, 87), (225, 218, 212), (193, 191, 155),
 )  # fmt: skip
 """For each channel three of a terminal's 256 colours, from light to dark; all bear black text."""
 
@@ -40,7 +40,7 @@ def memory_text(memory: Memory, *, color: bool = False) -> str:
     place 0
         0  4  8  1  5  9  2  6 10  3  7 11
     <BLANKLINE>
-    From one place to the next goes C, then W.
+    Densest first: C, W.
     """
     wide = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     shape = "x".join(map(str, memory.shape)) or "a single number,"
