@@ -116,6 +116,15 @@ def test_what_has_no_strides_is_refused(given, words):
         nhwc.show(given)
 
 
+def test_what_stands_for_other_tensors_is_refused():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(nhwc.InputError, match="this TwoTensor has no memory of its own"):
+        nhwc.show(TwoTensor(IMAGES, IMAGES))
+    with pytest.raises(nhwc.InputError, match="the one that went into torch"):
+        torch.vmap(nhwc.show)(IMAGES)
+
+
 def test_fake_tensors_are_drawn():
     from torch._subclasses import FakeTensorMode
 

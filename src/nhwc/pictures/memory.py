@@ -8,6 +8,7 @@ A large tensor is drawn by a corner of it: the first few indices of every dimens
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InputError
 from ..formats import CHANNELS_LAST_OF, Format, format_of, strides_of
@@ -278,21 +280,24 @@ def memory_of(tensor: Tensor, names: Sequence[str] = ()) -> Memory:
         kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
         way = ".to_padded_tensor(0)" if tensor.is_nested else ".to_dense()"
         raise InputError(f"{kind} has no strides to draw. Call {way} first.")
-    try:
-        held = tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError) as error:
-        raise InputError(
-            f"a {type(tensor).__name__} does not show its memory. Draw the tensors that it is "
-            "made of, such as x.to_local() of a distributed one."
-        ) from error
     return Memory(
         tuple(tensor.shape),
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
-        held // tensor.element_size(),
+        _storage_bytes(tensor) // tensor.element_size(),
         tensor.element_size(),
         str(tensor.dtype).removeprefix("torch."),
         str(tensor.device),
         format,
         tuple(names) or NAMES.get(tensor.ndim, tuple(f"dim {i}" for i in range(tensor.ndim))),
+    )
+
+
+def _storage_bytes(tensor: Tensor) -> int:
+    with contextlib.suppress(NotImplementedError, RuntimeError):
+        if not is_traceable_wrapper_subclass(tensor):
+            return tensor.untyped_storage().nbytes()
+    raise InputError(
+        f"this {type(tensor).__name__} has no memory of its own: it stands for other tensors. Draw "
+        "those, such as x.to_local() of a distributed one, or the one that went into torch.vmap."
     )
