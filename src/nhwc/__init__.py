@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Audit",
+    "Drawing",
     "Environment",
     "FileError",
     "Finding",
@@ -36,6 +37,7 @@ __all__ = [
     "ops",
     "optimize",
     "save",
+    "show",
     "strict",
     "to_format",
     "train",

@@ -25,4 +25,6 @@ from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
 from .machine.environment import Environment as Environment
+from .pictures import Drawing as Drawing
+from .pictures import show as show
 from .zoo import load_model as load_model

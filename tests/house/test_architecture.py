@@ -20,6 +20,7 @@ PACKAGE = House(
         ("machine",),
         ("models",),
         ("formats",),
+        ("pictures",),
         ("kernels",),
         ("verify",),
         ("graph",),

@@ -187,15 +187,72 @@ def test_two_tables_compared(table, tmp_path, capsys):
     assert main(["ops", "--diff", str(old), str(old), "--format", "html"]) == 2
 
 
-def test_rules_on_the_command_line(monkeypatch, capsys):
+def test_rules_on_the_command_line(monkeypatch, tmp_path, capsys):
+    from nhwc._ops import rules
+
+    few = [rules.Section("some", rules.SECTIONS[0].rules[:2])]
+    monkeypatch.setattr(rules, "SECTIONS", few)
     assert main(["ops", "--rules", "--format", "markdown"]) == 0
     out = capsys.readouterr().out
     assert "| rule | expected | measured | |" in out
-    assert " 0 do not" in out
+    assert "2 of 2 rules hold, 0 do not" in out
 
-    from nhwc._ops import rules
+    page = tmp_path / "rules.html"
+    assert main(["ops", "--rules", "-o", str(page)]) == 0
+    assert "http" not in re.sub(r'id="data">.*?</script>', "", page.read_text(), flags=re.DOTALL)
+    assert main(["ops", "--rules", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["rules"][1]["program"].startswith("x = torch.rand(10, 3, 32, 32)\ny = x.to(")
+    assert [tensor["name"] for tensor in data["rules"][1]["drawn"]] == ["x", "y"]
+    assert data["rules"][1]["drawn"][1]["memory"]["strides"] == [3072, 1, 96, 3]
 
-    broken = (*rules.RULES[:1], ("never", True, lambda g: False))
-    monkeypatch.setattr(rules, "RULES", broken)
+    elsewhere = rules.Rule("some processors", "yes", "'no'", elsewhere="no")
+    few.append(rules.Section("more", (rules.Rule("never", True, "False"), elsewhere)))
     assert main(["ops", "--rules"]) == 1
-    assert "FAIL  never" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"more\nFAIL  never +False, not True\n", out)
+    assert re.search(r"pass  some processors +no; on other machines yes\n", out)
+
+
+@needs_browser[0]
+@needs_browser[1]
+def test_the_page_of_rules_finds_a_number_everywhere(tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    from nhwc._ops import check_rules
+    from nhwc._ops.rules import SECTIONS
+    from nhwc.render.ops_rules_html import rules_html
+
+    path = tmp_path / "rules.html"
+    found = check_rules(sections=SECTIONS[:3:2])
+    path.write_text(rules_html(found, nhwc.Environment.here()))
+    with opened(path) as browser:
+        cards = browser.find_elements(By.CSS_SELECTOR, ".rule")
+        assert len(cards) == len(found)
+        _, y = cards[1].find_elements(By.CSS_SELECTOR, ".drawn")
+        assert "y is the numbers of x, copied in another order" in y.text
+        grid = y.find_elements(By.CSS_SELECTOR, ".m-panel .m-cell")
+        strip = y.find_elements(By.CSS_SELECTOR, ".m-strip .m-cell")
+        assert [cell.text for cell in grid] == [str(number) for number in range(36)]
+        assert [cell.text for cell in strip[:5]] == ["0", "12", "24", "1", "13"]
+        colors = [cell.value_of_css_property("background-color") for cell in (grid[12], strip[1])]
+        assert colors[0] == colors[1]
+
+        ActionChains(browser).move_to_element(strip[1]).perform()
+        lit = browser.find_elements(By.CSS_SELECTOR, ".m-lit")
+        assert {cell.text for cell in lit} == {"12"}
+        assert len(lit) == 4
+
+        browser.find_element(By.ID, "search").send_keys("expand")
+        visible = [card for card in cards if card.is_displayed()]
+        assert [card.find_element(By.TAG_NAME, "h3").text for card in visible] == [
+            "expanded numbers share their place"
+        ]
+        [place] = visible[0].find_elements(By.CSS_SELECTOR, ".drawn:last-child [data-n*='0 1 ']")
+        ActionChains(browser).move_to_element(place).perform()
+        assert len(browser.find_elements(By.CSS_SELECTOR, ".m-lit")) == 9
+        browser.find_element(By.ID, "search").send_keys("no such")
+        assert browser.find_element(By.ID, "empty").is_displayed()
+        browser.find_element(By.ID, "reset").click()
+        assert all(card.is_displayed() for card in cards)

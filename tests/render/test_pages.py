@@ -11,10 +11,13 @@ from torch import nn
 
 from nhwc import audit
 from nhwc._bench import Benchmark, Case, Row
+from nhwc._ops import check_rules
+from nhwc._ops.rules import SECTIONS, Rule, Section
 from nhwc.render.audit_html import audit_html
 from nhwc.render.bench_html import bench_html
 from nhwc.render.bench_text import bench_text
 from nhwc.render.ops_html import ops_html
+from nhwc.render.ops_rules_html import rules_html
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.page import page
 
@@ -66,12 +69,14 @@ def optimized():
 
 
 ROW = {"outcome": "right", "reason": "", "lost_before": 13, "lost_after": 0, "ratio": 2.5}
+WRONG = Section("what fails", (Rule(EVIL, EVIL * 9, repr(EVIL)),))
 PAGES = {
     "audit": lambda: audit_html(audit(Lossy(), torch.rand(2, 3, 9, 9), name=EVIL)),
     "optimize": optimized,
     "one case": lambda: bench_html(one()),
     "suite": lambda: bench_html(suite()),
     "ops": lambda: ops_html(example_table()),
+    "rules": lambda: rules_html(check_rules(sections=[SECTIONS[2], WRONG]), HERE),
     "zoo": lambda: html(
         {
             "timm:a_model_with_a_rather_long_name.of_many_words": ROW,

@@ -5,7 +5,7 @@ from ._ops import ops as ops
 from .changes import Difference as Difference
 from .changes import difference as difference
 from .custom import check_operator as check_operator
-from .ground import RuleResult as RuleResult
+from .rules import RuleResult as RuleResult
 from .rules import check_rules as check_rules
 from .table import Operator as Operator
 from .table import OperatorTable as OperatorTable

@@ -11,8 +11,10 @@ import torch
 
 from .._ops import DTYPES, OperatorTable, check_operator, check_rules, difference, load_table, ops
 from ..errors import InputError
+from ..machine.environment import Environment
 from ..render.ops_html import ops_html
 from ..render.ops_markdown import ops_markdown
+from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_builder
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rules",
         action="store_true",
-        help="check the rules of memory formats; exit 1 if one fails",
+        help="check the rules of memory formats, drawn by -o rules.html; exit 1 if one fails",
     )
     add_output_arguments(parser, FORMATS)
 
@@ -99,8 +101,6 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
 
 
 def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
-    from ..machine.environment import Environment
-
     dtypes = tuple(args.dtype or ("float32",))
     shapes = [parse_shape(text) for text in args.input or ["2x16x32x32"]]
     found = []
@@ -144,16 +144,17 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _rules(args: argparse.Namespace) -> int:
-    found = check_rules(parse_device(args.device))
+    device = parse_device(args.device)
+    found = check_rules(device)
     format = chosen_format(args, FORMATS)
     if format == "json":
         data = {"schema": 1, "rules": [rule.to_dict() for rule in found]}
         text = json.dumps(data, indent=1) + "\n"
-    elif format == "text":
-        text = rules_text(found, color=args.output is None and colors())
+    elif format == "html":
+        text = rules_html(found, Environment.here(device))
     elif format == "markdown":
         text = rules_markdown(found)
     else:
-        raise InputError(f"--rules has no format {format}. Use text, markdown or json.")
+        text = rules_text(found, color=args.output is None and colors())
     write_output(text, args.output)
     return 0 if all(rule.passed is not False for rule in found) else 1

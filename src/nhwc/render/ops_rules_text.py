@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from .._ops import RuleResult
@@ -15,11 +16,23 @@ def rules_text(found: Sequence[RuleResult], *, color: bool = False) -> str:
     """Render a line for each rule, with the expected outcome where the rule fails."""
     wide = max(len(rule.claim) for rule in found)
     lines = []
-    for rule in found:
-        word = paint(WORDS[rule.passed], COLORS[rule.passed], color)
-        wanted = f", not {rule.expected}" if rule.passed is False else ""
-        lines.append(f"{word}  {rule.claim:<{wide}}  {rule.measured}{wanted}")
-    return "\n".join([*lines, "", summary(found), ""])
+    for title, rules in itertools.groupby(found, lambda rule: rule.section):
+        lines += [paint(title, "bold", color)]
+        for rule in rules:
+            word = paint(WORDS[rule.passed], COLORS[rule.passed], color)
+            lines.append(f"{word}  {rule.claim:<{wide}}  {outcome(rule)}")
+        lines.append("")
+    return "\n".join([*lines, summary(found), ""])
+
+
+def outcome(rule: RuleResult) -> str:
+    """What was measured, with what should have been, and what it is on other machines."""
+    if rule.passed is False:
+        return f"{rule.measured}, not {rule.expected}"
+    if rule.elsewhere and rule.passed:
+        other = rule.expected if rule.measured == rule.elsewhere else rule.elsewhere
+        return f"{rule.measured}; on other machines {other}"
+    return rule.measured
 
 
 def summary(found: Sequence[RuleResult]) -> str:
@@ -34,6 +47,7 @@ def rules_markdown(found: Sequence[RuleResult]) -> str:
     """Render a table with the expected and the measured outcomes."""
     lines = ["| rule | expected | measured | |", "|---|---|---|---|"]
     for rule in found:
-        cells = (rule.claim, f"`{rule.expected}`", f"`{rule.measured}`", WORDS[rule.passed])
+        expected = " or ".join(f"`{e}`" for e in (rule.expected, rule.elsewhere) if e)
+        cells = (rule.claim, expected, f"`{rule.measured}`", WORDS[rule.passed])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", summary(found), ""])
