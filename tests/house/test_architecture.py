@@ -31,7 +31,7 @@ PACKAGE = House(
         ("_public",),
         ("__init__", "render"),
         ("cli", "testing"),
-        ("__main__",),
+        ("__main__", "pytest_plugin"),
     ),
     # An engine of ours is timed as users call it.
     visitors=frozenset({"_bench"}),
