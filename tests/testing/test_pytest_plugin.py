@@ -11,6 +11,7 @@ import pytest
 import nhwc
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTED = ROOT / "docs" / "ci.md"
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="no tomllib")
 
@@ -70,17 +71,18 @@ def test_net(keeps_format, norm):
 
 
 def test_it_fails_for_a_loss_and_writes_a_page_for_each_model(run, tmp_path):
-    done = run(USED, "--nhwc-report", "pages", "--junitxml", "results.xml")
+    (documented,) = re.findall(r"```python\n(.*?)```", DOCUMENTED.read_text(), re.DOTALL)
+    done = run(USED + documented, "--nhwc-report", "pages", "--junitxml", "results.xml")
     folder = tmp_path / "project" / "pages"
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 failed, 1 passed" in done.stdout
+    assert "1 failed, 2 passed" in done.stdout
     assert "1 place loses channels last" in done.stdout
     assert "LOST        torch.nn.functional.instance_norm" in done.stdout
-    assert f"nhwc: 4 pages in {folder}" in done.stdout
+    assert f"nhwc: 5 pages in {folder}" in done.stdout
     # The frames of the fixture are left out of the traceback: it ends in the user's test.
     assert "pytest_plugin.py" not in done.stdout
     pages = sorted(folder.iterdir())
-    assert len(pages) == 4
+    assert len(pages) == 5
     assert all("<!doctype html>" in page.read_text() for page in pages)
     (named,) = re.findall(r"^E +page: (.*)$", done.stdout, re.MULTILINE)
     assert Path(named) in pages
