@@ -25,4 +25,5 @@ from .formats import convert_ as convert_
 from .formats import format_of as format_of
 from .formats import to_format as to_format
 from .machine.environment import Environment as Environment
+from .render import notebook as _displays_results  # noqa: F401
 from .zoo import load_model as load_model

@@ -16,7 +16,7 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("errors", "operators", "shown"),
+        ("displayed", "errors", "operators", "shown"),
         ("machine",),
         ("models",),
         ("formats",),
@@ -28,9 +28,10 @@ PACKAGE = House(
         ("files", "watch"),
         ("zoo",),
         ("_audit", "_bench", "_fuse", "_ops", "_optimize", "_train"),
+        ("render",),
         ("_public",),
-        ("__init__", "render"),
-        ("cli", "testing"),
+        ("__init__",),
+        ("cli", "notebook", "testing"),
         ("__main__", "pytest_plugin"),
     ),
     # An engine of ours is timed as users call it.

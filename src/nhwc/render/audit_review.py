@@ -29,15 +29,19 @@ def story(review: Review, one: Reviewed) -> str:
         f"{what_happened(review.audit, finding)}, {modules_of(review.audit, finding)}.",
         cost if finding.cost_s else "",
         f" {finding.remedy}",
-        f" The call: {finding.site.source} ({place(one)})." if one.own != one.location else "",
+        f" The call: {finding.site.source} ({place(one)})."
+        if one.location not in (None, one.own)
+        else "",
     ]
     return printable("".join(parts), keep="")
 
 
 def place(one: Reviewed) -> str:
-    """File and line of the call."""
+    """File and line of the call; its module where no line is known."""
     found = one.location
-    return printable(f"{found.path}:{found.line}", keep="") if found else "no source line"
+    module = one.finding.site.module
+    text = f"{found.path}:{found.line}" if found else f"in {module or 'the model'}"
+    return printable(text, keep="")
 
 
 def counted(review: Review) -> str:
