@@ -17,11 +17,12 @@ _EVERY_S = 0.1
 class Bar:
     """A progress bar below the cell, for what takes long; gone when the work is done.
 
-    >>> import nhwc
     >>> with Bar() as bar:
-    ...     table = nhwc.ops("grid_sample", dtypes=("float32",), timed=False, progress=bar)
+    ...     for done in range(3):
+    ...         bar(done, 3, "grid_sample")
 
-    It is the `progress` of `optimize`, `bench` and `ops`. Outside of a notebook it shows nothing.
+    Hand it to a verb: `nhwc.optimize(model, x, progress=bar)`, and so to `bench` and `ops`. Outside
+    of a notebook it shows nothing.
     """
 
     def __init__(self) -> None:
