@@ -204,6 +204,16 @@ def test_sarif_marks_what_the_baseline_knows(repository):
     assert [one["level"] for one in run["results"]] == ["note", "error"]
 
 
+def test_sarif_names_a_place_also_where_no_line_is_known(repository):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))
+    report = audit(net, torch.rand(1, 3, 9, 9), name="a:b/c")
+    findings = [replace(one, site=replace(one.site, file="", line=0)) for one in report.findings]
+    found = review(replace(report, findings=tuple(findings)), repository)
+    place = checked(audit_sarif(found, "1.0"))["results"][0]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "a%3Ab%2Fc"}, "region": {"startLine": 1}}
+    assert "::warning title=torch.nn.functional.instance_norm" in audit_github(found)
+
+
 @pytest.mark.parametrize(
     ("text", "hashes"),
     [

@@ -7,10 +7,7 @@ from .audit_review import counted, place, story, title
 from .text import plural, shape
 
 MOST = 10
-"""GitHub shows this many errors, warnings and notices of one step, and drops the rest in silence.
-
-https://docs.github.com/en/actions/reference/limits
-"""
+"""GitHub shows as many errors, warnings and notices of one step, and drops the rest in silence."""
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 

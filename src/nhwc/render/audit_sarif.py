@@ -95,7 +95,7 @@ def _result(review: Review, one: Reviewed) -> dict[str, Any]:
         "ruleIndex": list(KINDS).index(one.finding.kind),
         "level": one.level,
         "message": {"text": f"{operator(one)}: {story(review, one)}"},
-        "locations": _locations(one),
+        "locations": [_location(review, one)],
         "partialFingerprints": _fingerprints(one),
     }
     if review.baseline:
@@ -106,15 +106,19 @@ def _result(review: Review, one: Reviewed) -> dict[str, Any]:
     return result
 
 
-def _locations(one: Reviewed) -> list[dict[str, Any]]:
-    location: dict[str, Any] = {}
+def _location(review: Review, one: Reviewed) -> dict[str, Any]:
     if one.own is not None:
         source = one.finding.site.source if one.own == one.location else ""
-        location["physicalLocation"] = _physical(one.own, source)
+        physical = _physical(one.own, source)
+    else:
+        # Code scanning refuses a result without a file: the name of the model stands for it.
+        name = quote(review.audit.model, safe="")
+        physical = {"artifactLocation": {"uri": name}, "region": {"startLine": 1}}
+    location: dict[str, Any] = {"physicalLocation": physical}
     if one.finding.site.module:
         name = one.finding.site.module
         location["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
-    return [location] if location else []
+    return location
 
 
 def _physical(location: Location, source: str) -> dict[str, Any]:
