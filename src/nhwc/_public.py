@@ -27,4 +27,5 @@ from .formats import to_format as to_format
 from .machine.environment import Environment as Environment
 from .pictures import Drawing as Drawing
 from .pictures import show as show
+from .render import notebook as _displays_results  # noqa: F401
 from .zoo import load_model as load_model

@@ -1,4 +1,4 @@
-"""An assertion for a user's test suite."""
+"""An assertion for a user's test suite; `nhwc.pytest_plugin` has it as a fixture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ._audit import audit
+from ._audit import Audit, audit
 from .render.audit_text import audit_text
 
 
@@ -20,7 +20,12 @@ def assert_keeps_format(model: nn.Module, *inputs: Any, **options: Any) -> None:
     """
     # pytest leaves this frame out of the traceback it prints.
     __tracebackhide__ = True
-    report = audit(model, *inputs, **options)
+    assert_kept(audit(model, *inputs, **options))
+
+
+def assert_kept(report: Audit, note: str = "") -> None:
+    """Fail, with the audit and `note` as the message, if an operator in it drops channels last."""
+    __tracebackhide__ = True
     if report.lost:
         places = f"{len(report.lost)} place{'s lose' if len(report.lost) > 1 else ' loses'}"
-        raise AssertionError(f"{places} channels last\n{audit_text(report)}")
+        raise AssertionError(f"{places} channels last\n{audit_text(report)}{note}")

@@ -16,7 +16,7 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("errors", "operators", "shown"),
+        ("displayed", "errors", "operators", "shown"),
         ("machine",),
         ("models",),
         ("formats",),
@@ -29,10 +29,11 @@ PACKAGE = House(
         ("files", "watch"),
         ("zoo",),
         ("_audit", "_bench", "_fuse", "_ops", "_optimize", "_train"),
+        ("render",),
         ("_public",),
-        ("__init__", "render"),
-        ("cli", "testing"),
-        ("__main__",),
+        ("__init__",),
+        ("cli", "notebook", "testing"),
+        ("__main__", "pytest_plugin"),
     ),
     # An engine of ours is timed as users call it.
     visitors=frozenset({"_bench"}),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..displayed import Displayed
 from ..formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from ..formats.weights import convolution_weights
 from ..machine.environment import Environment
@@ -35,7 +36,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Displayed):
     """One run of a model: its calls, their effects on the memory format, and the findings."""
 
     model: str

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..displayed import Displayed
 from ..errors import FileError
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, Samples
@@ -169,7 +170,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Displayed):
     """Rows measured in one environment. `interrupted` means that some cases are missing."""
 
     environment: Environment

@@ -8,6 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..displayed import Displayed
 from ..errors import FileError, InputError
 
 SCHEMA = 1
@@ -132,7 +133,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class OperatorTable:
+class OperatorTable(Displayed):
     """Every operator of one torch on one device."""
 
     environment: dict[str, str | int]

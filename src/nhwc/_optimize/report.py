@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..displayed import Displayed
 from ..graph.report import Opaque, PassReport
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, Samples
@@ -63,7 +64,7 @@ class PlanReport:
 
 
 @dataclass(frozen=True)
-class OptimizeReport:
+class OptimizeReport(Displayed):
     """How the model came about that `optimize` returned.
 
     `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`

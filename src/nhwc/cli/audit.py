@@ -6,13 +6,24 @@ import argparse
 import json
 from pathlib import Path
 
-from .._audit import Audit, audit
+from .. import __version__
+from .._audit import audit
+from .._audit.baseline import Baseline, known_by, load_baseline
+from .._audit.locations import repository_root
+from .._audit.review import Review, review
+from ..errors import InputError
+from ..render.audit_github import audit_github
 from ..render.audit_html import audit_html
+from ..render.audit_junit import audit_junit
+from ..render.audit_review import baseline_text, counted
+from ..render.audit_sarif import audit_sarif
 from ..render.audit_text import audit_text
+from ..zoo.definitions import definition_of
 from .common import add_model_arguments, build, colors
-from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
+from .outputs import add_output_arguments, check_outputs, chosen_format, write_file, write_output
+from .progress import note
 
-FORMATS = ("text", "json", "html")
+FORMATS = ("text", "json", "html", "github", "sarif", "junit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 if the format is lost, if data is copied between formats, or if channels "
         "last is slower than contiguous",
     )
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        type=Path,
+        help="findings that are known, which do not fail: only new ones do",
+    )
+    parser.add_argument(
+        "--update-baseline",
+        action="store_true",
+        help="write what is found now into --baseline FILE, which then knows it",
+    )
     add_output_arguments(parser, FORMATS)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_outputs(args.output, reads=(args.model, args.weights))
+    before = _baseline(args)
     model, inputs = build(args)
     result = audit(
         model,
@@ -41,21 +63,55 @@ def run(args: argparse.Namespace) -> int:
         compare=args.compare or "slower" in args.fail_on,
         name=args.model,
     )
-    write_output(render(result, chosen_format(args, FORMATS), args.output), args.output)
-    return 1 if any(failed(result, what) for what in args.fail_on) else 0
+    root = repository_root(Path.cwd())
+    baseline = before
+    if before is not None and args.update_baseline:
+        found = (known_by(finding, result.model, root) for finding in result.findings)
+        baseline = before.updated(result.model, found)
+    reviewed = review(
+        result,
+        root,
+        fail_on=args.fail_on,
+        baseline=baseline,
+        baseline_name=str(args.baseline or ""),
+        definition=definition_of(args.model),
+    )
+    format = chosen_format(args, FORMATS)
+    write_output(render(reviewed, format, args.output), args.output)
+    if baseline is not None and args.update_baseline:
+        write_file(args.baseline, baseline.to_json().encode())
+        note(f"wrote {args.baseline}")
+    elif baseline is not None and format in ("html", "sarif", "junit"):
+        note(f"baseline {args.baseline}: {counted(reviewed)}")
+    return 1 if reviewed.failed else 0
 
 
-def render(result: Audit, format: str, path: Path | None) -> str:
+def _baseline(args: argparse.Namespace) -> Baseline | None:
+    """The baseline that the command line names, after a look at all files that it names."""
+    reads = (args.model, args.weights)
+    if args.baseline is None:
+        if args.update_baseline:
+            raise InputError("--update-baseline needs the file to write. Add --baseline FILE.")
+        check_outputs(args.output, reads=reads)
+        return None
+    if args.update_baseline:
+        check_outputs(args.output, args.baseline, reads=reads)
+        return load_baseline(args.baseline) if args.baseline.exists() else Baseline()
+    check_outputs(args.output, reads=(*reads, args.baseline))
+    return load_baseline(args.baseline)
+
+
+def render(reviewed: Review, format: str, path: Path | None) -> str:
     if format == "json":
-        return json.dumps(result.to_dict(), indent=1) + "\n"
+        return json.dumps(reviewed.to_dict(), indent=1) + "\n"
     if format == "html":
-        return audit_html(result)
-    return audit_text(result, color=path is None and colors())
-
-
-def failed(result: Audit, what: str) -> bool:
-    if what == "lost":
-        return bool(result.lost)
-    if what == "copies":
-        return bool(result.copies)
-    return result.comparison is not None and result.comparison.verdict == "slower"
+        return audit_html(reviewed.audit)
+    if format == "github":
+        return audit_github(reviewed)
+    if format == "sarif":
+        return audit_sarif(reviewed, __version__)
+    if format == "junit":
+        return audit_junit(reviewed)
+    color = path is None and colors()
+    text = audit_text(reviewed.audit, color=color)
+    return f"{text}\n{baseline_text(reviewed, color=color)}" if reviewed.baseline else text

@@ -26,7 +26,7 @@ def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
     if args.format:
         return str(args.format)
     ending = args.output.suffix.lstrip(".") if args.output else ""
-    ending = {"htm": "html", "txt": "text", "md": "markdown"}.get(ending, ending)
+    ending = {"htm": "html", "txt": "text", "md": "markdown", "xml": "junit"}.get(ending, ending)
     return ending if ending in formats else formats[0]
 
 

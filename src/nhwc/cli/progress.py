@@ -7,7 +7,7 @@ import sys
 import time
 from contextvars import ContextVar
 
-from ..render.text import to_show
+from ..render.text import duration, to_show
 from ..shown import printable
 
 quiet: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -50,18 +50,3 @@ class ProgressLine:
         if self._live and not quiet.get():
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-
-
-def duration(seconds: float) -> str:
-    """Format a span of time for people.
-
-    >>> duration(5), duration(90), duration(4000)
-    ('5 s', '1 min 30 s', '1 h 6 min')
-    """
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

@@ -71,19 +71,20 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
     times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
     cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
     place = (
-        f"{finding.site.place}  {_modules(audit, finding)}"
+        f"{finding.site.place}  {modules_of(audit, finding)}"
         if finding.site.file
-        else _modules(audit, finding)
+        else modules_of(audit, finding)
     )
     lines = [f"{label} {paint(finding.operator + times, 'bold', color)}  {cost}".rstrip()]
     lines.append(f"    {paint(place, 'blue', color)}")
     if finding.site.source:
         lines.append(f"    {paint(finding.site.source, 'dim', color)}")
-    lines.append(wrap(f"{_what(audit, finding)}. {finding.remedy}", "    "))
+    lines.append(wrap(f"{what_happened(audit, finding)}. {finding.remedy}", "    "))
     return lines
 
 
-def _what(audit: Audit, finding: Finding) -> str:
+def what_happened(audit: Audit, finding: Finding) -> str:
+    """Say what the operator did to the format, and what that cost later calls."""
     text = KINDS[finding.kind]
     if finding.payers:
         names = Counter(audit.calls[i].operator.rpartition(".")[2] for i in finding.payers)
@@ -95,7 +96,8 @@ def _what(audit: Audit, finding: Finding) -> str:
     return text[0].upper() + text[1:]
 
 
-def _modules(audit: Audit, finding: Finding) -> str:
+def modules_of(audit: Audit, finding: Finding) -> str:
+    """Name the first of the modules that it happens in."""
     sites = [audit.calls[i].site for i in finding.calls] or [finding.site]
     names = list(dict.fromkeys(site.module for site in sites))
     rest = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -51,6 +51,21 @@ def milliseconds(seconds: float) -> str:
     return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
 
 
+def duration(seconds: float) -> str:
+    """Format a span of time for people.
+
+    >>> duration(5), duration(90), duration(4000)
+    ('5 s', '1 min 30 s', '1 h 6 min')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def size(count: int) -> str:
     """Format a number of bytes for people.
 

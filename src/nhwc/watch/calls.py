@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 from ..formats import Format
@@ -61,9 +62,19 @@ class Site:
         """File and line, short: from the package on, or from the working directory on."""
         if not self.file:
             return "(no source line)"
+        if cell := _cell(self.file):
+            return f"{cell}:{self.line}"
         packaged = re.split(r"(?:site|dist)-packages[/\\]", self.file)
         short = packaged[-1] if len(packaged) > 1 else os.path.relpath(self.file)
         return f"{self.file if short.startswith('..') else short}:{self.line}"
+
+
+def _cell(file: str) -> str:
+    """The name of the notebook's cell that IPython keeps under the name of a file, `In[3]` say."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive else None
+    label = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    return label[1] if label else ""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class Recorder(contextlib.ExitStack):
         self.constants = set() if model is None else {_memory(t) for t in _own_tensors(model)}
 
     def __enter__(self) -> Recorder:
+        # A notebook lives on while the files of its models are edited.
+        linecache.checkcache()
         self.enter_context(_Functions(self))
         self.enter_context(_Kernels(self))
         return self

@@ -1,0 +1,82 @@
+"""Results in a notebook: the page that the command line writes, inside of a frame."""
+
+from __future__ import annotations
+
+import html
+from importlib.resources import files
+
+from .._audit import Audit
+from .._bench import Benchmark
+from .._ops import OperatorTable
+from .._optimize import OptimizeReport
+from ..displayed import html_of, text_of
+from .audit_html import audit_html
+from .audit_text import audit_text
+from .bench_html import bench_html
+from .bench_text import bench_text
+from .ops_html import ops_html
+from .ops_text import ops_text
+from .optimize_html import optimize_html
+from .optimize_text import optimize_text
+
+HEIGHT = 800
+"""The most pixels that a page takes up; what is longer scrolls inside of its frame."""
+
+
+def framed(page: str, text: str) -> str:
+    """Put a page into a frame, where its styles and the notebook's do not touch each other.
+
+    The text stands there until the page is loaded, and for good where frames are taken out, as on
+    GitHub and in notebooks that are not trusted.
+    """
+    script = (files(__package__) / "templates" / "frame.js").read_text(encoding="utf-8")
+    return (
+        f"<div><pre>{html.escape(text)}</pre>"
+        f'<iframe title="nhwc" style="width: 100%; max-height: {HEIGHT}px; border: 0" '
+        # Pages hold many double quotes, which need no escape between single ones.
+        f"onload='{_attribute(script)}' srcdoc='{_attribute(page)}'></iframe></div>"
+    )
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
+
+
+@text_of.register
+def _(result: Audit) -> str:
+    return audit_text(result)
+
+
+@html_of.register
+def _(result: Audit) -> str:
+    return framed(audit_html(result), audit_text(result))
+
+
+@text_of.register
+def _(result: OptimizeReport) -> str:
+    return optimize_text(result, result.model)
+
+
+@html_of.register
+def _(result: OptimizeReport) -> str:
+    return framed(optimize_html(result, result.model), optimize_text(result, result.model))
+
+
+@text_of.register
+def _(result: Benchmark) -> str:
+    return bench_text(result)
+
+
+@html_of.register
+def _(result: Benchmark) -> str:
+    return framed(bench_html(result), bench_text(result))
+
+
+@text_of.register
+def _(result: OperatorTable) -> str:
+    return ops_text(result)
+
+
+@html_of.register
+def _(result: OperatorTable) -> str:
+    return framed(ops_html(result), ops_text(result))

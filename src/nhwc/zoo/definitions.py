@@ -1,0 +1,41 @@
+"""The line that defines a model, found in its source without running it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from ..watch.calls import Site
+
+
+def definition_of(name: str) -> Site | None:
+    """The line that defines the model called `name`, if that names code or a file.
+
+    >>> definition_of("nhwc.zoo.definitions:definition_of").source
+    'def definition_of(name: str) -> Site | None:'
+    """
+    where, _, what = name.rpartition(":")
+    if where.endswith(".py"):
+        file = Path(where)
+    elif where in ("", "torchvision", "timm"):
+        return Site("", "", str(Path(name).resolve()), 1, "") if Path(name).is_file() else None
+    else:
+        spec = importlib.util.find_spec(where)
+        if spec is None or not spec.has_location or spec.origin is None:
+            return None
+        file = Path(spec.origin)
+    text = file.read_text(encoding="utf-8", errors="replace")
+    line = next((node.lineno for node in ast.parse(text).body if what in _names(node)), 1)
+    code = (text.splitlines() or [""])[line - 1].strip()
+    return Site("", "", str(file.resolve()), line, code)
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return [alias.asname or alias.name for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
