@@ -147,7 +147,7 @@ def audit(
         if exported:
             unseen.append("modules and source lines: an exported program is one flat graph")
         run = Run(model, inputs, kwargs, convert=convert, backward=backward)
-        guarded(run.go, model, tensors)
+        guarded(run, tensors)
         run_s = min(_seconds(run.go, device) for _ in range(2))
         recorder = Recorder(model)
         profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")

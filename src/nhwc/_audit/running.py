@@ -18,7 +18,7 @@ from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
 from ..models.trees import some, tensors_of
 from ..optimized import Optimized
-from ..watch.recorder import is_users
+from ..watch.recorder import Recorder, is_users
 
 
 class Run:
@@ -131,10 +131,10 @@ def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
-def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
     """Run the model; turn its exception into an error that says what is wrong with the input."""
     try:
-        go()
+        run.go()
     except NhwcError:
         raise
     except Exception as error:
@@ -148,9 +148,19 @@ def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
                 "or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
             )
         raise ModelFailed(
-            f"{type(model).__name__} raised {type(error).__name__} on this input"
-            f"{_where(error)}: {text}. {advice}"
+            f"{type(run.model).__name__} raised {type(error).__name__} on this input"
+            f"{_where(error)}: {text}. {advice}{_operator(run)}"
         ) from error
+
+
+def _operator(run: Run) -> str:
+    """The operator that raises, with its inputs, which a second run tells; "" where none does."""
+    recorder = Recorder(run.model)
+    try:
+        run.go(recorder)
+    except Exception as error:
+        return f" {recorder.told_of(error)}".rstrip()
+    return ""
 
 
 def _where(error: Exception) -> str:
