@@ -62,7 +62,7 @@ def test_an_error_of_an_operator_gets_its_inputs():
     assert "torch.nn.functional.conv2d raised at " in told
     assert "test_strict.py:" in told
     assert "in module 1 (Conv2d). Inputs: shape (2, 3, 8, 8) strides (192, 1, 24, 3)" in told
-    assert "(channels_last); shape (4, 4, 3, 3) strides (36, 9, 3, 1) (contiguous)" in told
+    assert "(channels_last) float32; shape (4, 4, 3, 3) strides (36, 9, 3, 1) (contiguous)" in told
     assert nothing_patched()
 
 

@@ -48,8 +48,8 @@ class TensorSpec:
 
 
 def described(specs: Iterable[TensorSpec]) -> str:
-    """Shape, strides and format of each tensor, in one line."""
-    return "; ".join(f"shape {s.shape} strides {s.strides} ({s.format})" for s in specs)
+    """Shape, strides, format and type of each tensor, in one line."""
+    return "; ".join(f"shape {s.shape} strides {s.strides} ({s.format}) {s.dtype}" for s in specs)
 
 
 @dataclass(frozen=True)
