@@ -260,7 +260,7 @@ _TUTORIAL: tuple[tuple[str, str, Look], ...] = (
     (
         "Training with mixed precision gains more than 22 %.",
         "nhwc bench --suite apex --device cuda",
-        gpu("train", low=1.22),
+        gpu("train", low=1.22, on_cpu="apex"),
     ),
     (
         "The published training script prints time, speed, loss and precision every ten batches.",

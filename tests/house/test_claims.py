@@ -89,6 +89,9 @@ def test_recorded_results_come_in_where_they_are(tmp_path, monkeypatch):
     looks += [claims_evidence.gpu_tests]
     assert [look(Evidence()).outcome for look in looks] == [LATER, GPU, GPU]
     (tmp_path / "blog.json").write_bytes(recorded)
+    waiting = claims_evidence.gpu("train", on_cpu="blog")(Evidence())
+    assert waiting.outcome == GPU
+    assert waiting.words.startswith("on a CPU: 1.")
     (tmp_path / "gpu").mkdir()
     rows = [{"model": "a", "seconds": {"NCHW": [1.2, 1.3], "NHWC": [1.0, 1.0]}}, {"failure": "x"}]
     (tmp_path / "gpu" / "volta.json").write_text(json.dumps({"rows": rows}))
