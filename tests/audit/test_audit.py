@@ -439,6 +439,25 @@ def test_the_model_is_left_as_found_when_it_raises():
     torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
 
 
+def test_a_model_that_raises_is_told_with_the_operator_and_its_inputs():
+    class Recovers(nn.Module):
+        def forward(self, x):
+            try:
+                x.view(-1)
+            except RuntimeError:
+                raise KeyError("mine") from None
+
+    with pytest.raises(nhwc.ModelFailed) as caught:
+        assert_keeps_format(nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3)), last(2, 3, 8, 8))
+    text = str(caught.value)
+    assert "conv2d raised at " in text
+    assert "in module 1 (Conv2d). Inputs: shape (2, 3, 8, 8) strides (192, 1, 24, 3)" in text
+    assert "\n" not in text
+    with pytest.raises(nhwc.ModelFailed) as caught:
+        audit(Recovers(), last(2, 3, 8, 8))
+    assert "raised at" not in str(caught.value)
+
+
 def test_a_buffer_replaced_in_forward_is_put_back():
     class Counter(nn.Module):
         def __init__(self):

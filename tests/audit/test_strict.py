@@ -1,3 +1,4 @@
+import contextlib
 import threading
 import warnings
 
@@ -46,6 +47,54 @@ def test_the_message_names_everything():
     assert "shape (2, 8, 8, 8) strides (512, 1, 64, 8) (channels_last)" in text
     assert "shape (2, 16, 8, 8) strides (1024, 64, 8, 1) (contiguous)" in text
     assert "input 1 of 2 is a slice" in text
+
+
+def notes_of(error):
+    """What is printed with an error; Python 3.10 has no notes, and the message tells it there."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def test_an_error_of_an_operator_gets_its_inputs():
+    net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+    with pytest.raises(RuntimeError, match="expected input") as caught, strict(net):
+        net(last(2, 3, 8, 8))
+    told = notes_of(caught.value)
+    assert "torch.nn.functional.conv2d raised at " in told
+    assert "test_strict.py:" in told
+    assert "in module 1 (Conv2d). Inputs: shape (2, 3, 8, 8) strides (192, 1, 24, 3)" in told
+    assert "(channels_last) float32; shape (4, 4, 3, 3) strides (36, 9, 3, 1) (contiguous)" in told
+    assert nothing_patched()
+
+
+def test_an_error_of_the_backward_pass_and_of_an_operator_without_tensors_too():
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.view(-1, 5)
+
+    y = Refuses.apply(last(2, 3, 8, 8).requires_grad_())
+    with pytest.raises(RuntimeError, match="invalid for input") as caught, strict():
+        y.backward(last(2, 3, 8, 8))
+    assert "view raised at " in notes_of(caught.value)
+    with pytest.raises(RuntimeError) as caught, strict():
+        torch.zeros(2, -1)
+    assert "torch.zeros raised at " in notes_of(caught.value)
+    assert "It got no tensor." in notes_of(caught.value)
+
+
+def test_an_error_that_no_operator_raised_stays_as_it_is():
+    def recovers():
+        with contextlib.suppress(RuntimeError):
+            last(2, 3, 8, 8).view(-1)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught, strict():
+        recovers()
+    assert notes_of(caught.value) == "'mine'"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +214,8 @@ def test_other_errors_of_torchscript_stay_what_they_are():
     with pytest.raises(RuntimeError) as caught, strict():
         forms[0](last(2, 3, 8, 8))
     assert not isinstance(caught.value, FormatLost)
+    assert "raised at" in notes_of(caught.value)
+    assert "shape (2, 3, 8, 8) strides (192, 1, 24, 3)" in notes_of(caught.value)
 
     def caught_and_told():
         try:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,8 @@ from ..watch.profile import profiled, with_profile
 from ..watch.recorder import Recorder
 from .findings import Finding, find, hidden_weights, is_note, unconverted_weights
 from .images import only_of_images
-from .running import Run, as_written, check, guarded
+from .reorders import Reorders, Untold, reorders_of
+from .running import Run, as_written, check, guarded, weights_in
 
 SCHEMA = 1
 
@@ -55,6 +56,8 @@ class Audit(Displayed):
     environment: Environment
     comparison: Comparison | None = field(default=None)
     """Contiguous against channels last, timed in turns, where it was asked for."""
+    reorders: Reorders | None = field(default=None)
+    """What oneDNN ran in either format, its reorders among it, where it was asked for and told."""
 
     @property
     def lost(self) -> tuple[Finding, ...]:
@@ -111,6 +114,7 @@ class Audit(Displayed):
             "unseen": list(self.unseen),
             "environment": self.environment.to_dict(),
             "comparison": None if self.comparison is None else asdict(self.comparison),
+            "reorders": None if self.reorders is None else self.reorders.to_dict(),
         }
 
 
@@ -121,6 +125,7 @@ def audit(
     backward: bool = False,
     convert: bool | None = None,
     compare: bool = False,
+    reorders: bool = False,
     name: str | None = None,
 ) -> Audit:
     """Run `model` once and report what every operator did to the memory format.
@@ -132,8 +137,11 @@ def audit(
 
     `convert` says whether weights and inputs are turned to channels last for the run. If it is left
     out, they are, unless a weight or an input is channels last already: then the model is taken as
-    it is. `compare` times both formats in turns. A model from `nhwc.optimize` is audited as the
-    graph below its plan. The model is left as it was found.
+    it is. `compare` times both formats in turns. `reorders` asks oneDNN what it copies between
+    layouts inside its kernels, in either format. That takes three more runs, or four if the model
+    is taken as it is; during two of them standard output is led into a file, and what others print
+    comes after. A model from `nhwc.optimize` is audited as the graph below its plan. The model is
+    left as it was found.
     """
     kwargs = dict(kwargs or {})
     exported = isinstance(model, ExportedProgram)
@@ -143,15 +151,25 @@ def audit(
         convert = not _begun(model, (inputs, kwargs))
     device = _device(model, inputs, kwargs)
     tensors = tensors_of((inputs, kwargs))
-    in_format = _converted(model) if convert else contextlib.nullcontext()
-    with preserved(model), as_written(model) as unseen, in_format:
+    format = Format.CHANNELS_LAST if convert else None
+    in_format = weights_in(model, format) if format else contextlib.nullcontext()
+    inside = None
+    with preserved(model), as_written(model) as unseen:
         if exported:
             unseen.append("modules and source lines: an exported program is one flat graph")
-        run = Run(model, inputs, kwargs, convert=convert, backward=backward)
-        guarded(run.go, model, tensors)
-        run_s = min(_seconds(run.go, device) for _ in range(2))
+        run = Run(model, inputs, kwargs, format=format, backward=backward)
         recorder = Recorder(model)
-        profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
+        with in_format:
+            guarded(run, tensors)
+            run_s = min(_seconds(run.go, device) for _ in range(2))
+            profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
+        try:
+            inside = reorders_of(run, device) if reorders else None
+            why_not = "they are told with audit(..., reorders=True)"
+        except Untold as error:
+            why_not = str(error)
+        if inside is None and device.type == "cpu":
+            unseen.append(f"reorders inside oneDNN's kernels: {why_not}")
     calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
     tracker = Tracker()
     outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
@@ -170,6 +188,7 @@ def audit(
         unseen=tuple(unseen),
         environment=Environment.here(device),
         comparison=_compare(model, inputs, kwargs, backward, device) if compare else None,
+        reorders=inside,
     )
 
 
@@ -181,19 +200,6 @@ def _begun(model: nn.Module, inputs: object) -> bool:
     weights = (weight.tensor for weight in convolution_weights(model))
     own = (*model.parameters(), *weights)
     return any(format_of(t) in last for t in (*own, *tensors_of(inputs)))
-
-
-@contextlib.contextmanager
-def _converted(model: nn.Module) -> Iterator[None]:
-    """`model` with its weights in channels last, the constants of frozen TorchScript among them."""
-    kept = [(weight.tensor, weight.tensor.data) for weight in convolution_weights(model)]
-    if kept:
-        convert_(model)
-    try:
-        yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
 
 
 def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
@@ -217,8 +223,10 @@ def _compare(
         convert_(plain, Format.CONTIGUOUS)
         convert_(last)
     runs = {
-        "contiguous": Run(plain, inputs, kwargs, convert=False, backward=backward).go,
-        "channels_last": Run(last, inputs, kwargs, convert=True, backward=backward).go,
+        "contiguous": Run(plain, inputs, kwargs, format=Format.CONTIGUOUS, backward=backward).go,
+        "channels_last": Run(
+            last, inputs, kwargs, format=Format.CHANNELS_LAST, backward=backward
+        ).go,
     }
     with preserved(model):
         times = interleave(runs, rounds=10, device=device)

@@ -13,23 +13,27 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..errors import InputError, ModelFailed, NhwcError
-from ..formats import CHANNELS_LAST_OF, to_format
+from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
 from ..models.trees import some, tensors_of
 from ..optimized import Optimized
-from ..watch.recorder import is_users
+from ..watch.recorder import Recorder, is_users
 
 
 class Run:
-    """One run of the model on fresh copies of its inputs: in-place operators may write to them."""
+    """One run of the model on fresh copies of its inputs: in-place operators may write to them.
+
+    Its images are given in `format`; without one, they are given as they are.
+    """
 
     def __init__(
-        self, model: nn.Module, inputs: Any, kwargs: Any, *, convert: bool, backward: bool
+        self, model: nn.Module, inputs: Any, kwargs: Any, *, format: Format | None, backward: bool
     ) -> None:
         self.model = model
         self.arguments = (inputs, kwargs)
-        self.ranks = _ranks(model) if convert else ()
+        self.format = format
+        self.ranks = () if format is None else _ranks(model)
         self.backward = backward
 
     def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
@@ -42,12 +46,26 @@ class Run:
     def _fresh(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
-        if leaf.ndim in self.ranks and leaf.layout is torch.strided:
-            marked = to_format(leaf.detach(), CHANNELS_LAST_OF[leaf.ndim])
+        if self.format and leaf.ndim in self.ranks and leaf.layout is torch.strided:
+            wanted = CHANNELS_LAST_OF[leaf.ndim] if self.format.is_last else self.format
+            marked = to_format(leaf.detach(), wanted)
             fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
         else:
             fresh = copy.deepcopy(leaf.detach())
         return fresh.requires_grad_(leaf.requires_grad)
+
+
+@contextlib.contextmanager
+def weights_in(model: nn.Module, format: Format) -> Iterator[None]:
+    """`model` with its weights in `format`, the constants of frozen TorchScript among them."""
+    kept = [(weight.tensor, weight.tensor.data) for weight in convolution_weights(model)]
+    if kept:
+        convert_(model, format)
+    try:
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
 
 
 def _ranks(model: nn.Module) -> Collection[int]:
@@ -117,8 +135,6 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
             f"the plan of {some(list(planned))}, which ran as the graph below it: which kernel "
             "and which layout each layer has got is in its report"
         )
-    if any(p.device.type == "cpu" for p in model.parameters()):
-        unseen.append("reorders inside oneDNN's own kernels (of weights, for instance)")
     with contextlib.ExitStack() as stack:
         for module in planned.values():
             stack.enter_context(module.unplanned())
@@ -131,10 +147,10 @@ def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
-def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
     """Run the model; turn its exception into an error that says what is wrong with the input."""
     try:
-        go()
+        run.go()
     except NhwcError:
         raise
     except Exception as error:
@@ -148,9 +164,19 @@ def guarded(go: Any, model: nn.Module, tensors: Sequence[Tensor]) -> None:
                 "or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."
             )
         raise ModelFailed(
-            f"{type(model).__name__} raised {type(error).__name__} on this input"
-            f"{_where(error)}: {text}. {advice}"
+            f"{type(run.model).__name__} raised {type(error).__name__} on this input"
+            f"{_where(error)}: {text}. {advice}{_operator(run)}"
         ) from error
+
+
+def _operator(run: Run) -> str:
+    """The operator that raises, with its inputs, which a second run tells; "" where none does."""
+    recorder = Recorder(run.model)
+    try:
+        run.go(recorder)
+    except Exception as error:
+        return f" {recorder.told_of(error)}".rstrip()
+    return ""
 
 
 def _where(error: Exception) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..errors import FormatLost, InputError
-from ..watch.calls import Call, TensorSpec
+from ..watch.calls import Call, described
 from ..watch.effects import Effect, Tracker
-from ..watch.recorder import Recorder
+from ..watch.recorder import Recorder, tell, was_in_script
 from .remedies import remedy
 
 
@@ -27,6 +27,7 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
     Traceback (most recent call last):
     nhwc.errors.FormatLost: torch.Tensor.tril lost channels last ...
 
+    To an error of an operator itself it adds that operator's inputs, as they lie in memory.
     Give the `model` to have the module's path in the message. Conversions that the code asks for
     (`.contiguous()`, a reshape that must copy) and views are no loss. It watches the thread that
     enters it, forward and backward. TorchScript shows single kernels, unless it runs under
@@ -52,13 +53,15 @@ def strict(model: nn.Module | None = None) -> Iterator[None]:
             place = call.site.file or "TorchScript", call.site.line
             warnings.warn_explicit(_unclear(call), UserWarning, *place)
 
+    recorder = Recorder(model, on_call=check)
     try:
-        with Recorder(model, on_call=check):
+        with recorder:
             yield
     except RuntimeError as error:
-        # TorchScript's interpreter turns an error raised inside of it into one of its own.
-        if lost and "TorchScript interpreter" in str(error):
-            raise lost[-1] from error
+        if was_in_script(error):
+            if lost:
+                raise lost[-1] from error
+            tell(error, recorder.failed)
         raise
 
 
@@ -77,18 +80,9 @@ def _unclear(call: Call) -> str:
 
 
 def _message(call: Call, effect: Effect) -> str:
-    site = call.site
-    where = f"{site.file}:{site.line}" if site.file else "an unknown line"
-    name = f"module {site.module}" if site.module else "the model"
-    module = f" in {name} ({site.module_type})" if site.module_type else ""
     phase = " in the backward pass" if call.backward else ""
-    inputs = "; ".join(_describe(i) for i in call.inputs)
-    outputs = "; ".join(_describe(o) for o in call.outputs)
     return (
-        f"{call.operator} lost channels last{phase} at {where}{module}: {site.source!r}. "
-        f"Inputs: {inputs}. Outputs: {outputs}. {remedy(call, effect)}"
+        f"{call.operator} lost channels last{phase} {call.site.words}: {call.site.source!r}. "
+        f"Inputs: {described(call.inputs)}. Outputs: {described(call.outputs)}. "
+        f"{remedy(call, effect)}"
     )
-
-
-def _describe(spec: TensorSpec) -> str:
-    return f"shape {spec.shape} strides {spec.strides} ({spec.format})"

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         *inputs,
         backward=args.backward,
         convert=True,
+        reorders=True,
         compare=args.compare or "slower" in args.fail_on,
         name=args.model,
     )

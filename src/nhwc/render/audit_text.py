@@ -6,6 +6,7 @@ from collections import Counter
 
 from .._audit import Audit
 from .._audit.findings import KINDS, Finding
+from .audit_reorders_text import reorders_text
 from .text import milliseconds, paint, plural, shape, size, wrap
 
 _COLORS = {"lost": "red", "misread": "red"}
@@ -27,6 +28,8 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
             f"channels last against contiguous: {ratio:.2f}x ({low:.2f} to {high:.2f}), "
             f"{audit.comparison.verdict}",
         ]
+    if audit.reorders is not None:
+        lines += ["", *reorders_text(audit.reorders, color=color)]
     lines += ["", *(wrap(f"not visible: {text}", "") for text in audit.unseen)]
     return "\n".join(lines).rstrip() + "\n"
 

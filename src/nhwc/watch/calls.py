@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..formats import Format
@@ -47,6 +48,11 @@ class TensorSpec:
         return True
 
 
+def described(specs: Iterable[TensorSpec]) -> str:
+    """Shape, strides, format and type of each tensor, in one line."""
+    return "; ".join(f"shape {s.shape} strides {s.strides} ({s.format}) {s.dtype}" for s in specs)
+
+
 @dataclass(frozen=True)
 class Site:
     """Where in the user's code an operator was called, and in which module."""
@@ -56,6 +62,13 @@ class Site:
     file: str
     line: int
     source: str
+
+    @property
+    def words(self) -> str:
+        """Line and module, as they follow the name of an operator in a sentence."""
+        where = f"{self.file}:{self.line}" if self.file else "an unknown line"
+        name = f"module {self.module}" if self.module else "the model"
+        return f"at {where} in {name} ({self.module_type})" if self.module_type else f"at {where}"
 
     @property
     def place(self) -> str:

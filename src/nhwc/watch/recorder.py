@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.weights import convolution_weights
-from .calls import Call, Site, TensorSpec
+from .calls import Call, Site, TensorSpec, described
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -49,6 +49,8 @@ class Recorder(contextlib.ExitStack):
         self.sites: dict[int, Site] = {}
         self.on_call = on_call or self.calls.append
         self.made = 0
+        self.failed = ""
+        """The call that raised last, in words."""
         self.constants = set() if model is None else {_memory(t) for t in _own_tensors(model)}
 
     def __enter__(self) -> Recorder:
@@ -70,6 +72,11 @@ class Recorder(contextlib.ExitStack):
         try:
             with torch._C._profiler._RecordFunctionFast(f"nhwc::{index}"):
                 result = call()
+        except Exception as error:
+            given = f"Inputs: {described(specs)}." if specs else "It got no tensor."
+            self.failed = f"{name} raised {self._site(node).words}. {given}"
+            tell(error, self.failed)
+            raise
         finally:
             self.current = None
         results = _tensors(result)
@@ -90,6 +97,11 @@ class Recorder(contextlib.ExitStack):
             self.sites[number] = made.site
         self.on_call(made)
         return result
+
+    def told_of(self, error: Exception) -> str:
+        """Which call raised `error`, in words; "" where another error left the run."""
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return self.failed if self.failed in text or was_in_script(error) else ""
 
     def _spec(self, tensor: Tensor) -> TensorSpec:
         memory = _memory(tensor)
@@ -204,6 +216,19 @@ _QUERIES = frozenset(
 def is_users(file: str) -> bool:
     """Whether a source file is neither torch's nor ours, so that a user can be pointed to it."""
     return not file.startswith(_NOT_THE_USERS)
+
+
+def was_in_script(error: Exception) -> bool:
+    """Whether TorchScript's interpreter made `error` of one that was raised inside of it."""
+    return isinstance(error, RuntimeError) and "TorchScript interpreter" in str(error)
+
+
+def tell(error: Exception, text: str) -> None:
+    """Add a line to what is printed of `error`, whose type and message others may rely on."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # Python 3.10 has no notes.
+        error.args = (f"{error}\n{text}",)
 
 
 def _tensors(tree: object) -> list[Tensor]:

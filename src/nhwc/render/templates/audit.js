@@ -91,6 +91,59 @@ function stages() {
   return rows;
 }
 
+const formats = [["contiguous", "contiguous", "plain"], ["channels_last", "channels last", "last"]];
+const copies = (p) => (p.kind !== "reorder" ? "computed" : p.role === "weight" ? "of-weight" : "of-image");
+const secondsOf = (primitives) => primitives.reduce((sum, p) => sum + p.seconds, 0);
+
+function describePrimitive(p) {
+  const what = p.kind === "reorder" ? `${p.role || "tensor"} ${p.path}` : `${p.kind} by ${p.implementation}`;
+  return `${what}, ${p.problem}, ${ms(p.seconds)}${p.site.module ? ` in ${p.site.module}` : ""}`;
+}
+
+/** A row for each call that ran in oneDNN: what each format spent on it. */
+function primitivesTable(runs) {
+  const rows = new Map();
+  runs.forEach((primitives, side) => {
+    for (const p of primitives) {
+      const key = `${p.call} ${p.operator} ${p.site.module}`;
+      if (!rows.has(key)) rows.set(key, { p, sides: [[], []] });
+      rows.get(key).sides[side].push(p);
+    }
+  });
+  const head = make("tr", {}, ...["layer", ...formats.flatMap(([, name]) => [`${name}: image`, "weight", "computed"])].map((text) => make("th", {}, text)));
+  const table = make("table", {}, head);
+  for (const { p, sides } of rows.values()) {
+    const row = make("tr", {}, make("td", {}, p.site.module || p.operator || "(no call)"));
+    for (const side of sides) {
+      for (const kind of ["of-image", "of-weight", "computed"]) {
+        const own = side.filter((other) => copies(other) === kind);
+        row.append(make("td", { title: own.map(describePrimitive).join("\n") }, own.length ? ms(secondsOf(own)) : "–"));
+      }
+    }
+    table.append(row);
+  }
+  return table;
+}
+
+function drawPrimitives() {
+  if (!data.reorders) return $("#onednn-part").remove();
+  const runs = formats.map(([key]) => data.reorders[key].primitives);
+  const longest = Math.max(...runs.map(secondsOf)) || 1;
+  formats.forEach(([, name, tone], side) => {
+    const own = runs[side];
+    const count = (kind) => { const of = own.filter((p) => copies(p) === kind); return of.length ? `${of.length} in ${ms(secondsOf(of))}` : "none"; };
+    const bar = make("div", { class: "primitives", style: `width:${(100 * secondsOf(own)) / longest}%` });
+    drawBar(bar, `${name}: what oneDNN ran, in order`, own.map((p) => [copies(p) === "computed" ? tone : copies(p), p.seconds / secondsOf(own), describePrimitive(p)]));
+    $("#onednn").append(
+      make("div", { class: "run" }, make("b", {}, name), ` images reordered: ${count("of-image")}; weights: ${count("of-weight")}; layers computed: ${count("computed")}`),
+      make("div", {}, bar));
+  });
+  for (const [name, text] of [["of-image", "reorders an image"], ["of-weight", "reorders a weight"], ["plain", "computes, contiguous"], ["last", "computes, channels last"]]) {
+    $("#onednn-legend").append(make("span", {}, make("i", { class: name }), text));
+  }
+  $("#onednn-table").append(primitivesTable(runs));
+}
+
 const cells = new Map();
 function drawNetwork() {
   const network = $("#network");
@@ -211,6 +264,7 @@ function wire() {
 describeRun();
 drawStrip();
 drawFindings();
+drawPrimitives();
 drawNetwork();
 wire();
 const first = data.findings.find((finding) => finding.calls.length);
