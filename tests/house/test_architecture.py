@@ -28,6 +28,7 @@ PACKAGE = House(
         ("files", "watch"),
         ("zoo",),
         ("_audit", "_bench", "_fuse", "_ops", "_optimize", "_train"),
+        ("_compile",),
         ("_public",),
         ("__init__", "render"),
         ("cli", "testing"),

@@ -1,0 +1,181 @@
+"""What torch calls in the place of a graph: plans for the shapes it comes to, else the graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .._optimize import OptimizeReport, optimize
+from ..errors import NhwcError
+from ..optimized import Optimized, is_observed, signature
+from .behaviour import TRAINS, Unserved
+from .core import Core, core_of
+from .weights import Weights, weights_of
+
+_MOST = 4
+"""For so many sets of shapes one graph is planned; each plan holds weights of its own."""
+
+_GRADIENTS = (
+    "nhwc leaves graphs to eager: gradients are wanted, and planned kernels have none. Call the "
+    "model under torch.no_grad() or torch.inference_mode()."
+)
+_TRAINING = (
+    "nhwc leaves graphs to eager: the model is in training mode, and plans are for inference. Call "
+    "model.eval() first."
+)
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What became of a graph that Dynamo captured: a report for each set of shapes it met.
+
+    `reason` says why it was left to eager, if it was, or the last thing that stood in the way.
+    """
+
+    model: str
+    operators: int
+    reports: tuple[OptimizeReport, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A core that is planned, called with the graph's inputs; it returns what the graph does."""
+
+    core: Core
+    model: Optimized
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        results = self.model(*[inputs[i] for i in self.core.inputs])
+        laid = map(_laid, results, self.core.strides)
+        return self.core.ending(*inputs, *laid)
+
+
+class Planned:
+    """A graph of Dynamo's that answers as it does, from plans where there are any."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        *,
+        exact: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._graph, self._exact, self._say = graph, exact, say
+        self._name = _name_of(graph)
+        self._weights = weights_of(graph, examples)
+        held = set(self._weights)
+        self._rest = tuple(i for i in range(len(examples)) if i not in held)
+        self._known: dict[tuple[int, ...], Weights] = {}
+        self._reports: list[OptimizeReport] = []
+        self._reason = "" if self._weights else "it has no weights"
+        # A graph that does what no plan does is left alone from then on.
+        self._left = not self._weights
+        self._lock = threading.Lock()
+
+    @property
+    def report(self) -> GraphReport:
+        operators = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
+        return GraphReport(self._name, operators, tuple(self._reports), self._reason)
+
+    def __call__(self, *inputs: Any) -> Any:
+        plan = self._plan_for(inputs)
+        return self._graph(*inputs) if plan is None else plan(inputs)
+
+    def _plan_for(self, inputs: tuple[Any, ...]) -> _Plan | None:
+        if self._left or is_observed() or self._wants_gradients(inputs):
+            return None
+        weights = self._known_again([inputs[i] for i in self._weights])
+        if weights is None:
+            return None
+        rest = [inputs[i] for i in self._rest]
+        # What a graph returns may have strides that follow from its inputs'.
+        key = signature(rest), tuple(x.stride() for x in rest if _has_strides(x))
+        if key in weights.made:
+            return weights.made[key]  # type: ignore[no-any-return]
+        with self._lock:
+            if key not in weights.made and len(weights.made) < _MOST and not self._left:
+                weights.made[key] = self._made(inputs)
+            return weights.made.get(key)
+
+    def _known_again(self, tensors: list[Tensor]) -> Weights | None:
+        """What is known of these weights; None if nothing is to be made of them yet."""
+        key = tuple(map(id, tensors))
+        found = self._known.get(key)
+        if found is None or not found.are(tensors):
+            known = self._known
+
+            def died(_: object) -> None:
+                known.pop(key, None)
+
+            # The first weights are the model's. Others may be made for one call alone.
+            found = Weights(tensors, int(bool(known)), died)
+            known[key] = found
+        return found if found.are_ready(tensors) else None
+
+    def _made(self, inputs: tuple[Any, ...]) -> _Plan | None:
+        """A plan for the shapes of `inputs`; None where the graph is as good or has to do."""
+        try:
+            core = core_of(self._graph, inputs, self._weights, self._name)
+        except Unserved as error:
+            self._left, self._reason = True, str(error)
+            if str(error) == TRAINS:
+                self._say(_TRAINING)
+            return None
+        try:
+            return self._optimized(core, inputs)
+        except Exception as error:
+            # Whatever stops a plan is no reason to stop the user's program.
+            kind = "" if isinstance(error, NhwcError) else f"{type(error).__name__}: "
+            self._reason = kind + " ".join(str(error).split())[:300]
+            self._say(f"nhwc leaves a graph of {self._name} to eager: {self._reason}")
+            return None
+        finally:
+            # It is held in circles, and would keep the weights of a model that is gone.
+            core.model._parameters.clear()
+            core.model._buffers.clear()
+
+    def _optimized(self, core: Core, inputs: tuple[Any, ...]) -> _Plan | None:
+        fast = optimize(core.model, *[inputs[i] for i in core.inputs], exact=self._exact)
+        self._reports.append(fast.report)
+        if fast.report.chosen == "input":
+            self._reason = fast.report.reason
+            return None
+        return _Plan(core, fast)
+
+    def _wants_gradients(self, inputs: tuple[Any, ...]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        if not any(x.requires_grad for x in inputs if isinstance(x, Tensor)):
+            return False
+        self._reason = "gradients are wanted"
+        self._say(_GRADIENTS)
+        return True
+
+
+def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """`tensor` in memory as the graph would return it: who calls it may ask for its strides."""
+    if tensor.stride() == strides:
+        return tensor
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
+
+
+def _has_strides(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _name_of(graph: fx.GraphModule) -> str:
+    """The class of the outermost module that the graph came from, or what it came from at all."""
+    for node in graph.graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            kind = next(iter(stack.values()))[1]
+            return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+    return "function"
