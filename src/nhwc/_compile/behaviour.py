@@ -19,16 +19,19 @@ from torch.amp import autocast_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.preserve import undrawn
-from ..models.trees import versions_of
 
 TRAINS = "it is in training mode"
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What every node returned: `values` are fake, and may lie in one another's memory."""
+    """What every node returned: `values` are fake, and may lie in one another's memory.
+
+    `written` are the inputs that the graph writes into.
+    """
 
     values: dict[fx.Node, Any]
+    written: tuple[fx.Node, ...]
 
     def shares(self, node: fx.Node, other: fx.Node) -> bool:
         """Whether two nodes return tensors in the same memory."""
@@ -55,13 +58,15 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
     """
     for reason in filter(None, map(_changes_torch, graph.graph.nodes)):
         raise Unserved(reason)
+    # Whether a parameter wants gradients says nothing of the graph.
+    inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     watch = _Watch()
     with ExitStack() as stack:
         for context in (torch.inference_mode(False), torch.no_grad(), undrawn(), fake, watch):
             stack.enter_context(context)
-        given = [fake.from_tensor(x, static_shapes=True) if isinstance(x, Tensor) else x for x in inputs]
-        before = versions_of(given)
+        given = [_like(fake, x) for x in inputs]
+        before = [x._version if isinstance(x, Tensor) else 0 for x in given]
         run = fx.Interpreter(graph, garbage_collect_values=False)
         try:
             results = run.run(*given, enable_io_processing=False)
@@ -69,14 +74,24 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
             # Fake tensors refuse whatever hangs on values, each operator in its own words.
             said = " ".join(str(error).split())[:100]
             raise Unserved(f"its sizes do not follow from its inputs': {said}") from error
-        after = versions_of(given)
+        after = [x._version if isinstance(x, Tensor) else 0 for x in given]
     if watch.reason:
         raise Unserved(watch.reason)
-    if before != after:
-        raise Unserved("it writes into what it is given")
     if any(t.requires_grad for t in _tensors(results)):
         raise Unserved("it turns gradients on")
-    return Behaviour(run.env)
+    places = graph.graph.find_nodes(op="placeholder")
+    changes = zip(places, before, after, strict=True)
+    return Behaviour(run.env, tuple(node for node, was, now in changes if was != now))
+
+
+def _like(fake: FakeTensorMode, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_inference():  # a fake one would not count what is written to it
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return fake.from_tensor(value, static_shapes=True)
 
 
 class _Watch(TorchDispatchMode):

@@ -6,7 +6,8 @@ are inputs, too; the core is made for one call's sizes and has these as numbers.
 
 What a graph returns may be a view: of its input, of a weight, of what else it returns. A plan gives
 each answer memory of its own, so views are left to torch: the core returns what they are views of,
-and the `ending` takes them.
+and the `ending` takes them. An input that the graph writes into is copied first, and the ending
+writes what became of the copy.
 
     graph   x -> conv -> relu -> flatten -> out        core     x -> conv -> relu
               \\-> transpose -> out                     ending   x, relu -> transpose, flatten
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +27,13 @@ from torch import Tensor, fx, nn
 
 from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
-from .behaviour import Behaviour, Unserved, behaviour, is_idle
+from ..passes.lift_functional import lift_functional
+from .behaviour import Behaviour, Unserved, is_idle
 
 _HOMES = ("_operator", "builtins", "math")
+
+_OWNER = re.compile(r"^\w+\[[^]]*\]\.?")
+"""How Dynamo calls the module that hangs on a variable: `L['self'].layer1.0`."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,13 @@ class Core:
     strides: tuple[tuple[int, ...], ...]
 
 
-def core_of(graph: fx.GraphModule, given: Sequence[Any], weights: Sequence[int], name: str) -> Core:
+def core_of(
+    graph: fx.GraphModule, seen: Behaviour, given: Sequence[Any], weights: Sequence[int]
+) -> Core:
     """Cut out the core for a call with what is `given`; `weights` are places in that.
 
     Raises Unserved where there is none: what the graph does must be left to torch.
     """
-    seen = behaviour(graph, given)
     places = graph.graph.find_nodes(op="placeholder")
     [output] = graph.graph.find_nodes(op="output")
     if not isinstance(output.args[0], (tuple, list)):
@@ -58,16 +65,15 @@ def core_of(graph: fx.GraphModule, given: Sequence[Any], weights: Sequence[int],
     for node in output.all_input_nodes:
         views.trace(node)
     views.check()
-    held = {places[i]: given[i] for i in weights}
-    plain = {n: x for n, x in zip(places, given, strict=True) if not isinstance(x, Tensor)}
-    model = _cut(graph, views.roots, held, plain, name)
-    names = {str(node.target) for node in model.graph.find_nodes(op="placeholder")}
-    read = [i for i, node in enumerate(places) if node.name in names]
+    cut = _Cut(graph, seen.written)
+    cut.hold({places[i]: given[i] for i in weights})
+    cut.fix({n: x for n, x in zip(places, given, strict=True) if not isinstance(x, Tensor)})
+    model = cut.returning(views.roots)
+    read = tuple(i for i, node in enumerate(places) if node in cut.read)
     if not tensors_of([given[i] for i in read]):
         raise Unserved("it has no input but weights")
-    ending = _ending(graph, views, output)
-    strides = tuple(seen.values[root].stride() for root in views.roots)
-    return Core(model, tuple(read), ending, strides)
+    strides = tuple(seen.values[root].stride() for root in (*views.roots, *seen.written))
+    return Core(model, read, _ending(graph, views, seen.written, output), strides)
 
 
 class _Views:
@@ -100,7 +106,7 @@ class _Views:
             raise Unserved("it computes nothing")
         if any(self._seen.values[root].layout is not torch.strided for root in self.roots):
             raise Unserved("it returns a sparse tensor")
-        pairs = itertools.combinations(self.roots, 2)
+        pairs = itertools.combinations((*self.roots, *self._seen.written), 2)
         if any(self._seen.shares(one, other) for one, other in pairs):
             raise Unserved("what it returns shares memory, and not by views alone")
 
@@ -121,89 +127,102 @@ def _writes(node: fx.Node) -> bool:
     return writes_first(node.target) or not may_be_view(node.target)
 
 
-def _cut(
-    graph: fx.GraphModule,
-    roots: Sequence[fx.Node],
-    held: dict[fx.Node, Tensor],
-    plain: dict[fx.Node, Any],
-    name: str,
-) -> fx.GraphModule:
-    """A graph of its own that returns `roots`, with these weights and plain values inside."""
-    root, cut = nn.Module(), fx.Graph()
-    values: dict[fx.Node, Any] = dict(plain)
-    needed = _needed(graph, roots)
-    for node in graph.graph.nodes:
-        if node in plain or node.op == "output" or is_idle(node) or node not in needed:
-            continue
-        if node in held:
-            values[node] = _hold(root, cut, node.name, held[node])
-        elif node.op == "get_attr":
-            values[node] = _hold(root, cut, str(node.target), _attribute(graph, node))
+class _Cut:
+    """A graph of its own under way; `read` are the inputs that it takes."""
+
+    def __init__(self, graph: fx.GraphModule, written: Sequence[fx.Node]) -> None:
+        self._from, self._written = graph, written
+        self._root, self._graph = nn.Module(), fx.Graph()
+        self._values: dict[fx.Node, Any] = {}
+        self._held: dict[fx.Node, Tensor] = {}
+        self.read: set[fx.Node] = set()
+
+    def hold(self, weights: dict[fx.Node, Tensor]) -> None:
+        """Have these inputs as weights."""
+        self._held = weights
+
+    def fix(self, plain: dict[fx.Node, Any]) -> None:
+        """Have these inputs as the numbers that they are."""
+        self._values.update(plain)
+
+    def returning(self, roots: Sequence[fx.Node]) -> fx.GraphModule:
+        """The module that returns `roots`, and what became of the inputs that are written."""
+        needed = self._needed((*roots, *self._written))
+        for node in self._from.graph.nodes:
+            if node in needed and node not in self._values:
+                self._values[node] = self._made(node)
+        results = tuple(self._values[one] for one in (*roots, *self._written))
+        self._graph.output(results)
+        model = fx.GraphModule(self._root, self._graph, "Captured").eval()
+        # Modules have the names that the user gave them, which reports repeat.
+        lift_functional(model)
+        return model
+
+    def _needed(self, roots: Sequence[fx.Node]) -> set[fx.Node]:
+        """The nodes that `roots` hang on, and those that write; no input that only views read."""
+        found = set(roots)
+        for node in reversed(self._from.graph.nodes):
+            if node in found or _acts(node):
+                found.add(node)
+                found.update(node.all_input_nodes)
+        return {node for node in found if node.op != "output" and not is_idle(node)}
+
+    def _made(self, node: fx.Node) -> Any:
+        """What stands for `node`; its result, where that follows from numbers alone."""
+        if node in self._held:
+            return self._attribute(node.name, self._held[node])
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(self._from)
+            return self._attribute(str(node.target), value)
+        if node.op == "placeholder":
+            self.read.add(node)
+            given = self._graph.placeholder(node.name)
+            return self._graph.call_method("clone", (given,)) if node in self._written else given
+        args = fx.node.map_arg(node.args, self._values.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, self._values.__getitem__)
+        if node.op == "call_function" and _is_arithmetic(node.target) and not _nodes(args, kwargs):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        made = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
+        stack = node.meta.get("nn_module_stack") or {}
+        named = {key: (_OWNER.sub("", path), kind) for key, (path, kind) in stack.items()}
+        made.meta["nn_module_stack"] = {key: one for key, one in named.items() if one[0]}
+        return made
+
+    def _attribute(self, name: str, value: Any) -> fx.Node:
+        name = name.replace(".", "_")
+        if isinstance(value, nn.Parameter):
+            self._root.register_parameter(name, value)
+        elif isinstance(value, Tensor):
+            self._root.register_buffer(name, value)
         else:
-            values[node] = _copied(cut, node, values)
-    cut.output(tuple(values[one] for one in roots))
-    model = fx.GraphModule(root, cut, name)
-    return model.eval()
-
-
-def _needed(graph: fx.GraphModule, roots: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that `roots` hang on, and those that write; no input that only an ending reads."""
-    found = set(roots)
-    for node in reversed(graph.graph.nodes):
-        if node in found or (node.op not in ("placeholder", "output", "get_attr") and _acts(node)):
-            found.add(node)
-            found.update(node.all_input_nodes)
-    return found
+            raise Unserved(f"it holds a {type(value).__name__}")
+        return self._graph.get_attr(name)
 
 
 def _acts(node: fx.Node) -> bool:
-    if is_idle(node):
+    """Whether a node does more than return something."""
+    if node.op not in ("call_function", "call_method") or is_idle(node):
         return False
     inplace = node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
     return inplace or writes_first(node.target) or node.is_impure()
 
 
-def _hold(root: nn.Module, cut: fx.Graph, name: str, value: Any) -> fx.Node:
-    name = name.replace(".", "_")
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(name, value)
-    elif isinstance(value, Tensor):
-        root.register_buffer(name, value)
-    else:
-        raise Unserved(f"it holds a {type(value).__name__}")
-    return cut.get_attr(name)
-
-
-def _attribute(graph: fx.GraphModule, node: fx.Node) -> Any:
-    return operator.attrgetter(str(node.target))(graph)
-
-
-def _copied(cut: fx.Graph, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """`node` in the new graph; its result, where that follows from numbers alone."""
-    args = fx.node.map_arg(node.args, values.__getitem__)
-    kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
-    if node.op == "call_function" and _is_arithmetic(node.target):
-        nodes: list[fx.Node] = []
-        fx.node.map_arg((args, kwargs), nodes.append)
-        if not nodes:
-            return node.target(*args, **kwargs)
-    if node.op == "placeholder":
-        return cut.placeholder(node.name)
-    copied = cut.create_node(node.op, node.target, args, kwargs, node.name)
-    stack = node.meta.get("stack_trace")
-    copied.meta = {"stack_trace": stack} if stack else {}
-    return copied
-
-
 def _is_arithmetic(function: Any) -> bool:
     """Whether it makes numbers of numbers, as what is asked of sizes does."""
-    if getattr(function, "__module__", "") in _HOMES:
+    if getattr(function, "__module__", "") in _HOMES or function is torch._check:
         return True
-    name = getattr(function, "__name__", "")
-    return name.startswith("sym_") or function is torch._check
+    return str(getattr(function, "__name__", "")).startswith("sym_")
 
 
-def _ending(graph: fx.GraphModule, views: _Views, output: fx.Node) -> Callable[..., Any]:
+def _nodes(*arguments: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(arguments, found.append)
+    return found
+
+
+def _ending(
+    graph: fx.GraphModule, views: _Views, written: Sequence[fx.Node], output: fx.Node
+) -> Callable[..., Any]:
     """From all inputs and the results of the core to what the graph returns."""
     ending = fx.Graph()
     values: dict[fx.Node, Any] = {}
@@ -211,6 +230,9 @@ def _ending(graph: fx.GraphModule, views: _Views, output: fx.Node) -> Callable[.
         values[node] = ending.placeholder(node.name)
     for root in views.roots:
         values[root] = ending.placeholder(f"root_{root.name}")
+    became = [ending.placeholder(f"became_{node.name}") for node in written]
+    for node, value in zip(written, became, strict=True):
+        ending.call_method("copy_", (values[node], value))
     for node in graph.graph.nodes:
         if node in views.nodes:
             values[node] = ending.node_copy(node, values.__getitem__)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, fx
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError
 from ..optimized import Optimized, is_observed, signature
-from .behaviour import TRAINS, Unserved
+from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .weights import Weights, weights_of
 
@@ -34,13 +36,27 @@ _TRAINING = (
 class GraphReport:
     """What became of a graph that Dynamo captured: a report for each set of shapes it met.
 
-    `reason` says why it was left to eager, if it was, or the last thing that stood in the way.
+    `place` is where the code of its first operator stands. `reason` says why it was left to eager,
+    if it was, or the last thing that stood in the way.
     """
 
-    model: str
+    place: str
     operators: int
     reports: tuple[OptimizeReport, ...]
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where among the inputs of a graph its weights are, and where all else is."""
+
+    weights: tuple[int, ...]
+    rest: tuple[int, ...]
+
+    def without(self, others: Sequence[int]) -> _Places:
+        """These with some weights among the rest."""
+        weights = tuple(i for i in self.weights if i not in others)
+        return _Places(weights, tuple(sorted((*self.rest, *others))))
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ class _Plan:
 
     core: Core
     model: Optimized
+    writes: bool
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         results = self.model(*[inputs[i] for i in self.core.inputs])
@@ -68,21 +85,20 @@ class Planned:
         say: Callable[[str], None],
     ) -> None:
         self._graph, self._exact, self._say = graph, exact, say
-        self._name = _name_of(graph)
-        self._weights = weights_of(graph, examples)
-        held = set(self._weights)
-        self._rest = tuple(i for i in range(len(examples)) if i not in held)
+        self._places = _Places((), tuple(range(len(examples))))
+        weights = weights_of(graph, examples)
+        self._places = _Places(weights, tuple(i for i in self._places.rest if i not in weights))
         self._known: dict[tuple[int, ...], Weights] = {}
         self._reports: list[OptimizeReport] = []
-        self._reason = "" if self._weights else "it has no weights"
         # A graph that does what no plan does is left alone from then on.
-        self._left = not self._weights
+        self._left = not weights
+        self._reason = "" if weights else "it has no weights"
         self._lock = threading.Lock()
 
     @property
     def report(self) -> GraphReport:
         operators = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
-        return GraphReport(self._name, operators, tuple(self._reports), self._reason)
+        return GraphReport(_place_of(self._graph), operators, tuple(self._reports), self._reason)
 
     def __call__(self, *inputs: Any) -> Any:
         plan = self._plan_for(inputs)
@@ -91,18 +107,19 @@ class Planned:
     def _plan_for(self, inputs: tuple[Any, ...]) -> _Plan | None:
         if self._left or is_observed() or self._wants_gradients(inputs):
             return None
-        weights = self._known_again([inputs[i] for i in self._weights])
+        places = self._places
+        weights = self._known_again([inputs[i] for i in places.weights])
         if weights is None:
             return None
-        rest = [inputs[i] for i in self._rest]
+        rest = [inputs[i] for i in places.rest]
         # What a graph returns may have strides that follow from its inputs'.
         key = signature(rest), tuple(x.stride() for x in rest if _has_strides(x))
-        if key in weights.made:
-            return weights.made[key]  # type: ignore[no-any-return]
-        with self._lock:
-            if key not in weights.made and len(weights.made) < _MOST and not self._left:
-                weights.made[key] = self._made(inputs)
-            return weights.made.get(key)
+        if key not in weights.made:
+            with self._lock:
+                if key not in weights.made and len(weights.made) < _MOST and not self._left:
+                    weights.made[key] = self._made(inputs, places)
+        plan: _Plan | None = weights.made.get(key)
+        return None if plan is None or (plan.writes and _overlap(inputs)) else plan
 
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""
@@ -119,35 +136,43 @@ class Planned:
             known[key] = found
         return found if found.are_ready(tensors) else None
 
-    def _made(self, inputs: tuple[Any, ...]) -> _Plan | None:
+    def _made(self, inputs: tuple[Any, ...], places: _Places) -> _Plan | None:
         """A plan for the shapes of `inputs`; None where the graph is as good or has to do."""
         try:
-            core = core_of(self._graph, inputs, self._weights, self._name)
+            seen = behaviour(self._graph, inputs)
+            nodes = self._graph.graph.find_nodes(op="placeholder")
+            written = [i for i in places.weights if nodes[i] in seen.written]
+            if written:
+                # A buffer that counts calls is no weight; the next call knows.
+                self._places = places.without(written)
+                self._known.clear()
+                return None
+            core = core_of(self._graph, seen, inputs, places.weights)
         except Unserved as error:
             self._left, self._reason = True, str(error)
             if str(error) == TRAINS:
                 self._say(_TRAINING)
             return None
         try:
-            return self._optimized(core, inputs)
+            return self._optimized(core, inputs, bool(seen.written))
         except Exception as error:
             # Whatever stops a plan is no reason to stop the user's program.
             kind = "" if isinstance(error, NhwcError) else f"{type(error).__name__}: "
             self._reason = kind + " ".join(str(error).split())[:300]
-            self._say(f"nhwc leaves a graph of {self._name} to eager: {self._reason}")
+            place = _place_of(self._graph)
+            self._say(f"nhwc leaves a graph that begins at {place} to eager: {self._reason}")
             return None
         finally:
-            # It is held in circles, and would keep the weights of a model that is gone.
-            core.model._parameters.clear()
-            core.model._buffers.clear()
+            # Graphs are held in circles, and would keep the weights of a model that is gone.
+            for module in core.model.modules():
+                module._parameters.clear()
+                module._buffers.clear()
 
-    def _optimized(self, core: Core, inputs: tuple[Any, ...]) -> _Plan | None:
+    def _optimized(self, core: Core, inputs: tuple[Any, ...], writes: bool) -> _Plan | None:
         fast = optimize(core.model, *[inputs[i] for i in core.inputs], exact=self._exact)
         self._reports.append(fast.report)
-        if fast.report.chosen == "input":
-            self._reason = fast.report.reason
-            return None
-        return _Plan(core, fast)
+        self._reason = fast.report.reason
+        return None if fast.report.chosen == "input" else _Plan(core, fast, writes)
 
     def _wants_gradients(self, inputs: tuple[Any, ...]) -> bool:
         if not torch.is_grad_enabled():
@@ -171,11 +196,17 @@ def _has_strides(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def _name_of(graph: fx.GraphModule) -> str:
-    """The class of the outermost module that the graph came from, or what it came from at all."""
+def _overlap(inputs: Sequence[Any]) -> bool:
+    """Whether two inputs lie in one memory: what is written to one is read from the other."""
+    found = [x.untyped_storage().data_ptr() for x in inputs if _has_strides(x) and x.numel()]
+    return len(set(found)) < len(found)
+
+
+def _place_of(graph: fx.GraphModule) -> str:
+    """`net.py:12 in forward`: the line of the captured code that calls the first operator."""
     for node in graph.graph.nodes:
-        stack = node.meta.get("nn_module_stack")
-        if stack:
-            kind = next(iter(stack.values()))[1]
-            return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
-    return "function"
+        found = re.search(r'File "(.*)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
+        if found:
+            path, line, function = found.groups()
+            return f"{Path(path).name}:{line} in {function}"
+    return "its beginning"
