@@ -37,6 +37,10 @@ class Behaviour:
         """Whether two nodes return tensors in the same memory."""
         return not self._memory(node).isdisjoint(self._memory(other))
 
+    def is_same(self, node: fx.Node, other: fx.Node) -> bool:
+        """Whether two nodes return the very same tensor: `x.float()` of what is float32."""
+        return self.is_tensor(node) and self.values[node] is self.values.get(other)
+
     def is_tensor(self, node: fx.Node) -> bool:
         return isinstance(self.values.get(node), Tensor)
 

@@ -6,8 +6,7 @@ are inputs, too; the core is made for one call's sizes and has these as numbers.
 
 What a graph returns may be a view: of its input, of a weight, of what else it returns. A plan gives
 each answer memory of its own, so views are left to torch: the core returns what they are views of,
-and the `ending` takes them. An input that the graph writes into is copied first, and the ending
-writes what became of the copy.
+and the `ending` takes them. A `beginning` and the ending do what `sides` keeps out of the core, too.
 
     graph   x -> conv -> relu -> flatten -> out        core     x -> conv -> relu
               \\-> transpose -> out                     ending   x, relu -> transpose, flatten
@@ -29,6 +28,7 @@ from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
 from ..passes.lift_functional import lift_functional
 from .behaviour import Behaviour, Unserved, is_idle
+from .sides import Sides, sides_of
 
 _HOMES = ("_operator", "builtins", "math")
 
@@ -38,13 +38,15 @@ _OWNER = re.compile(r"^\w+\[[^]]*\]\.?")
 
 @dataclass(frozen=True)
 class Core:
-    """A model to optimize, which takes the `inputs` in these places of the graph's.
+    """A model to optimize, and how it is called in the place of the graph.
 
-    `ending` takes all inputs of the graph and then what the core returns, whose tensors must lie in
-    memory with these `strides`.
+    `beginning` makes some values of all inputs of the graph. The model takes the `inputs` in these
+    places of the graph's inputs and those values. `ending` takes all of these and then what the
+    core returns, whose tensors must lie in memory with these `strides`.
     """
 
     model: fx.GraphModule
+    beginning: Callable[..., Any]
     inputs: tuple[int, ...]
     ending: Callable[..., Any]
     strides: tuple[tuple[int, ...], ...]
@@ -61,32 +63,43 @@ def core_of(
     [output] = graph.graph.find_nodes(op="output")
     if not isinstance(output.args[0], (tuple, list)):
         raise Unserved("it returns no tuple")
-    views = _Views(seen)
-    for node in output.all_input_nodes:
+    held = {places[i]: given[i] for i in weights}
+    sides = sides_of(graph, seen, held.keys())
+    views = _Views(seen, sides)
+    for node in (*output.all_input_nodes, *sides.behind):
         views.trace(node)
     views.check()
-    cut = _Cut(graph, seen.written)
-    cut.hold({places[i]: given[i] for i in weights})
-    cut.fix({n: x for n, x in zip(places, given, strict=True) if not isinstance(x, Tensor)})
+    plain = {n: x for n, x in zip(places, given, strict=True) if not isinstance(x, Tensor)}
+    cut = _Cut(graph, seen, sides, held, plain)
     model = cut.returning(views.roots)
-    read = tuple(i for i, node in enumerate(places) if node in cut.read)
-    if not tensors_of([given[i] for i in read]):
+    early = [node for node in graph.graph.nodes if node in sides.before]
+    sources = [*places, *early]
+    read = tuple(i for i, node in enumerate(sources) if node in cut.read)
+    if not any(seen.is_tensor(sources[i]) for i in read):
         raise Unserved("it has no input but weights")
-    strides = tuple(seen.values[root].stride() for root in (*views.roots, *seen.written))
-    return Core(model, read, _ending(graph, views, seen.written, output), strides)
+    strides = tuple(seen.values[root].stride() for root in views.roots)
+    beginning = _computing(graph, places, early, tuple(early))
+    late = [node for node in graph.graph.nodes if node in views.nodes]
+    ending = _computing(graph, [*sources, *views.roots], late, output.args[0])
+    return Core(model, beginning, read, ending, strides)
 
 
 class _Views:
     """The nodes that a graph's ending computes, and the `roots` whose results it needs for that."""
 
-    def __init__(self, seen: Behaviour) -> None:
-        self._seen = seen
+    def __init__(self, seen: Behaviour, sides: Sides) -> None:
+        self._seen, self._sides = seen, sides
         self.roots: list[fx.Node] = []
         self.nodes: set[fx.Node] = set()
 
     def trace(self, node: fx.Node) -> None:
         """Find out what is needed for the value of `node` at the end."""
-        if node in self.nodes or node in self.roots or node.op == "placeholder":
+        if node in self.nodes or node in self.roots or node.op in ("placeholder", "output"):
+            return
+        if node in self._sides.before:
+            return
+        if node in self._sides.behind:
+            self._add(node)
             return
         bases = self._bases(node)
         if self._seen.is_tensor(node) and not any(map(self._hangs, bases)):
@@ -96,6 +109,9 @@ class _Views:
             raise Unserved("what it returns lies in memory that it wrote to")
         if not bases and not self._is_plain(node):
             raise Unserved(f"it returns what {node.name} makes, which is no tensor")
+        self._add(node)
+
+    def _add(self, node: fx.Node) -> None:
         self.nodes.add(node)
         for one in node.all_input_nodes:
             self.trace(one)
@@ -106,7 +122,7 @@ class _Views:
             raise Unserved("it computes nothing")
         if any(self._seen.values[root].layout is not torch.strided for root in self.roots):
             raise Unserved("it returns a sparse tensor")
-        pairs = itertools.combinations((*self.roots, *self._seen.written), 2)
+        pairs = itertools.combinations(self.roots, 2)
         if any(self._seen.shares(one, other) for one, other in pairs):
             raise Unserved("what it returns shares memory, and not by views alone")
 
@@ -128,31 +144,33 @@ def _writes(node: fx.Node) -> bool:
 
 
 class _Cut:
-    """A graph of its own under way; `read` are the inputs that it takes."""
+    """A graph of its own under way; `read` are the nodes whose values it takes as inputs."""
 
-    def __init__(self, graph: fx.GraphModule, written: Sequence[fx.Node]) -> None:
-        self._from, self._written = graph, written
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        seen: Behaviour,
+        sides: Sides,
+        held: dict[fx.Node, Tensor],
+        plain: dict[fx.Node, Any],
+    ) -> None:
+        self._from, self._seen, self._sides = graph, seen, sides
         self._root, self._graph = nn.Module(), fx.Graph()
-        self._values: dict[fx.Node, Any] = {}
-        self._held: dict[fx.Node, Tensor] = {}
+        self._values, self._held = dict(plain), held
         self.read: set[fx.Node] = set()
 
-    def hold(self, weights: dict[fx.Node, Tensor]) -> None:
-        """Have these inputs as weights."""
-        self._held = weights
-
-    def fix(self, plain: dict[fx.Node, Any]) -> None:
-        """Have these inputs as the numbers that they are."""
-        self._values.update(plain)
-
     def returning(self, roots: Sequence[fx.Node]) -> fx.GraphModule:
-        """The module that returns `roots`, and what became of the inputs that are written."""
-        needed = self._needed((*roots, *self._written))
+        """The module that returns `roots`."""
+        needed = self._needed(roots)
+        places = self._from.graph.find_nodes(op="placeholder")
+        early = [node for node in self._from.graph.nodes if node in self._sides.before]
+        for node in (*places, *early):
+            if node in needed and node not in self._values and node not in self._held:
+                self._take(node)
         for node in self._from.graph.nodes:
             if node in needed and node not in self._values:
                 self._values[node] = self._made(node)
-        results = tuple(self._values[one] for one in (*roots, *self._written))
-        self._graph.output(results)
+        self._graph.output(tuple(self._values[one] for one in roots))
         model = fx.GraphModule(self._root, self._graph, "Captured").eval()
         # Modules have the names that the user gave them, which reports repeat.
         lift_functional(model)
@@ -162,22 +180,34 @@ class _Cut:
         """The nodes that `roots` hang on, and those that write; no input that only views read."""
         found = set(roots)
         for node in reversed(self._from.graph.nodes):
+            if node in self._sides.before or node in self._sides.behind:
+                continue
             if node in found or _acts(node):
                 found.add(node)
                 found.update(node.all_input_nodes)
         return {node for node in found if node.op != "output" and not is_idle(node)}
 
+    def _take(self, node: fx.Node) -> None:
+        """Have the value of `node` as an input, or as the number that it is."""
+        value = self._seen.values[node]
+        if isinstance(value, (int, float, bool)):
+            self._values[node] = value
+            return
+        if not isinstance(value, Tensor):
+            raise Unserved(f"{node.name} makes what is no tensor, before its layers")
+        self.read.add(node)
+        self._values[node] = self._graph.placeholder(node.name)
+
     def _made(self, node: fx.Node) -> Any:
-        """What stands for `node`; its result, where that follows from numbers alone."""
+        """What stands for `node`: for what does nothing its input, for numbers themselves."""
         if node in self._held:
             return self._attribute(node.name, self._held[node])
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._from)
             return self._attribute(str(node.target), value)
-        if node.op == "placeholder":
-            self.read.add(node)
-            given = self._graph.placeholder(node.name)
-            return self._graph.call_method("clone", (given,)) if node in self._written else given
+        for one in node.all_input_nodes:
+            if self._seen.is_same(node, one) and not _acts(node):
+                return self._values[one]
         args = fx.node.map_arg(node.args, self._values.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self._values.__getitem__)
         if node.op == "call_function" and _is_arithmetic(node.target) and not _nodes(args, kwargs):
@@ -220,21 +250,13 @@ def _nodes(*arguments: Any) -> list[fx.Node]:
     return found
 
 
-def _ending(
-    graph: fx.GraphModule, views: _Views, written: Sequence[fx.Node], output: fx.Node
+def _computing(
+    graph: fx.GraphModule, given: Sequence[fx.Node], nodes: Sequence[fx.Node], results: Any
 ) -> Callable[..., Any]:
-    """From all inputs and the results of the core to what the graph returns."""
-    ending = fx.Graph()
-    values: dict[fx.Node, Any] = {}
-    for node in graph.graph.find_nodes(op="placeholder"):
-        values[node] = ending.placeholder(node.name)
-    for root in views.roots:
-        values[root] = ending.placeholder(f"root_{root.name}")
-    became = [ending.placeholder(f"became_{node.name}") for node in written]
-    for node, value in zip(written, became, strict=True):
-        ending.call_method("copy_", (values[node], value))
-    for node in graph.graph.nodes:
-        if node in views.nodes:
-            values[node] = ending.node_copy(node, values.__getitem__)
-    ending.output(fx.node.map_arg(output.args[0], values.__getitem__))
-    return fx.GraphModule(graph, ending).forward
+    """The function from the values of `given` that computes `nodes` and returns `results`."""
+    copy = fx.Graph()
+    values = {node: copy.placeholder(f"given_{node.name}") for node in given}
+    for node in nodes:
+        values[node] = copy.node_copy(node, values.__getitem__)
+    copy.output(fx.node.map_arg(results, values.__getitem__))
+    return fx.GraphModule(graph, copy).forward

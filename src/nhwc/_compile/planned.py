@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError
 from ..optimized import Optimized, is_observed, signature
+from ..verify import cloned
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .weights import Weights, weights_of
@@ -68,9 +69,10 @@ class _Plan:
     writes: bool
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        results = self.model(*[inputs[i] for i in self.core.inputs])
-        laid = map(_laid, results, self.core.strides)
-        return self.core.ending(*inputs, *laid)
+        core = self.core
+        sources = (*inputs, *core.beginning(*inputs))
+        results = self.model(*[sources[i] for i in core.inputs])
+        return core.ending(*sources, *map(_laid, results, core.strides))
 
 
 class Planned:
@@ -169,7 +171,12 @@ class Planned:
                 module._buffers.clear()
 
     def _optimized(self, core: Core, inputs: tuple[Any, ...], writes: bool) -> _Plan | None:
-        fast = optimize(core.model, *[inputs[i] for i in core.inputs], exact=self._exact)
+        # The beginning may write into its inputs, which the call itself has to.
+        copies = cloned(inputs) if writes else inputs
+        with torch.no_grad():
+            sources = (*copies, *core.beginning(*copies))
+        examples = [sources[i] for i in core.inputs]
+        fast = optimize(core.model, *examples, exact=self._exact)
         self._reports.append(fast.report)
         self._reason = fast.report.reason
         return None if fast.report.chosen == "input" else _Plan(core, fast, writes)
