@@ -3,8 +3,8 @@
 import copy
 import gc
 import pickle
+import sys
 import threading
-import tomllib
 import warnings
 import weakref
 from importlib.metadata import EntryPoint
@@ -145,7 +145,7 @@ LEFT = {
 
 
 def answers(kind):
-    """A compiled model and the model itself, on two inputs in turns; the backend behind the first."""
+    """A compiled model and the model itself, held against one another; the backend."""
     model = kind().eval()
     own = copy.deepcopy(model)
     backend = nhwc.backend()
@@ -196,9 +196,9 @@ def test_a_layer_has_the_users_name():
     with torch.no_grad():
         torch.compile(nn.Sequential(Two()).eval(), backend=backend)(torch.randn(2, 3, 8, 8))
     [graph] = backend.graphs
-    assert graph.place.startswith("test_backend.py:") or "in forward" in graph.place
+    assert graph.place.endswith(" in forward")
     [plan] = graph.reports[0].plans
-    assert [layer.name for layer in plan.layers] == ["_0_first", "_0_last"]
+    assert [layer.name for layer in plan.layers] == ["0_first", "0_last"]
 
 
 def test_weights_are_those_of_now():
@@ -212,7 +212,7 @@ def test_weights_are_those_of_now():
         lambda: model.load_state_dict({k: v * 2 for k, v in other.items()}, assign=True),
         lambda: model.norm.running_mean.add_(1),
         lambda: setattr(model.last.bias, "data", torch.ones(4)),
-        lambda: setattr(model, "last", copy.deepcopy(model.first.__class__(4, 4, 1))),
+        lambda: setattr(model, "last", nn.Conv2d(4, 4, 1)),
         lambda: model.first.weight.data.mul_(3),
     )
     with torch.no_grad():
@@ -263,7 +263,7 @@ def test_nothing_keeps_the_weights_of_a_model_that_is_gone():
     [(False, True, "gradients are wanted"), (True, False, "training mode")],
 )
 def test_what_trains_is_left_to_eager_and_said_once(training, grad, said):
-    model = nn.Sequential(Two(), Branches.__bases__[0]().first.__class__(4, 4, 1)).train(training)
+    model = nn.Sequential(Two(), nn.Conv2d(4, 4, 1)).train(training)
     own = copy.deepcopy(model)
     compiled = torch.compile(model, backend=nhwc.backend())
     x = torch.randn(2, 3, 8, 8)
@@ -317,7 +317,7 @@ def test_copies_and_pickles():
     with torch.no_grad():
         wanted = compiled(x)
         copied = copy.deepcopy(compiled)
-        copied[0].weight.mul_(2)
+        copied._orig_mod[0].weight.mul_(2)
         torch.testing.assert_close(compiled(x), wanted)
         torch.testing.assert_close(copied(x), copied._orig_mod(x))
     assert pickle.loads(pickle.dumps(nhwc.backend(exact=True))).exact
@@ -342,12 +342,16 @@ def test_threads():
     with torch.no_grad():
         for x, one in zip(inputs, found, strict=True):
             torch.testing.assert_close(one, model(x), rtol=1e-4, atol=1e-4)
-    assert sum(len(graph.reports) for graph in backend.graphs) == 1
+    # Threads that come at the same time each have a graph of Dynamo's.
+    assert all(len(graph.reports) == 1 for graph in backend.graphs)
 
 
 @pytest.fixture
 def by_name(monkeypatch):
     """The name that an installed nhwc has in torch's list, from what pyproject.toml says."""
+    if sys.version_info < (3, 11):
+        pytest.skip("no tomllib")
+    import tomllib
     from torch._dynamo.backends import registry
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -376,9 +380,12 @@ def test_the_name_that_torch_finds(by_name):
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ({"mode": "max-autotune"}, "InputError: mode is 'max-autotune'; the backend nhwc has no"),
-        ({"options": {"speed": 1}}, "InputError: options has 'speed'; the backend nhwc knows exact"),
-        ({"options": {"exact": "yes"}}, "InputError: options has exact='yes'; it is True or False"),
+        ({"mode": "max-autotune"}, "mode is 'max-autotune'; the backend nhwc has no"),
+        (
+            {"options": {"speed": 1}},
+            "options has 'speed'; the backend nhwc knows exact",
+        ),
+        ({"options": {"exact": "yes"}}, "options has exact='yes'; it is True or False"),
     ],
 )
 def test_refused_in_words(chosen, said):

@@ -126,7 +126,7 @@ def _is_random(func: Any, given: dict[str, Any]) -> bool:
 
 def is_idle(node: fx.Node) -> bool:
     """Whether `node` only sets what is so already where a plan runs: no gradients, no autocast."""
-    if node.target is torch._C._set_grad_enabled:
+    if node.target in (torch._C._set_grad_enabled, torch._C._log_api_usage_once):
         return True
     if node.target is autocast_mode._exit_autocast:
         entered = node.args[0]

@@ -18,6 +18,7 @@ from ..optimized import Optimized, is_observed, signature
 from ..verify import cloned
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
+from .numbers import unwrapped
 from .weights import Weights, weights_of
 
 _MOST = 4
@@ -87,9 +88,10 @@ class Planned:
         say: Callable[[str], None],
     ) -> None:
         self._graph, self._exact, self._say = graph, exact, say
-        self._places = _Places((), tuple(range(len(examples))))
+        self._unwrapped = unwrapped(graph)
         weights = weights_of(graph, examples)
-        self._places = _Places(weights, tuple(i for i in self._places.rest if i not in weights))
+        rest = tuple(i for i in range(len(examples)) if i not in weights)
+        self._places = _Places(weights, rest)
         self._known: dict[tuple[int, ...], Weights] = {}
         self._reports: list[OptimizeReport] = []
         # A graph that does what no plan does is left alone from then on.
@@ -103,12 +105,13 @@ class Planned:
         return GraphReport(_place_of(self._graph), operators, tuple(self._reports), self._reason)
 
     def __call__(self, *inputs: Any) -> Any:
-        plan = self._plan_for(inputs)
-        return self._graph(*inputs) if plan is None else plan(inputs)
-
-    def _plan_for(self, inputs: tuple[Any, ...]) -> _Plan | None:
         if self._left or is_observed() or self._wants_gradients(inputs):
-            return None
+            return self._graph(*inputs)
+        given = self._unwrapped.given(inputs)
+        plan = self._plan_for(given)
+        return self._graph(*inputs) if plan is None else plan(given)
+
+    def _plan_for(self, inputs: Sequence[Any]) -> _Plan | None:
         places = self._places
         weights = self._known_again([inputs[i] for i in places.weights])
         if weights is None:
@@ -138,18 +141,19 @@ class Planned:
             known[key] = found
         return found if found.are_ready(tensors) else None
 
-    def _made(self, inputs: tuple[Any, ...], places: _Places) -> _Plan | None:
+    def _made(self, inputs: Sequence[Any], places: _Places) -> _Plan | None:
         """A plan for the shapes of `inputs`; None where the graph is as good or has to do."""
+        graph = self._unwrapped.graph
         try:
-            seen = behaviour(self._graph, inputs)
-            nodes = self._graph.graph.find_nodes(op="placeholder")
+            seen = behaviour(graph, inputs)
+            nodes = graph.graph.find_nodes(op="placeholder")
             written = [i for i in places.weights if nodes[i] in seen.written]
             if written:
                 # A buffer that counts calls is no weight; the next call knows.
                 self._places = places.without(written)
                 self._known.clear()
                 return None
-            core = core_of(self._graph, seen, inputs, places.weights)
+            core = core_of(graph, seen, inputs, places.weights)
         except Unserved as error:
             self._left, self._reason = True, str(error)
             if str(error) == TRAINS:
@@ -170,7 +174,7 @@ class Planned:
                 module._parameters.clear()
                 module._buffers.clear()
 
-    def _optimized(self, core: Core, inputs: tuple[Any, ...], writes: bool) -> _Plan | None:
+    def _optimized(self, core: Core, inputs: Sequence[Any], writes: bool) -> _Plan | None:
         # The beginning may write into its inputs, which the call itself has to.
         copies = cloned(inputs) if writes else inputs
         with torch.no_grad():

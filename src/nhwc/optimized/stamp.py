@@ -52,7 +52,9 @@ class Facts:
         # Tensors made under inference_mode have no versions.
         self._counted = [not t.is_inference() for t in tensors]
         self._placed = [_has_place(t) for t in tensors]
-        self._shaped = [placed and t.ndim > 1 for t, placed in zip(tensors, self._placed, strict=True)]
+        self._shaped = [
+            placed and t.ndim > 1 for t, placed in zip(tensors, self._placed, strict=True)
+        ]
         self._facts = self._of(tensors)
         self._samples = [
             sample
@@ -109,7 +111,9 @@ class Stamp:
         self.tensors = [*model.parameters(), *model.buffers()]
         self._facts = Facts(self.tensors)
         # These keep the sampled memory alive if the tensors are given other memory.
-        self._memory = [t.detach() for t in self.tensors if _has_place(t) and t.device.type == "cpu"]
+        self._memory = [
+            t.detach() for t in self.tensors if _has_place(t) and t.device.type == "cpu"
+        ]
 
     def _set_calls(self, modules: list[nn.Module]) -> None:
         """Note the code of the graph, the hooks, and which modules have their own `forward`."""
