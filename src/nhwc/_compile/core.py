@@ -4,12 +4,16 @@ Dynamo hands weights over as inputs of the graph, in front of every call. In the
 they were in the model: parameters and buffers, which passes fold and kernels pack. Sizes that vary
 are inputs, too; the core is made for one call's sizes and has these as numbers.
 
-What a graph returns may be a view: of its input, of a weight, of what else it returns. A plan gives
-each answer memory of its own, so views are left to torch: the core returns what they are views of,
-and the `ending` takes them. A `beginning` and the ending do what `sides` keeps out of the core, too.
+What a graph returns may be a view: of its input, of a weight, of what else it returns. A plan
+gives each answer memory of its own, so views are left to torch: the core returns what they are
+views of, and the `ending` takes them. What `sides` keeps out of the core is done by the ending,
+too, or by a `beginning`.
 
-    graph   x -> conv -> relu -> flatten -> out        core     x -> conv -> relu
-              \\-> transpose -> out                     ending   x, relu -> transpose, flatten
+    graph   x -> conv -> relu -> flatten -> out
+                          |
+                          +-> transpose -> out
+    core    x -> conv -> relu
+    ending  relu -> flatten, transpose
 """
 
 from __future__ import annotations
