@@ -110,7 +110,6 @@ def test_answers_as_torch_asks_of_a_backend(made):
     backend = nhwc.backend()
     with torch.no_grad():
         wanted = plain(model(*inputs))
-        # In its first call transformers reckons tables in float32: the truth has them, too.
         wide = plain(copy.deepcopy(model).double()(*doubled(inputs)))
         compiled = torch.compile(model, backend=backend)
         for _ in range(2):

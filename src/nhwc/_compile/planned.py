@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,22 @@ class Planned:
 
     def _plan_for(self, inputs: Sequence[Any]) -> _Plan | None:
         places = self._places
-        weights = self._known_again([inputs[i] for i in places.weights])
+        weights, key = self._seen_in(inputs, places)
         if weights is None:
             return None
-        rest = [inputs[i] for i in places.rest]
-        # What a graph returns may have strides that follow from its inputs'.
-        key = signature(rest), tuple(x.stride() for x in rest if _has_strides(x))
         if key not in weights.made:
             with self._lock:
                 if key not in weights.made and len(weights.made) < _MOST and not self._left:
                     weights.made[key] = self._made(inputs, places)
         plan: _Plan | None = weights.made.get(key)
         return None if plan is None or (plan.writes and _overlap(inputs)) else plan
+
+    def _seen_in(self, inputs: Sequence[Any], places: _Places) -> tuple[Weights | None, Hashable]:
+        """The weights of a call, if anything is to be made of them, and the rest as a key."""
+        weights = self._known_again([inputs[i] for i in places.weights])
+        rest = [inputs[i] for i in places.rest]
+        # What a graph returns may have strides that follow from its inputs'.
+        return weights, (signature(rest), tuple(x.stride() for x in rest if _has_strides(x)))
 
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""
@@ -160,7 +165,7 @@ class Planned:
                 self._say(_TRAINING)
             return None
         try:
-            return self._optimized(core, inputs, bool(seen.written))
+            plan = self._optimized(core, inputs, bool(seen.written))
         except Exception as error:
             # Whatever stops a plan is no reason to stop the user's program.
             kind = "" if isinstance(error, NhwcError) else f"{type(error).__name__}: "
@@ -168,6 +173,8 @@ class Planned:
             place = _place_of(self._graph)
             self._say(f"nhwc leaves a graph that begins at {place} to eager: {self._reason}")
             return None
+        else:
+            return plan if plan and self._pays(plan, inputs, places) else None
         finally:
             # Graphs are held in circles, and would keep the weights of a model that is gone.
             for module in core.model.modules():
@@ -185,6 +192,15 @@ class Planned:
         self._reason = fast.report.reason
         return None if fast.report.chosen == "input" else _Plan(core, fast, writes)
 
+    def _pays(self, plan: _Plan, inputs: Sequence[Any], places: _Places) -> bool:
+        """Whether the plan gains more than the look at each call takes: tiny graphs are many."""
+        found = plan.model.report.comparison
+        gain_s = found.before.median_s - found.after.median_s
+        if gain_s <= _seconds(lambda: self._seen_in(inputs, places)):
+            self._reason = "a plan gains less than it takes to see that the weights are the same"
+            return False
+        return True
+
     def _wants_gradients(self, inputs: tuple[Any, ...]) -> bool:
         if not torch.is_grad_enabled():
             return False
@@ -193,6 +209,16 @@ class Planned:
         self._reason = "gradients are wanted"
         self._say(_GRADIENTS)
         return True
+
+
+def _seconds(look: Callable[[], object]) -> float:
+    """How long `look` takes, at its best: what disturbs it disturbs the graph, too."""
+    found = []
+    for _ in range(5):
+        start = time.perf_counter()
+        look()
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
