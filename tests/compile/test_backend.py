@@ -264,6 +264,25 @@ def test_a_plan_that_does_not_pay_is_not_used(monkeypatch):
     assert "gains less than it takes" in graph.reason
 
 
+def test_a_batch_of_no_image_runs_the_graph():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
+    compiled = torch.compile(model, backend=nhwc.backend(), dynamic=False)
+    with torch.no_grad():
+        assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
+
+
+def test_hooks_fire_and_strides_are_kept():
+    model = Two().eval().to(memory_format=torch.channels_last)
+    calls = []
+    model.first.register_forward_hook(lambda *_: calls.append(1))
+    compiled = torch.compile(model, backend=nhwc.backend())
+    with torch.no_grad():
+        for x in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)):
+            x = x if calls else x.to(memory_format=torch.channels_last)
+            assert_alike(compiled(x), model(x))
+    assert len(calls) == 4
+
+
 def test_nothing_keeps_the_weights_of_a_model_that_is_gone():
     model = Two().eval()
     compiled = torch.compile(model, backend=nhwc.backend())

@@ -117,7 +117,7 @@ class Planned:
         weights, key = self._seen_in(inputs, places)
         if weights is None:
             return None
-        if key not in weights.made:
+        if key not in weights.made and not _is_empty(inputs):
             with self._lock:
                 if key not in weights.made and len(weights.made) < _MOST and not self._left:
                     weights.made[key] = self._made(inputs, places)
@@ -233,6 +233,11 @@ def _has_strides(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
+def _is_empty(inputs: Sequence[Any]) -> bool:
+    """Whether there is nothing to compute, and nothing to verify, as in a batch of no image."""
+    return any(isinstance(x, Tensor) and not x.numel() for x in inputs)
+
+
 def _overlap(inputs: Sequence[Any]) -> bool:
     """Whether two inputs lie in one memory: what is written to one is read from the other."""
     found = [x.untyped_storage().data_ptr() for x in inputs if _has_strides(x) and x.numel()]
@@ -240,10 +245,11 @@ def _overlap(inputs: Sequence[Any]) -> bool:
 
 
 def _place_of(graph: fx.GraphModule) -> str:
-    """`net.py:12 in forward`: the line of the captured code that calls the first operator."""
-    for node in graph.graph.nodes:
-        found = re.search(r'File "(.*)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
+    """`net.py:12 in forward`, which calls the first operator; or that, if no user's code does."""
+    calls = [node for node in graph.graph.nodes if node.op.startswith("call")]
+    for node in calls:
+        found = re.search(r'File "(.*)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
         if found:
             path, line, function = found.groups()
             return f"{Path(path).name}:{line} in {function}"
-    return "its beginning"
+    return str(calls[0]) if calls else "its output"
