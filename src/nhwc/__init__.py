@@ -28,6 +28,7 @@ __all__ = [
     "ProcessLost",
     "VerificationError",
     "audit",
+    "backend",
     "bench",
     "convert_",
     "format_of",

@@ -5,6 +5,7 @@ from ._audit import audit as audit
 from ._audit.findings import Finding as Finding
 from ._audit.strict import strict as strict
 from ._bench import bench as bench
+from ._compile import backend as backend
 from ._fuse import fuse as fuse
 from ._ops import ops as ops
 from ._optimize import optimize as optimize

@@ -29,6 +29,7 @@ PACKAGE = House(
         ("files", "watch"),
         ("zoo",),
         ("_audit", "_bench", "_fuse", "_ops", "_optimize", "_train"),
+        ("_compile",),
         ("render",),
         ("_public",),
         ("__init__",),

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from nhwc.errors import VerificationError
 from nhwc.verify import flatten, observe, random_inputs, verify
@@ -75,6 +75,19 @@ def test_an_error_on_one_input_only_is_found():
     truth = observe(model, draw())
     verification = verify(truth, lambda x: model(x) + (1.0 if x.min() >= 0 else 0.0))
     assert [check.input for check in verification.checks if not check.passed] == [2]
+
+
+def test_what_a_graph_raises_in_float64_is_not_printed(capsys):
+    class InFloat32(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.to(torch.float32))
+
+    graph = fx.Tracer()
+    graph.is_leaf_module = lambda *_: False
+    model = InFloat32(2, 2)
+    traced = fx.GraphModule(model, graph.trace(model))
+    assert observe(traced, [(torch.ones(1, 2),)]).exact is None
+    assert capsys.readouterr().err == ""
 
 
 def test_nested_outputs_are_compared_leaf_by_leaf():

@@ -23,7 +23,7 @@ from ..render.bench_engines_text import engines_text, missing_text
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
-from ..render.text import plural
+from ..render.text import duration, plural
 from .common import add_seed, check_fits, parse_device, parse_shape
 from .extras import check_models
 from .outputs import (
@@ -34,7 +34,7 @@ from .outputs import (
     write_file,
     write_output,
 )
-from .progress import ProgressLine, duration, note
+from .progress import ProgressLine, note
 from .values import MOST, number
 
 FORMATS = ("text", "json", "csv", "html")

@@ -109,7 +109,7 @@ class Optimized(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if isinstance(inputs, fx.Proxy):
             return self.portable(*_unpacked(inputs, self.portable))
-        if named or _is_observed():
+        if named or is_observed():
             return self.portable(*inputs, **named)
         check_threads()
         # The stamp is read first: another thread may put in a new one, with new programs.
@@ -319,7 +319,7 @@ def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
     return [inputs[i] for i, one in enumerate(needed) if one.default is one.empty]
 
 
-def _is_observed() -> bool:
+def is_observed() -> bool:
     """Whether torch records or transforms the call, or runs it in another precision."""
     return (
         torch.compiler.is_compiling()

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Iterator
-from itertools import repeat
+from collections.abc import Iterator, Sequence
+from itertools import compress, repeat
 from typing import Any
 
 import torch
@@ -32,9 +32,55 @@ from torch.nn.modules import module as every_module
 from ..machine.host_memory import part_in_memory
 
 _version = operator.attrgetter("_version")
+_type = operator.attrgetter("dtype")
 
 _WHOLE = 512
 _LINE = 64
+
+
+class Facts:
+    """Versions, places and numbers of some tensors, of which it keeps none alive.
+
+    >>> weight = torch.zeros(2)
+    >>> facts = Facts([weight])
+    >>> weight.data[0] = 3
+    >>> facts.hold([weight]), Facts([weight]).hold([weight])
+    (False, True)
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        # Tensors made under inference_mode have no versions.
+        self._counted = [not t.is_inference() for t in tensors]
+        self._placed = [_has_place(t) for t in tensors]
+        self._shaped = [
+            placed and t.ndim > 1 for t, placed in zip(tensors, self._placed, strict=True)
+        ]
+        self._facts = self._of(tensors)
+        self._samples = [
+            sample
+            for t in compress(tensors, self._placed)
+            if t.device.type == "cpu"
+            for sample in _samples(t)
+        ]
+        self._bytes = b"".join(self._samples)
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether nothing was written to these, the tensors that the facts are of."""
+        # The samples are views of bare memory: they are read where that is still the tensors'.
+        try:
+            return self._of(tensors) == self._facts and b"".join(self._samples) == self._bytes
+        except RuntimeError:  # one of them has no place in memory any more
+            return False
+
+    def _of(self, tensors: Sequence[Tensor]) -> tuple[object, ...]:
+        placed = [*compress(tensors, self._placed)]
+        return (
+            sum(map(_version, compress(tensors, self._counted))),
+            list(map(_type, tensors)),
+            list(map(Tensor.data_ptr, placed)),
+            list(map(Tensor.numel, placed)),
+            list(map(Tensor.stride, compress(tensors, self._shaped))),
+        )
 
 
 class Stamp:
@@ -63,18 +109,11 @@ class Stamp:
         # torch.fx holds modules in plain nn.Modules, which nobody calls.
         self._set_calls([m for m in modules if m is model or type(m) is not nn.Module])
         self.tensors = [*model.parameters(), *model.buffers()]
-        # Tensors made under inference_mode have no versions.
-        self._counted = [t for t in self.tensors if not t.is_inference()]
-        self._versions = sum(map(_version, self._counted))
-        self._placed = [t for t in self.tensors if _has_place(t)]
-        self._places = list(map(Tensor.data_ptr, self._placed))
-        self._shaped = [t for t in self._placed if t.ndim > 1]
-        self._strides = list(map(Tensor.stride, self._shaped))
-        self._sizes = list(map(Tensor.numel, self._shaped))
+        self._facts = Facts(self.tensors)
         # These keep the sampled memory alive if the tensors are given other memory.
-        self._memory = [t.detach() for t in self._placed if t.device.type == "cpu"]
-        self._samples = [sample for t in self._memory for sample in _samples(t)]
-        self._bytes = b"".join(self._samples)
+        self._memory = [
+            t.detach() for t in self.tensors if _has_place(t) and t.device.type == "cpu"
+        ]
 
     def _set_calls(self, modules: list[nn.Module]) -> None:
         """Note the code of the graph, the hooks, and which modules have their own `forward`."""
@@ -94,11 +133,7 @@ class Stamp:
                 self._is_called_alike()
                 and self._slots == self._held
                 and all(slots[name] is value for slots, name, value in self._single)
-                and sum(map(_version, self._counted)) == self._versions
-                and list(map(Tensor.data_ptr, self._placed)) == self._places
-                and list(map(Tensor.stride, self._shaped)) == self._strides
-                and list(map(Tensor.numel, self._shaped)) == self._sizes
-                and b"".join(self._samples) == self._bytes
+                and self._facts.hold(self.tensors)
             )
         except RuntimeError:
             # `==` of two tensors that are not the same one is a tensor, neither true nor false.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
@@ -223,7 +223,14 @@ def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, A
     with torch.no_grad(), kept:
         torch.manual_seed(0)
         random.seed(0)
-        return dict(flatten(function(*own)))
+        return dict(flatten(_call(function)(*own)))
+
+
+def _call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`; a graph without the wrapper of torch.fx, which prints what is raised in it."""
+    if isinstance(function, fx.GraphModule):
+        return partial(nn.Module.__call__, function)
+    return function
 
 
 def compare(

@@ -1,0 +1,432 @@
+"""torch.compile with nhwc behind it answers as the model does, whatever Dynamo makes of that."""
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+import warnings
+import weakref
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import same
+from torch.utils._pytree import tree_leaves
+
+import nhwc
+from nhwc._compile import planned
+from nhwc._optimize import stages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    # These models are so small that a plan may not pay, and a busy machine may call it slower.
+    monkeypatch.setattr(planned, "_seconds", lambda look: float("-inf"))
+    monkeypatch.setattr(stages, "winner", lambda compared: ([*compared][-1], ""))
+    yield
+    torch.compiler.reset()
+
+
+class Two(nn.Module):
+    """Two convolutions, and what a model may have besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.last = nn.Conv2d(4, 4, 1)
+        self.register_buffer("count", torch.zeros(()))
+        self.table = torch.arange(4.0).reshape(4, 1, 1)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).relu())
+
+
+class Branches(Two):
+    def forward(self, x):
+        y = self.first(x)
+        y = y + 1 if y.sum() > 0 else y - 1
+        return self.last(y)
+
+
+class WritesItsInput(Two):
+    def forward(self, x):
+        x.mul_(2)
+        return super().forward(x)
+
+
+class WritesAfterABreak(Two):
+    def forward(self, x):
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(F.relu(y, inplace=True)), y
+
+
+class WritesInItsMidst(Two):
+    def forward(self, x):
+        y = self.first(x)
+        y[:, :2] += 1
+        return self.last(y)
+
+
+class WritesAtItsEnd(Two):
+    def forward(self, x):
+        y = self.last(self.first(x))
+        y[:, :2] = 3
+        return y, x
+
+
+class Counts(Two):
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x) * self.count
+
+
+class ReturnsViews(Two):
+    def forward(self, x):
+        y = self.last(self.first(x))
+        a, b = y.chunk(2, 1)
+        return y, y.flatten(1), a, b, x, x[:, :1], self.last.weight.view(-1), {"t": y.mT}
+
+
+class AsksForSizes(Two):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.view(y.shape[0], -1), y.shape[0], x.shape[2] * 2
+
+
+class SetsContexts(Two):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            y = self.first(x)
+        with torch.no_grad():
+            y = self.last(y.float())
+        return y + self.table
+
+
+class Sorts(Two):
+    def forward(self, x):
+        values, places = super().forward(x).flatten(1).topk(3)
+        return values, places, values > 0
+
+
+class InBfloat16(Two):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.first(x)
+        return self.last(y.float())
+
+
+class DropsOut(Two):
+    def forward(self, x):
+        return self.last(F.dropout(self.first(x)))
+
+
+class Conditional(Two):
+    def forward(self, x):
+        y = self.first(x)
+        return torch.cond(y.sum() > 0, torch.sin, torch.cos, (self.last(y),))
+
+
+PLANNED = (
+    *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
+    *(AsksForSizes, SetsContexts, Sorts),
+)
+LEFT = {
+    WritesInItsMidst: "iadd writes into",
+    InBfloat16: "_enter_autocast, which changes how torch computes",
+    DropsOut: "it draws random numbers",
+    Conditional: "cond, which runs graphs of its own",
+}
+
+
+def answers(kind):
+    """A compiled model and the model itself, held against one another; the backend."""
+    model = kind().eval()
+    own = copy.deepcopy(model)
+    backend = nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for size in (8, 8, 6) if kind in (AsksForSizes, ReturnsViews) else (8, 8):
+            x = torch.randn(2, 3, size, size)
+            given = x.clone()
+            torch.manual_seed(1)
+            found = compiled(x)
+            torch.manual_seed(1)
+            wanted = own(given)
+            assert torch.equal(x, given)
+            assert torch.equal(model.count, own.count)
+            assert_alike(found, wanted)
+            # Whoever writes into what is returned sees it in what shares memory with that.
+            for one in (tree_leaves(found), tree_leaves(wanted)):
+                one[0].add_(1)
+            assert_alike(found, wanted)
+    return backend
+
+
+def assert_alike(found, wanted):
+    pairs = list(zip(tree_leaves(found), tree_leaves(wanted), strict=True))
+    for one, other in pairs:
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            assert one.stride() == other.stride()
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("kind", PLANNED)
+def test_what_is_planned_answers_as_the_model(kind):
+    reports = [graph.reports for graph in answers(kind).graphs]
+    assert any(reports)
+    assert {one.chosen for some in reports for one in some} == {"plan"}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_no_plan_does_is_left_to_torch(kind):
+    backend = answers(kind)
+    assert [graph.reports for graph in backend.graphs] == [()] * len(backend.graphs)
+    assert all(LEFT[kind] in graph.reason for graph in backend.graphs)
+
+
+def test_a_layer_has_the_users_name():
+    backend = nhwc.backend()
+    with torch.no_grad():
+        torch.compile(nn.Sequential(Two()).eval(), backend=backend)(torch.randn(2, 3, 8, 8))
+    [graph] = backend.graphs
+    assert graph.place.endswith(" in forward")
+    [plan] = graph.reports[0].plans
+    assert [layer.name for layer in plan.layers] == ["0_first", "0_last"]
+
+
+def test_weights_are_those_of_now():
+    model, backend = Two().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(2, 3, 8, 8)
+    other = {name: value + 1 for name, value in model.state_dict().items()}
+    changes = (
+        lambda: model.first.weight.mul_(2),
+        lambda: model.load_state_dict(other),
+        lambda: model.load_state_dict({k: v * 2 for k, v in other.items()}, assign=True),
+        lambda: model.norm.running_mean.add_(1),
+        lambda: setattr(model.last.bias, "data", torch.ones(4)),
+        lambda: setattr(model, "last", nn.Conv2d(4, 4, 1)),
+        lambda: model.first.weight.data.mul_(3),
+    )
+    with torch.no_grad():
+        compiled(x)
+        for change in changes:
+            change()
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert len(backend.graphs[0].reports) > 3
+
+
+def test_a_graph_serves_all_modules_that_share_it():
+    blocks = nn.ModuleList(Two() for _ in range(2)).eval()
+    backend = nhwc.backend()
+    compiled = [torch.compile(block, backend=backend) for block in blocks]
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            for block, fast in zip(blocks, compiled, strict=True):
+                torch.testing.assert_close(fast(x), block(x), rtol=1e-4, atol=1e-4)
+    assert sum(len(graph.reports) for graph in backend.graphs) == 2
+
+
+def test_shapes_beyond_the_bound_run_the_graph():
+    model, backend = Two().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for size in range(4, 10):
+            x = torch.randn(2, 3, size, size)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    [graph] = backend.graphs
+    assert len(graph.reports) == 4
+
+
+def test_a_plan_that_does_not_pay_is_not_used(monkeypatch):
+    monkeypatch.setattr(planned, "_seconds", lambda look: 1e9)
+    model, backend = Two().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+    [graph] = backend.graphs
+    assert "gains less than it takes" in graph.reason
+
+
+def test_a_batch_of_no_image_runs_the_graph():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
+    compiled = torch.compile(model, backend=nhwc.backend(), dynamic=False)
+    with torch.no_grad():
+        assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
+
+
+def test_hooks_fire_and_strides_are_kept():
+    model = Two().eval().to(memory_format=torch.channels_last)
+    calls = []
+    model.first.register_forward_hook(lambda *_: calls.append(1))
+    compiled = torch.compile(model, backend=nhwc.backend())
+    with torch.no_grad():
+        for x in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)):
+            x = x if calls else x.to(memory_format=torch.channels_last)
+            assert_alike(compiled(x), model(x))
+    assert len(calls) == 4
+
+
+def test_nothing_keeps_the_weights_of_a_model_that_is_gone():
+    model = Two().eval()
+    compiled = torch.compile(model, backend=nhwc.backend())
+    with torch.no_grad():
+        compiled(torch.randn(2, 3, 8, 8))
+    weight = weakref.ref(model.first.weight)
+    del model, compiled
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.parametrize(
+    ("training", "grad", "said"),
+    [(False, True, "gradients are wanted"), (True, False, "training mode")],
+)
+def test_what_trains_is_left_to_eager_and_said_once(training, grad, said):
+    model = nn.Sequential(Two(), nn.Conv2d(4, 4, 1)).train(training)
+    own = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=nhwc.backend())
+    x = torch.randn(2, 3, 8, 8)
+    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(grad):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            found, wanted = compiled(x), own(x)
+            torch.testing.assert_close(found, wanted)
+        if grad:
+            found.sum().backward()
+            wanted.sum().backward()
+    assert [said in str(one.message) for one in caught] == [True]
+    mine, theirs = dict(model.named_parameters()), dict(own.named_parameters())
+    assert all(same(mine[name].grad, theirs[name].grad) for name in mine)
+    assert torch.equal(model[0].norm.running_mean, own[0].norm.running_mean)
+
+
+def test_modes_of_a_call():
+    model = Two().eval()
+    compiled = torch.compile(model, backend=nhwc.backend(), fullgraph=True)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        plain = model(x)
+        torch.testing.assert_close(compiled(x), plain)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert compiled(x).dtype is torch.bfloat16
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x.clone()), plain)
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), plain)
+
+
+def test_a_function_and_a_compiled_part():
+    model = Two().eval()
+    inner = nn.Sequential(torch.compile(model, backend=nhwc.backend()), nn.Flatten())
+    x = torch.randn(2, 3, 8, 8)
+    backend = nhwc.backend()
+    outer = torch.compile(lambda x: inner(x).relu(), backend=backend)
+    with torch.no_grad():
+        wanted = model(x).flatten(1).relu()
+        torch.testing.assert_close(inner(x).relu(), wanted)
+        torch.testing.assert_close(outer(x), wanted)
+    assert backend.graphs[0].reports
+
+
+def test_copies_and_pickles():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
+    compiled = torch.compile(model, backend=nhwc.backend(exact=True))
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        wanted = compiled(x)
+        copied = copy.deepcopy(compiled)
+        copied._orig_mod[0].weight.mul_(2)
+        torch.testing.assert_close(compiled(x), wanted)
+        torch.testing.assert_close(copied(x), copied._orig_mod(x))
+    assert pickle.loads(pickle.dumps(nhwc.backend(exact=True))).exact
+
+
+def test_threads():
+    model, backend = Two().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    inputs = [torch.randn(2, 3, 8, 8) for _ in range(4)]
+    found = [None] * len(inputs)
+
+    def run(number):
+        with torch.no_grad():
+            for _ in range(5):
+                found[number] = compiled(inputs[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with torch.no_grad():
+        for x, one in zip(inputs, found, strict=True):
+            torch.testing.assert_close(one, model(x), rtol=1e-4, atol=1e-4)
+    # Threads that come at the same time each have a graph of Dynamo's.
+    assert all(len(graph.reports) == 1 for graph in backend.graphs)
+
+
+@pytest.fixture
+def by_name(monkeypatch):
+    """The name that an installed nhwc has in torch's list, from what pyproject.toml says."""
+    if sys.version_info < (3, 11):
+        pytest.skip("no tomllib")
+    import tomllib
+    from torch._dynamo.backends import registry
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    group = "torch_dynamo_backends"
+    [(name, value)] = project["entry-points"][group].items()
+    torch._dynamo.list_backends()
+    monkeypatch.setitem(registry._BACKENDS, name, EntryPoint(name, value, group))
+    monkeypatch.delitem(registry._COMPILER_FNS, name, raising=False)
+    yield name
+    registry._COMPILER_FNS.pop(name, None)
+
+
+def test_the_name_that_torch_finds(by_name):
+    assert by_name == "nhwc"
+    assert by_name in torch._dynamo.list_backends()
+    model = Two().eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="nhwc", options={"exact": True})
+        torch.testing.assert_close(compiled(x), model(x))
+    from nhwc._compile import by_name as found
+
+    assert found.graphs[-1].reports[0].exact
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"mode": "max-autotune"}, "mode is 'max-autotune'; the backend nhwc has no"),
+        (
+            {"options": {"speed": 1}},
+            "options has 'speed'; the backend nhwc knows exact",
+        ),
+        ({"options": {"exact": "yes"}}, "options has exact='yes'; it is True or False"),
+    ],
+)
+def test_refused_in_words(chosen, said):
+    compiled = torch.compile(Two().eval(), backend=nhwc.backend(), **chosen)
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed) as error:
+        compiled(torch.randn(2, 3, 8, 8))
+    assert said in str(error.value)
+    assert isinstance(error.value.inner_exception, nhwc.InputError)
