@@ -39,7 +39,7 @@ def input_of(node: fx.Node) -> fx.Node | None:
 
 
 def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Find the `flatten` from a linear layer's result to rows for `norm`, and the `reshape_as` back.
+    """Find the `flatten` of a linear layer's result into rows for `norm`, and the reshape back.
 
     The result is None if anything else reads the rows.
     """
