@@ -49,12 +49,12 @@ def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verific
 
 
 def _numbers(value: object) -> int:
-    """How much there is to compare: a detector may find nothing."""
+    """Count the numbers to compare; a detector that finds nothing returns empty tensors."""
     return value.numel() if isinstance(value, Tensor) else 0
 
 
 def _parts(after: nn.Module) -> dict[str, nn.Module]:
-    """The outermost graphs, planned or not, in a model that as a whole is none, by their path."""
+    """Return the outermost graphs in a model that could not be traced as a whole, by their path."""
     after = after.portable if isinstance(after, Optimized) else after
     if not isinstance(after, fx.GraphModule) or not is_one_call(after):
         return {}

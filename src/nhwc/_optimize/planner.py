@@ -21,9 +21,9 @@ from .task import Task
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of one graph and one set of shapes: its report, its `kernels` in words.
+    """The report of one graph for one set of shapes, with the names of its kernels.
 
-    `weights` are those that kernels were given.
+    `weights` are the tensors that the kernels were given.
     """
 
     report: PlanReport

@@ -44,8 +44,8 @@ class PlanReport:
     """The plan for one set of input shapes, or why there is none.
 
     `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
-    `opened` are parts that no graph for all shapes could be made of, and one for these shapes alone
-    could: `passes` is what was found in it besides, and `layers` has what is inside of them.
+    `opened` are the parts that could be traced for these shapes, though not for all shapes. Their
+    insides are among `layers`, and `passes` reports what the passes did in them.
     """
 
     inputs: tuple[str, ...]
@@ -64,7 +64,7 @@ class PlanReport:
 
 @dataclass(frozen=True)
 class OptimizeReport:
-    """How the model came about that `optimize` returned.
+    """How `optimize` made the model that it returned.
 
     `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`
     (the model as it was given); `chosen` names the one that was returned.

@@ -117,7 +117,7 @@ def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Le
 
 
 def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
-    """For each example a graph that looks into opaque parts with its sizes, where there is one."""
+    """Make for each example a graph for its sizes, or None if that opens no opaque part."""
     if rewritten.closed:
         return [None for _ in task.examples]
     graph, opaque = rewritten.graph, rewritten.opaque
@@ -125,7 +125,7 @@ def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
 
 
 def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:
-    """Let the weights lie in a file while there are kernels with copies of their own."""
+    """Move the weights to a file, because the kernels hold copies of their own."""
     graphs = [graph, *(one.graph for one in sized if one)]
     return shelve(p for graph in graphs for p in graph.parameters())
 
@@ -159,7 +159,7 @@ def _planned_soundly(
 
 
 def _labels(rewritten: Rewritten, planned: Planned) -> str:
-    """What stands behind the answers: the passes that ran, and every kernel."""
+    """Digest what the answers depend on: the passes that changed something, and every kernel."""
     passes = [f"{report.name} {len(report.applied)}" for report in rewritten.passes]
     return _digest([*passes, *planned.kernels])
 
@@ -193,14 +193,14 @@ def _report(
 
 
 def _why_unplanned(planned: Planned) -> str:
-    """Why some example has no plan; with plans for parts, that is no question of theirs."""
+    """Say why some example has no plan; if parts have plans, ask only about the whole model."""
     reports = planned.reports
     told = [one for one in reports if not one.part] if planned.kernels else reports
     return next((one.reason for one in told if one.reason), "")
 
 
 def _result(chosen: str, task: Task, rewritten: Rewritten, planned: Planned) -> Optimized:
-    """What won, as a model of its own: nothing done to it reaches the user's."""
+    """Return the winner as a model that shares nothing with the user's."""
     if chosen == "plan":
         for module in planned.model.modules():
             if isinstance(module, Optimized):

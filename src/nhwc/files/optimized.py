@@ -165,7 +165,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
                 answer = dict(flatten(graph(*inputs)))
             plan = make_plan(graph, inputs, ledger, exact=exact)
         except Exception:
-            continue  # Not planned, the graph itself says what is wrong with such inputs.
+            continue  # Without a plan a call runs the graph, which says what is wrong.
         if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
             continue
         plans.append(served(plan, graph, inputs))

@@ -216,7 +216,7 @@ class Optimized(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As torch's; weights that do not fit raise an InputError."""
+        """Load as torch does, but raise an InputError for weights that do not fit."""
         try:
             result = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
@@ -230,7 +230,7 @@ class Optimized(nn.Module):
         return result
 
     def train(self, mode: bool = True) -> Optimized:
-        """Refused: folded layers cannot be trained as the model was. `eval()` is no change."""
+        """Refuse training mode: folded layers cannot be trained as the original's."""
         if mode:
             raise InputError(
                 "an optimized model is for inference and has no training mode. Train the original "

@@ -148,7 +148,7 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
 
 
 def _where_possible(timings: Timings, ours: bool) -> Timings:
-    """Our kernels alone, or those of others, for all layers that have any."""
+    """Keep only our kernels, or only those of others, for all layers that have any."""
     some = {
         node: tuple(one for one in timed if one.implementation.ours is ours)
         for node, timed in timings.items()

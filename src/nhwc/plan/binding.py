@@ -32,9 +32,9 @@ _TRIMMED = 1 << 24
 
 
 class Packed:
-    """The weights that others' kernels packed for one program, for the next one to take over.
+    """The weights that others' kernels packed for one program, so that the next one can reuse them.
 
-    It has none of ours: those lie side by side, and their memory is freed only all at once.
+    Weights of our kernels are not among them: they lie side by side and are freed all at once.
     """
 
     def __init__(self) -> None:

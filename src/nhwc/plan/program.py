@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the slots of its inputs, that of its result, and those to empty after it."""
+    """One call, with the slots of its inputs, the slot of its result, and slots to empty after it."""
 
     name: str
     run: Callable[..., Any]
@@ -21,7 +21,7 @@ class Step:
 class Program:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    `start` is what the slots hold before a call, `feeds` are the slots of the inputs. A program
+    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. A program
     keeps nothing from one call to the next, so threads may share it.
     """
 

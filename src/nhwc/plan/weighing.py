@@ -17,10 +17,10 @@ from .specs import Affine, Layer, Operator, Spec
 from .trials import evicted
 
 _LARGE = 1 << 18
-"""If all layers of a kind have fewer weights than this, saving memory is worth no time."""
+"""If all layers of a kind have fewer weights than this, no time is given up to save memory."""
 
 _CLEARLY = 1.05
-"""Times within this ratio count as the same: a machine that does anything else varies so."""
+"""Times within this ratio count as equal, because measurements vary that much."""
 
 _CACHE = 1 << 25
 """If all weights take more bytes than this, every call reads them from memory anew."""

@@ -218,7 +218,7 @@ def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, A
     """The leaves of what `function` returns for `inputs`, by path; both stay as they were."""
     # A model may write into its input; the next run must see the same one.
     own = cloned(inputs)
-    # It may also count its calls, or collect: every run starts from the same state.
+    # A model may also count its calls or collect results: every run starts from the same state.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
         torch.manual_seed(0)
@@ -284,7 +284,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _defined(kind: type) -> set[str]:
-    """The names that a class or its bases define, those of `object` aside."""
+    """Return the names that a class and its bases define, except those of `object`."""
     return {name for base in kind.__mro__ if base is not object for name in vars(base)}
 
 

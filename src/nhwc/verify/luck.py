@@ -21,7 +21,7 @@ from .widened import wide_type
 _NEIGHBOURS = 4
 
 _NEAR = 100.0
-"""An error more than this many times the allowed one is no matter of luck."""
+"""An error more than this many times the allowed one cannot be bad luck."""
 
 
 def without_luck(found: Verification, truth: Truth, model: nn.Module) -> Verification:
@@ -45,7 +45,7 @@ def _nearly_passed(check: Check) -> bool:
 
 
 def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
-    """For each output the largest error of `model` on inputs that round to nearly these."""
+    """Return, for each output, the largest error of `model` on inputs very close to these."""
     generator = torch.Generator().manual_seed(0)
 
     def nudged(value: Any) -> Any:

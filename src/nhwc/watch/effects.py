@@ -26,7 +26,7 @@ class Effect(Enum):
     PLAIN = "plain"
     """Contiguous in, contiguous out."""
     NEUTRAL = "neutral"
-    """No image: vectors, matrices, scalars."""
+    """The operands are no images but vectors, matrices or scalars."""
 
     def __str__(self) -> str:
         return self.value

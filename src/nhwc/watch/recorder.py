@@ -139,7 +139,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         full = resolve_name(func) or name
         if name in ("backward", "grad"):
-            # It is no operator: the dispatch mode sees the operators that it runs, one by one.
+            # A backward pass is no operator: the dispatch mode sees each of its operators.
             return func(*args, **kwargs)
         return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
 

@@ -46,7 +46,8 @@ _TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
 """The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
 
 _TILES = (8, 7, 4)
-"""How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
+"""How many neighbouring outputs a kernel may compute at once. 7 divides the widths that an image
+of 224 pixels has in later layers."""
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "n", "h", "w", "c", "out_h", "out_w", "r", "s"),

@@ -119,8 +119,8 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
     of_tile = even(e, count)
-    # What is asked for: later weights, or weights of the next panel, or pixels of the next unit,
-    # of which each panel asks for a part. The last that applies wins.
+    # Prefetch later weights, or weights of the next panel, or pixels of the next unit, of which
+    # each panel prefetches a part. The last that applies wins.
     each = (of_tile + (panels - 1)) // panels
     asked = tile.ask(later.floats, a.segment, panels * tiles)
     with e.when((later.floats == 0) & (a.row_parts == 1)):

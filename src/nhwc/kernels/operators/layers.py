@@ -1,4 +1,4 @@
-"""The torch operators `nhwc::...` that are no dense convolution: a table, and what serves it.
+"""The torch operators `nhwc::...` other than dense convolutions: a table, and their functions.
 
 Each call packs its weights anew, which is cheap except for a large `linear`: a model that runs
 often is better recorded as a program, which packs once.
