@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One call, with the slots of its inputs, the slot of its result, and slots to empty after it."""
+    """One call: the slots of its inputs, of its result, and those to empty after it."""
 
     name: str
     run: Callable[..., Any]
