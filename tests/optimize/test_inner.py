@@ -24,7 +24,7 @@ from nhwc.render.optimize_text import optimize_text
 from nhwc.verify.widened import widened
 
 from ..browser import needs_browser, opened
-from .test_optimize import close, force
+from .test_optimize import close, force, remembered, won_by
 
 
 def block(inputs, outputs, **options):
@@ -429,12 +429,9 @@ def test_more_examples_are_planned_and_held_against_the_original(image):
 
 
 @torch.no_grad()
-def test_where_the_plans_lose_the_graph_comes_back_without_them(image, monkeypatch):
-    monkeypatch.setattr(
-        "nhwc._optimize.stages.winner", lambda times: ("graph", "the plan is slower")
-    )
+def test_where_the_plans_lose_the_graph_comes_back_without_them(image):
     model = made(TwoWays)
-    fast = nhwc.optimize(model, image)
+    fast = won_by("graph", model, image)
     assert parts_of(fast) == {}
     assert inner_graphs(fast.portable)
     assert set(fast.report.times) == {"input", "graph", "plan"}
@@ -609,12 +606,11 @@ def test_a_layer_alone_that_gains_nothing_is_left_to_torch_and_the_report_says_s
 
 
 @torch.no_grad()
-def test_what_a_layer_alone_gains_is_measured_once(image, monkeypatch):
-    import nhwc.plan as module
-
+def test_what_a_layer_alone_gains_is_measured_once(image):
     force(made(Heads), image * 40)
-    monkeypatch.setattr(module, "shortest", None)
+    known = remembered("gain of")
     assert force(made(Heads), image * 40).report.plans
+    assert remembered("gain of") == known != {}
 
 
 @torch.no_grad()

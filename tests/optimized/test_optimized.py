@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import nhwc
-from nhwc import InputError, optimize
+from nhwc import InputError
 from nhwc.optimized import Optimized
 from nhwc.optimized.stamp import Stamp
 
-from ..optimize.test_optimize import close, force, residual, runs_program
+from ..optimize.test_optimize import close, force, residual, runs_program, won_by
 
 WINNERS = ("input", "graph", "plan")
 
@@ -24,13 +24,6 @@ WINNERS = ("input", "graph", "plan")
 @pytest.fixture
 def image():
     return torch.randn(2, 3, 20, 18, generator=torch.Generator().manual_seed(1))
-
-
-def won_by(winner, model, *inputs, **options):
-    """The optimized model as if this candidate had won."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nhwc._optimize.stages.winner", lambda compared: (winner, ""))
-        return optimize(model, *inputs, **options)
 
 
 def agrees(fast, image):
