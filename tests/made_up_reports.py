@@ -10,8 +10,8 @@ from nhwc.graph.report import Opaque, PassReport, Site
 from nhwc.machine.timing import Comparison, Samples
 from nhwc.verify import Check, Verification
 from nhwc.watch.calls import Call, Copy, TensorSpec
-from nhwc.watch.calls import Site as Place
-from nhwc.watch.effects import Effect, Outcome
+from nhwc.watch.calls import CallSite as Place
+from nhwc.watch.effects import CallEffect, Effect
 
 from .made_up import HERE
 
@@ -40,10 +40,10 @@ def audited() -> Audit:
         _call(3, "relu", "stage.2", (LAST, LAST)),
     )
     outcomes = (
-        Outcome(Effect.KEEPS),
-        Outcome(Effect.LOSES),
-        Outcome(Effect.RESTORES, 1),
-        Outcome(Effect.KEEPS),
+        CallEffect(Effect.KEEPS),
+        CallEffect(Effect.LOSES),
+        CallEffect(Effect.RESTORES, 1),
+        CallEffect(Effect.KEEPS),
     )
     remedy = "Keep that tensor in channels last where it is made; nhwc.optimize does it."
     lost = Finding("lost", "torch.cat", calls[1].site, (1,), (2,), 4e-4, 0.04, 2048, remedy)

@@ -11,9 +11,10 @@ import nhwc
 from nhwc import kernels
 from nhwc.errors import VerificationError
 from nhwc.graph.report import PassReport
+from nhwc.operators.activations import NamedActivation as Activation
 from nhwc.passes import PASSES
 from nhwc.plan.others import kernels_for
-from nhwc.plan.specs import Activation, Convolution, Linear
+from nhwc.plan.specs import Convolution, Linear
 from nhwc.verify import lost_nans, random_inputs, without_numbers
 
 from ..plan.test_native import OPERATORS, ROWS, images, lowered
@@ -21,8 +22,17 @@ from ..special import SPECIAL, assert_same, planted
 from .test_optimize import force
 
 ACTIVATIONS = (
-    *(None, Activation("relu"), Activation("hardtanh", (0.0, 6.0)), Activation("sigmoid")),
-    *(Activation("hardtanh", (-1.0, 1.0)), Activation("tanh"), Activation("hardswish")),
+    *(
+        None,
+        Activation("relu"),
+        Activation("hardtanh", (0.0, 6.0)),
+        Activation("sigmoid"),
+    ),
+    *(
+        Activation("hardtanh", (-1.0, 1.0)),
+        Activation("tanh"),
+        Activation("hardswish"),
+    ),
     *(Activation("leaky_relu", (0.1,)), Activation("silu"), Activation("gelu")),
     *(Activation("gelu_tanh"), Activation("mish")),
 )

@@ -11,7 +11,7 @@ from torch import nn
 from ..machine.timing import Comparison, Samples, interleave
 from ..plan.ledger import is_time
 from ..verify import cloned
-from .task import Task
+from .task import OptimizeTask
 
 _TIMING_S = 0.4
 """About how long the paired timing of a stage takes on a quiet machine."""
@@ -28,7 +28,7 @@ class Turns:
     remembered: bool
 
 
-def take_turns(task: Task, stage: str, module: nn.Module, key: str) -> Turns:
+def take_turns(task: OptimizeTask, stage: str, module: nn.Module, key: str) -> Turns:
     """Time `module`, or recall it by `key`: the same for what would run the same."""
     task.say(f"timing the {stage}")
     known = task.ledger.get(key)

@@ -29,7 +29,7 @@ from .planner import Planned, plan_model
 from .report import OptimizeReport
 from .rewritten import Rewritten, captured_for, checked, rewrite
 from .sizes import Sized, for_sizes
-from .task import Progress, Task
+from .task import OptimizeTask, Progress
 from .verdict import Judge
 
 
@@ -69,7 +69,7 @@ def optimize(
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
-        task = Task(model, examples, passes, exact, say, environment, ledger)
+        task = OptimizeTask(model, examples, passes, exact, say, environment, ledger)
         # Before there is a graph: the copy in float64 is the largest of all.
         judge = Judge(model, task.example, ledger, say)
         for inputs in examples[1:]:
@@ -116,7 +116,7 @@ def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Le
     return environment, ledger
 
 
-def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
+def _sized(rewritten: Rewritten, task: OptimizeTask) -> list[Sized | None]:
     """Make for each example a graph for its sizes, or None if that opens no opaque part."""
     if rewritten.closed:
         return [None for _ in task.examples]
@@ -134,7 +134,7 @@ def _planned_soundly(
     rewritten: Rewritten,
     sized: Sequence[Sized | None],
     shelved: Sequence[Tensor],
-    task: Task,
+    task: OptimizeTask,
     judge: Judge,
 ) -> _Judged:
     """Plan, and hold the result against the original; what rounds too freely is made exactly."""
@@ -164,14 +164,14 @@ def _labels(rewritten: Rewritten, planned: Planned) -> str:
     return _digest([*passes, *planned.kernels])
 
 
-def _key(stage: str, graph: fx.GraphModule, task: Task, kernels: Sequence[str] = ()) -> str:
+def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequence[str] = ()) -> str:
     """The same for the same graph, shapes and kernels: then times carry over."""
     codes = [inner.code for _, inner in graphs(graph)]
     return f"{stage} {_digest([*codes, repr(graph), *describe(task.example), *kernels])}"
 
 
 def _report(
-    task: Task, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
+    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
 ) -> OptimizeReport:
     compared = {stage: one.comparison for stage, one in turns.items()}
     chosen, reason = winner(compared)
@@ -199,7 +199,7 @@ def _why_unplanned(planned: Planned) -> str:
     return next((one.reason for one in told if one.reason), "")
 
 
-def _result(chosen: str, task: Task, rewritten: Rewritten, planned: Planned) -> Optimized:
+def _result(chosen: str, task: OptimizeTask, rewritten: Rewritten, planned: Planned) -> Optimized:
     """Return the winner as a model that shares nothing with the user's."""
     if chosen == "plan":
         for module in planned.model.modules():

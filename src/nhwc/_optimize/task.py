@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Task:
+class OptimizeTask:
     """A model and the inputs to plan it for: the first of `examples` is timed.
 
     `say` is told of each stage as it begins.

@@ -22,8 +22,8 @@ from ..machine.host_memory import trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
 from ..verify import (
+    Answers,
     Check,
-    Truth,
     Verification,
     answer,
     lost_nans,
@@ -123,7 +123,7 @@ class Judge:
         self.say("running the original" + " in float64" * wide)
         inputs = random_inputs(self.example, _TRIALS if wide else 1)
         with _named(self.model, self.example):
-            self._truth: Truth = observe(self.model, inputs, wide=wide)
+            self._truth: Answers = observe(self.model, inputs, wide=wide)
         trim()
 
 

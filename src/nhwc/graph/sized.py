@@ -25,7 +25,7 @@ from .edit import attribute, filled
 from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
-from .traced import Attribute, Value, check_writes, seen_later
+from .traced import Attribute, TracedValue, check_writes, seen_later
 from .tracer import Tracer
 from .writes import written_into
 
@@ -228,7 +228,7 @@ class _Sized(Tracer):
             self._running = False
 
 
-class _SizedValue(Value):
+class _SizedValue(TracedValue):
     tracer: _Sized
 
     def __getattr__(self, key: str) -> Any:

@@ -20,7 +20,7 @@ CONSTANT = "_tensor_constant"
 """The beginning of the names that torch.fx gives to tensors made by the traced code."""
 
 
-class Value(Asked, fx.Proxy):
+class TracedValue(Asked, fx.Proxy):
     def __getattr__(self, key: str) -> Attribute:
         self._has(key, asking())
         return Attribute(self, key)

@@ -22,7 +22,7 @@ from .reached import methods_of
 from .state import State
 from .traced import (
     TracedParameter,
-    Value,
+    TracedValue,
     check_writes,
     is_constant,
 )
@@ -73,7 +73,7 @@ class Tracer(fx.Tracer):
         return graph
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return Value(node, self)
+        return TracedValue(node, self)
 
     def refuse(self, reason: str) -> NoReturn:
         """Stop the trace of the innermost module, even if its code catches errors."""

@@ -27,7 +27,7 @@ _wants_gradients = operator.attrgetter("requires_grad")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PlanRecipe:
     """The kernels chosen for one set of input shapes; a program is made from it when it is needed.
 
     `graph` is set if it was made for these shapes alone. Passes computed its weights from those of
@@ -44,14 +44,14 @@ class Recipe:
 class Served:
     """A set of input shapes that has a plan: how to make it again, its program, what it packed."""
 
-    recipe: Recipe
+    recipe: PlanRecipe
     program: Callable[..., Any]
     weights: tuple[Tensor, ...]
 
 
 def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
     """The shapes of `inputs`, served by the `plan` that was made of `graph` for them."""
-    recipe = Recipe(signature(inputs), describe(inputs), plan.kernels)
+    recipe = PlanRecipe(signature(inputs), describe(inputs), plan.kernels)
     return Served(recipe, on_device(plan.program, inputs), tuple(plan.weights(graph)))
 
 
@@ -256,7 +256,7 @@ class Optimized(nn.Module):
         self.restamp()
 
     @property
-    def recipes(self) -> tuple[Recipe, ...]:
+    def recipes(self) -> tuple[PlanRecipe, ...]:
         """The recipes that are valid now; a program is made from each when it is first called."""
         recipes = self._recipes.values()
         return tuple(r for r in recipes if r.graph is None or self._stamp.holds())

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """One call: the slots of its inputs, of its result, and those to empty after it."""
 
     name: str
@@ -18,7 +18,7 @@ class Step:
     drops: tuple[int, ...]
 
 
-class Program:
+class PlanProgram:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
     `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. A program
@@ -26,7 +26,7 @@ class Program:
     """
 
     def __init__(
-        self, steps: Sequence[Step], start: list[Any], feeds: Sequence[int | None], output: Any
+        self, steps: Sequence[PlanStep], start: list[Any], feeds: Sequence[int | None], output: Any
     ) -> None:
         self.steps = tuple(steps)
         self._calls = tuple((s.run, s.inputs, s.output, s.drops) for s in steps)
@@ -54,7 +54,7 @@ class Slot:
     number: int
 
 
-def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
+def with_drops(steps: Sequence[PlanStep], output: Any, keep: dict[int, Any]) -> list[PlanStep]:
     """The same steps, each dropping the values that no later one reads."""
     needed = {slot.number for slot in _slots_in(output)}
     kept = []
@@ -65,7 +65,7 @@ def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list
         drops = tuple(slot for slot in dict.fromkeys(step.inputs) if slot not in needed | {*keep})
         needed.discard(step.output)
         needed.update(step.inputs)
-        kept.append(Step(step.name, step.run, step.inputs, step.output, drops))
+        kept.append(PlanStep(step.name, step.run, step.inputs, step.output, drops))
     return kept[::-1]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .implementation import Timed, Timings
 from .scene import Scene
-from .specs import Affine, Layer, Operator, Spec
+from .specs import Affine, Layer, OperatorSpec, Spec
 from .trials import evicted
 
 _LARGE = 1 << 18
@@ -76,13 +76,13 @@ def _within(limit: float, kinds: Sequence[Sequence[Layer]], kept: Timings) -> Ti
 
 
 def _bytes(spec: Spec) -> float:
-    return 0.0 if isinstance(spec, (Operator, Affine)) else 4.0 * math.prod(spec.weight)
+    return 0.0 if isinstance(spec, (OperatorSpec, Affine)) else 4.0 * math.prod(spec.weight)
 
 
 def _worthwhile(
     spec: Spec, timed: tuple[Timed, ...], count: int, stream: float
 ) -> tuple[Timed, ...]:
-    if isinstance(spec, (Operator, Affine)) or math.prod(spec.weight) * count < _LARGE:
+    if isinstance(spec, (OperatorSpec, Affine)) or math.prod(spec.weight) * count < _LARGE:
         return timed
 
     def seconds(one: Timed) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from . import FACTOR, Check, Truth, Verification, compare, observe
+from . import FACTOR, Answers, Check, Verification, compare, observe
 from .widened import wide_type
 
 _NEIGHBOURS = 4
@@ -24,7 +24,7 @@ _NEAR = 100.0
 """An error more than this many times the allowed one cannot be bad luck."""
 
 
-def without_luck(found: Verification, truth: Truth, model: nn.Module) -> Verification:
+def without_luck(found: Verification, truth: Answers, model: nn.Module) -> Verification:
     """`found`, with near failures held against the original's largest error nearby instead."""
     near = {check.input for check in found.checks if _nearly_passed(check)}
     if not found.in_float64 or any(not (c.passed or _nearly_passed(c)) for c in found.checks):

@@ -47,7 +47,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """Where in the user's code an operator was called, and in which module."""
 
     module: str
@@ -84,7 +84,7 @@ class Call:
     index: int
     operator: str
     backward: bool
-    site: Site
+    site: CallSite
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     moves_data: bool

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.weights import convolution_weights
-from .calls import Call, Site, TensorSpec
+from .calls import Call, CallSite, TensorSpec
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -46,7 +46,7 @@ class Recorder(contextlib.ExitStack):
         self.current: int | None = None
         self.names = _module_names(model)
         self.sources: dict[int, int] = {}
-        self.sites: dict[int, Site] = {}
+        self.sites: dict[int, CallSite] = {}
         self.on_call = on_call or self.calls.append
         self.made = 0
         self.constants = set() if model is None else {_memory(t) for t in _own_tensors(model)}
@@ -101,7 +101,7 @@ class Recorder(contextlib.ExitStack):
             source=None if own else self.sources.get(memory, -1),
         )
 
-    def _site(self, node: Any) -> Site:
+    def _site(self, node: Any) -> CallSite:
         if node is not None and node._sequence_nr() in self.sites:
             # The backward of an operator is charged to the line that called it forward.
             return self.sites[node._sequence_nr()]
@@ -116,9 +116,9 @@ class Recorder(contextlib.ExitStack):
             walk = walk.f_back
         name, _, kind = module.partition("\0")
         if frame is None:
-            return Site(name, kind, "", 0, "")
+            return CallSite(name, kind, "", 0, "")
         file, line = frame.f_code.co_filename, frame.f_lineno
-        return Site(name, kind, file, line, linecache.getline(file, line).strip())
+        return CallSite(name, kind, file, line, linecache.getline(file, line).strip())
 
 
 class _Functions(TorchFunctionMode):

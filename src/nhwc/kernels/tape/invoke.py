@@ -14,7 +14,7 @@ from .walk import Tape
 
 
 @dataclass(frozen=True)
-class Call:
+class Invocation:
     """Steps on named buffers, bound as far as can be: `call({"x": tensor, ...})` runs them.
 
     Each run has arguments and scratch of its own, so any number of threads may run the same one.
@@ -29,7 +29,7 @@ class Call:
     _scratch_bytes: int
 
     @classmethod
-    def of(cls, steps: Sequence[Step], threads: int) -> Call:
+    def of(cls, steps: Sequence[Step], threads: int) -> Invocation:
         """Lay out the arguments of `steps`; the buffers of their views are names."""
         words: list[int] = []
         holes: list[tuple[int, object, int]] = []

@@ -22,7 +22,7 @@ from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ...kernels.tape.steps import Step, View
-from ...operators.activations import FUNCTIONS, Activation, of_module
+from ...operators.activations import FUNCTIONS, NamedActivation, of_module
 from ...operators.kinds import arithmetic_of
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
@@ -144,7 +144,7 @@ class _Call:
         over_channels = given.get("dim") in (1, -3) and given.keys() <= {"input", "dim"}
         return self._made(softmax_step) if over_channels else None
 
-    def _activation(self, activation: Activation | None) -> Emit | None:
+    def _activation(self, activation: NamedActivation | None) -> Emit | None:
         code = in_ours(activation) if activation else None
         if code is None:
             return None

@@ -20,7 +20,7 @@ from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
-from ...operators.activations import Activation
+from ...operators.activations import NamedActivation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
 
@@ -50,7 +50,7 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     return (ours("nhwc", emit, copies=0.0), *rows)
 
 
-def in_ours(activation: Activation | None) -> tuple[Code, float] | None:
+def in_ours(activation: NamedActivation | None) -> tuple[Code, float] | None:
     """Our kernels' code for an activation, and its slope; None for one that they lack."""
     return (Code.NONE, 0.0) if activation is None else code_of(activation.name, activation.numbers)
 
