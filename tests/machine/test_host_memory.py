@@ -1,6 +1,7 @@
 """Weights that are rarely read lie in a file: tensors like any other that take no memory."""
 
 import copy
+import gc
 import io
 import os
 import pickle
@@ -136,6 +137,23 @@ def test_a_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
     before = resident_bytes()
     copy = release.in_memory(tensor)
     assert max(held) - before < 1.5 * copy.nbytes
+
+
+@on_linux
+def test_a_mapping_may_end_while_others_are_looked_through(tmp_path, monkeypatch):
+    """The garbage collector ends one in the middle of a loop, and so may another thread."""
+    monkeypatch.setattr(release, "_files", dict.fromkeys(range(5000), 0))
+    tensor, gone = weight(), [weight()]
+    assert shelve(gone, tmp_path)
+    gone.append(gone)
+    before = gc.get_threshold()
+    try:
+        del gone
+        gc.set_threshold(1)
+        assert release.in_memory(tensor) is tensor
+    finally:
+        gc.set_threshold(*before)
+    assert len(release._files) == 5000
 
 
 def test_what_something_else_holds_stays_where_it_is(tmp_path):

@@ -34,8 +34,6 @@ _LIMIT = 0.2
 _ALWAYS = 1 << 24
 """Bytes that they may hold beyond it in any case: few compared with the whole process."""
 
-_TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
-
 
 def without_waste(scene: Scene, timings: Timings) -> Timings:
     """`timings` without kernels that another matches in less memory and hardly more time."""
@@ -86,9 +84,10 @@ def _worthwhile(
         return timed
 
     def seconds(one: Timed) -> float:
-        # A trial finds small weights in a cache, where a call of the whole model does not.
-        unseen = 0.0 if evicted(spec.weight) else one.implementation.copies * _bytes(spec)
-        return one.seconds + unseen / stream
+        # A trial finds small weights in a cache, where a call of the whole model does not: it reads
+        # them from memory, all copies of them, or the model's own if a kernel holds none.
+        read = 0.0 if evicted(spec.weight) else max(1.0, one.implementation.copies) * _bytes(spec)
+        return one.seconds + read / stream
 
     def spares(other: Timed, one: Timed) -> bool:
         """Whether `other` does the same with less memory in hardly more time."""

@@ -90,8 +90,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     with e.range(begin, end) as unit:
         # Pixels are cut first, as in the layers before and after: what a thread reads it wrote.
         group = unit // a.column_parts % a.groups
-        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
-        panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
+        first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
+        panels = _part(unit % a.column_parts, a.column_parts, a.panels)
         each = even(e, last - first)
         with e.range(first, last, each) as at:
             into = packed + (at - first) * row_floats
@@ -105,7 +105,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         _emit_products(e, a, TileCall(e, a.tile), work, later)
 
 
-def _part(e: Emitter, index: Value, parts: Value, count: Value) -> _Span:
+def _part(index: Value, parts: Value, count: Value) -> _Span:
     return _Span(index * count // parts, (index + 1) * count // parts)
 
 

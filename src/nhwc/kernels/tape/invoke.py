@@ -25,7 +25,6 @@ class Invocation:
     _kernels: tuple[int, ...]
     _words: tuple[int, ...]
     _holes: tuple[tuple[int, object, int], ...]
-    _scratch: Mapping[Scratch, int]
     _scratch_bytes: int
 
     @classmethod
@@ -47,7 +46,7 @@ class Invocation:
                     holes.append((len(words), None, scratch[argument]))
                 words += bind([argument], lambda item: 0)
         kernels = tuple(step.kernel.address for step in steps)
-        return cls(tuple(steps), threads, kernels, tuple(words), tuple(holes), scratch, total)
+        return cls(tuple(steps), threads, kernels, tuple(words), tuple(holes), total)
 
     def __call__(self, buffers: Mapping[str, Tensor]) -> None:
         words = (ctypes.c_int64 * len(self._words))(*self._words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -81,8 +80,7 @@ def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
     one = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
-    # It counts like the other kernel for linear layers, which reads weights in place.
-    return replace(_packed(ConvKernel("pointwise", True, one), spec.output), copies=0.0)
+    return _packed(ConvKernel("pointwise", True, one), spec.output)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
