@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import sys
 import threading
 import warnings
 import weakref
@@ -61,7 +62,8 @@ class Optimized(nn.Module):
     A call whose inputs have planned shapes, types and device runs the program for them. Any other
     call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
     being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch
-    mode). Parameters require no gradients until they are told to. There is no training mode.
+    mode). Parameters require no gradients until they are told to. There is no training mode: inside
+    a model that is trained, this part stays as it is, like a frozen backbone, and says so once.
 
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
     model is still the one that was packed, which takes microseconds. Weights that were written to
@@ -103,6 +105,7 @@ class Optimized(nn.Module):
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
         self._told = False
+        self._kept_in_eval = False
         self._lock = threading.Lock()
         self.restamp()
 
@@ -230,12 +233,20 @@ class Optimized(nn.Module):
         return result
 
     def train(self, mode: bool = True) -> Optimized:
-        """Refuse training mode: folded layers cannot be trained as the original's."""
-        if mode:
-            raise InputError(
-                "an optimized model is for inference and has no training mode. Train the original "
-                "and optimize it again."
-            )
+        """Refuse training mode: folded layers cannot be trained as the original's.
+
+        A model around this one may be trained, its head for instance: `train()` of that leaves
+        this part in eval mode and warns.
+        """
+        refused = (
+            "an optimized model is for inference and has no training mode. Train the original "
+            "and optimize it again."
+        )
+        if mode and sys._getframe(1).f_code is not nn.Module.train.__code__:
+            raise InputError(refused)
+        if mode and not self._kept_in_eval:
+            self._kept_in_eval = True
+            warnings.warn(f"a part stays in eval mode: {refused}", stacklevel=3)
         return super().train(False)
 
     def __prepare_scriptable__(self) -> nn.Module:

@@ -87,7 +87,8 @@ def _filled(output: Any, values: list[Any]) -> Any:
         return {key: _filled(item, values) for key, item in output.items()}
     if isinstance(output, tuple):
         items = [_filled(item, values) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
+        # A torch.Size and its like take their items in one argument, as a tuple does.
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     if isinstance(output, list):
         return [_filled(item, values) for item in output]
     return output
