@@ -145,18 +145,21 @@ def test_a_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
 def test_a_mapping_may_end_while_others_are_looked_through(tmp_path, monkeypatch):
     """The garbage collector ends one in the middle of a loop, and so may another thread."""
     monkeypatch.setattr(release, "_files", dict.fromkeys(range(5000), 0))
-    tensor, gone = weight(), [weight()]
-    assert shelve(gone, tmp_path)
-    gone.append(gone)
-    before = gc.get_threshold()
+    tensor, before = weight(), gc.get_threshold()
+    gc.collect()
+    gc.disable()
     try:
-        gc.collect()
+        gone = [weight()]
+        assert shelve(gone, tmp_path)
+        gone.append(gone)
         del gone
-        # The collector runs once in a while of the loop: Python keeps two thousand pairs ready.
+        # The collector runs when a loop over all files has made this many pairs.
         gc.set_threshold(gc.get_count()[0] + 1000)
+        gc.enable()
         assert release.in_memory(tensor) is tensor
     finally:
         gc.set_threshold(*before)
+        gc.enable()
     gc.collect()
     assert len(release._files) == 5000
 
