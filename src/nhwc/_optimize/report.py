@@ -1,4 +1,4 @@
-"""What optimizing a model did: every pass, every layer, the errors and the times."""
+"""The report of an optimization: every pass, every layer, the errors and the times."""
 
 from __future__ import annotations
 

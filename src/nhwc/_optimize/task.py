@@ -1,4 +1,4 @@
-"""What an optimization is asked for, and where it runs."""
+"""The task of an optimization: a model, its example inputs, and the machine it is for."""
 
 from __future__ import annotations
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ..errors import InputError
 from ..models.kinds import check_initialized
 from ..models.preserve import undrawn
+from .arguments import is_sayable_argument, name_placeholders, optional_arguments
 from .copies import check_copies, own_copy
 from .edit import attribute
-from .layers import Spread, assert_none
+from .layers import Spread
 from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .report import Opaque
@@ -53,7 +53,7 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
     with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
         opaque: list[Opaque] = []
-        concrete = _optional_arguments(own)
+        concrete = optional_arguments(own)
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
@@ -142,24 +142,9 @@ def _unlike_forward(module: nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was set from outside"
     for parameter in inspect.signature(module.forward).parameters.values():
-        if not _is_sayable(parameter):
+        if not is_sayable_argument(parameter):
             return f"generated code cannot have its argument {parameter.name}"
     return None
-
-
-def _is_sayable(parameter: inspect.Parameter) -> bool:
-    """Whether generated code can have an argument of this name and this default."""
-    plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN)
-    return plain and parameter.name not in _SAID
-
-
-_SAID = {
-    *("self", "getattr", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"),
-    *("slice", "range", "operator", "math", "nhwc"),
-}
-"""Generated code uses these names itself."""
-
-_PLAIN = (type(None), bool, int, float, str)
 
 
 def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
@@ -218,46 +203,6 @@ def give_copies(graph: fx.Graph) -> None:
             output.replace_input_with(node, copy)
 
 
-def _optional_arguments(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `forward` with plain defaults, which user code branches on.
-
-    The first argument is the model's input, even if its default is None.
-    """
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    return {
-        p.name: p.default
-        for p in parameters
-        if p.default is not p.empty
-        and isinstance(p.default, _PLAIN)
-        and (p is not parameters[0] or p.default is not None)
-    }
-
-
-def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
-    """Give every argument of the graph the name and the type that `forward` declares for it."""
-    try:
-        types = typing.get_type_hints(type(module).forward)
-    except Exception:
-        types = {}
-    declared = list(inspect.signature(type(module).forward).parameters.values())[1:]
-    for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
-        name = parameter.name
-        if not node.target.startswith("*"):
-            node.target = name
-        # TorchScript takes an argument without a type for a tensor, which is never None.
-        node.type = types.get(name, _TENSOR_OR_NONE if parameter.default is None else None)
-    for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
-        node.target = assert_none
-        # TorchScript takes any other type for one that is never None.
-        node.all_input_nodes[0].type = _TENSOR_OR_NONE
-
-
-_TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045
-
-# Some versions of torch.fx have this function; TorchScript cannot compile it.
-_FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
-
-
 _LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
@@ -295,7 +240,7 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     kwargs: dict[str, Any] = {}
     star = double = None
     parameters = list(inspect.signature(module.forward).parameters.values())
-    if not all(map(_is_sayable, parameters)):
+    if not all(map(is_sayable_argument, parameters)):
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
     for p in parameters:

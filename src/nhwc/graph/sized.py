@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..models.preserve import preserved, undrawn
 from ..verify import cloned
+from .arguments import name_placeholders
 from .asked import asking
-from .captured import give_copies, graph_module, name_placeholders, renamed, unwrap_layers
+from .captured import give_copies, graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
 from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS

@@ -213,7 +213,7 @@ class _Binder:
         return self.slots[node, layout]
 
     def _returned(self, node: fx.Node) -> Any:
-        """Fixed values as they are, and for any other its slot, in the graph's own layout."""
+        """Return a fixed value as it is, and for other nodes their slot, in the graph's layout."""
         if node in self.record.fixed:
             return self.record.values[node]
         seen = self.record.image(node)
