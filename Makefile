@@ -36,7 +36,7 @@ endif
 # What texts and pages should read, written anew: look at the changes before you commit them.
 golden: $(READY) browser
 	@$(BIN)/python -m pytest -q tests/render/test_golden.py --renew
-	@git diff --stat tests/render/golden
+	@-git diff --stat tests/render/golden
 
 # The kernels for ARM, emulated: wants binutils-aarch64-linux-gnu.
 arm: $(READY)
