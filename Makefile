@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test arm lint bench browser clean
+.PHONY: demo test golden arm lint bench browser clean
 .DEFAULT_GOAL := demo
 
 # torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
@@ -32,6 +32,11 @@ ifeq ($(ARGS)$(shell uname -m),x86_64)
 	@echo "again, as if there were no AVX-512" && $(AVX2) $(PYTEST) -m processor
 	@echo "again, as if there were no AVX" && $(PORTABLE) $(PYTEST) -m processor
 endif
+
+# What texts and pages should read, written anew: look at the changes before you commit them.
+golden: $(READY) browser
+	@$(BIN)/python -m pytest -q tests/render/test_golden.py --renew
+	@-git diff --stat tests/render/golden
 
 # The kernels for ARM, emulated: wants binutils-aarch64-linux-gnu.
 arm: $(READY)

@@ -17,6 +17,10 @@ PROCESSOR = (
 """Files of tests whose truths and kernels are the processor's; other tests are marked singly."""
 
 
+def pytest_addoption(parser):
+    parser.addoption("--renew", action="store_true", help="write the files of tests/render/golden")
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.as_posix().endswith(tuple(f"/tests/{name}" for name in PROCESSOR)):

@@ -24,7 +24,7 @@ from nhwc.formats import Format, strides_of
 from nhwc.kernels import conv2d_candidates, prepare
 from nhwc.kernels.language.compiler import Kernel
 from nhwc.kernels.tape import threads
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import interleave
@@ -120,7 +120,9 @@ def candidates(spec, x, weight, bias):
     image, result = (spec.n, spec.c, spec.h, spec.w), (spec.n, spec.k, spec.out_h, spec.out_w)
     for kernel in conv2d_candidates(spec):
         views = View("x", image, spec.c), View("y", result, spec.k)
-        call = Call.of(kernel.steps(*views, kernel.pack(weight, bias)), torch.get_num_threads())
+        call = Invocation.of(
+            kernel.steps(*views, kernel.pack(weight, bias)), torch.get_num_threads()
+        )
         found[kernel.name] = lambda call=call: run(call, x, result)
     return found
 

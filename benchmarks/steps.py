@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.layers import copies, elementwise, linear, pooling
 from nhwc.kernels.layers.activations import Activation
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import Step, View
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import interleave
@@ -125,7 +125,7 @@ def bound(inputs, step, like):
     shapes = [(*tensor.shape, 1, 1)[:4] for tensor in buffers.values()]
     views = [View(name, shape, shape[1]) for name, shape in zip(buffers, shapes, strict=True)]
     made = step(*views)
-    call = Call.of([made] if isinstance(made, Step) else made, torch.get_num_threads())
+    call = Invocation.of([made] if isinstance(made, Step) else made, torch.get_num_threads())
     return lambda: call(buffers), y
 
 

@@ -27,7 +27,7 @@ import nhwc
 from nhwc._optimize.parts import verify_or_parts
 from nhwc.models.trees import tensors_of
 from nhwc.models.vision import import_torchvision
-from nhwc.verify import Truth, observe, random_inputs
+from nhwc.verify import Answers, observe, random_inputs
 from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_
 
 # Imported once, in the process from which rows are forked, instead of in each row.
@@ -205,7 +205,7 @@ def lost(model: nn.Module, inputs: tuple[Any, ...]) -> int | str:
         return str(error)[:160]
 
 
-def judged(truth: Truth, model: nn.Module, after: nn.Module) -> str:
+def judged(truth: Answers, model: nn.Module, after: nn.Module) -> str:
     found = verify_or_parts(truth, model, after)
     worst = found.worst
     if worst is None:
@@ -223,7 +223,7 @@ def other_batch(model: nn.Module, fast: nn.Module, inputs: tuple[Any, ...]) -> s
     return judged(truth, model, fast)
 
 
-def saved_and_loaded(truth: Truth, model: nn.Module, fast: nn.Module) -> str:
+def saved_and_loaded(truth: Answers, model: nn.Module, fast: nn.Module) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.nhwc"
         try:

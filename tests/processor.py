@@ -16,8 +16,10 @@ def computes(dtype: torch.dtype) -> bool:
     return True
 
 
-def needing(dtype: torch.dtype | None):
-    """`dtype` as a parameter of a test that is skipped where torch cannot convolve in it."""
+def needing(dtype: torch.dtype | None, parameter: object = None):
+    """A parameter, or else `dtype`, of a test that is skipped if torch cannot convolve in it."""
     unable = dtype is not None and not computes(dtype)
     reason = f"torch does not convolve in {dtype} here"
-    return pytest.param(dtype, marks=pytest.mark.skipif(unable, reason=reason))
+    return pytest.param(
+        dtype if parameter is None else parameter, marks=pytest.mark.skipif(unable, reason=reason)
+    )

@@ -24,7 +24,14 @@ from nhwc.graph.layers import assert_sizes
 from nhwc.passes import PASSES, run_passes
 from nhwc.zoo import load_model, randomize_batchnorm_
 
-from ..optimize.test_optimize import Branching, Nested, force, residual, runs_program
+from ..optimize.test_optimize import (
+    Branching,
+    Nested,
+    force,
+    remembered,
+    residual,
+    runs_program,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +73,12 @@ def test_saving_holds_no_second_model(tmp_path):
 
 
 @torch.no_grad()
-def test_loading_makes_choices_from_memory(saved, monkeypatch):
+def test_loading_makes_choices_from_memory(saved):
     _, path = saved
     nhwc.load(path)
-    monkeypatch.setattr("nhwc.plan.trials.interleave", None)
+    known = remembered()
     assert len(nhwc.load(path).recipes) == 2
+    assert remembered() == known
 
 
 @torch.no_grad()

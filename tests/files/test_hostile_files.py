@@ -18,6 +18,8 @@ from nhwc.files.generated import check_code
 from nhwc.files.plain import Foreign, checked_part, identifier
 from nhwc.shown import printable, shown
 
+from .test_files import tampered
+
 
 class Small(nn.Module):
     """A step of each kind, with arguments of each kind."""
@@ -44,15 +46,6 @@ def path(tmp_path_factory):
     del header["tensors"]
     write(path, header | {"planned": [["1x3x8x8 float32"]]}, tensors)
     return path
-
-
-def changed(path, tmp_path, change):
-    """The file with its header changed and every checksum right again."""
-    header, tensors = read(path)
-    del header["tensors"]
-    change(header)
-    write(tmp_path / "changed.nhwc", header, tensors)
-    return tmp_path / "changed.nhwc"
 
 
 def step(header, target):
@@ -89,7 +82,7 @@ def test_the_name_of_a_keyword_runs_nothing(path, tmp_path):
         }
 
     with pytest.raises(FileError, match=r"the name .start_dim=1"):
-        nhwc.load(changed(path, tmp_path, plant))
+        nhwc.load(tampered(path, tmp_path, plant))
     assert not harm.exists()
 
 
@@ -138,7 +131,7 @@ def test_code_in_any_text_of_a_file_is_never_run(path, tmp_path, place):
                 header["modules"]["conv"]["arguments"]["padding_mode"] = text
 
     for text in texts:
-        target = changed(path, tmp_path, lambda header, text=text: plant(header, text))
+        target = tampered(path, tmp_path, lambda header, text=text: plant(header, text))
         # Some texts are arguments that no operator takes.
         with contextlib.suppress(Exception):
             nhwc.load(target)(IMAGE)
@@ -161,7 +154,7 @@ NOTHING_TO_CALL = """
 @pytest.mark.parametrize("target", NOTHING_TO_CALL.split())
 def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, target):
     with pytest.raises(FileError, match="the function"):
-        nhwc.load(changed(path, tmp_path, lambda h: insert(h, target, X)))
+        nhwc.load(tampered(path, tmp_path, lambda h: insert(h, target, X)))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,7 @@ def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, targe
 )  # fmt: skip
 def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
     with pytest.raises(FileError, match="the method"):
-        nhwc.load(changed(path, tmp_path, lambda h: insert(h, name, X, op="call_method")))
+        nhwc.load(tampered(path, tmp_path, lambda h: insert(h, name, X, op="call_method")))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +216,7 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
 )
 def test_what_no_model_was_saved_as_is_refused(path, tmp_path, change, says):
     with pytest.raises(FileError, match=says):
-        nhwc.load(changed(path, tmp_path, change))
+        nhwc.load(tampered(path, tmp_path, change))
 
 
 def deep(levels, kind):
@@ -288,7 +281,7 @@ def computed(*steps):
 def test_work_without_end_is_refused_at_once(path, tmp_path, change, says):
     began = time.monotonic()
     with pytest.raises(FileError, match=says):
-        nhwc.load(changed(path, tmp_path, change))
+        nhwc.load(tampered(path, tmp_path, change))
     # What is not refused takes hours, or all memory: seconds are no measure of a machine's speed.
     assert time.monotonic() - began < 60
 
@@ -302,7 +295,7 @@ def test_a_recurrent_layer_of_a_billion_layers_is_refused(tmp_path):
         layer["arguments"]["num_layers"] = 10**9
 
     with pytest.raises(FileError, match="a LSTM of 1000000000 layers"):
-        nhwc.load(changed(path, tmp_path, grow))
+        nhwc.load(tampered(path, tmp_path, grow))
 
 
 @pytest.mark.parametrize(
@@ -321,11 +314,11 @@ def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(path, tmp_pa
         if "wide" in json.dumps(header):
             insert(header, "torch.ones", 20_000, 20_000, name="wide")
 
-    assert nhwc.load(changed(path, tmp_path, planted)).recipes == ()
+    assert nhwc.load(tampered(path, tmp_path, planted)).recipes == ()
 
 
 def test_a_graph_that_raises_on_its_example_loads_and_says_so_when_called(path, tmp_path):
-    loaded = nhwc.load(changed(path, tmp_path, lambda h: insert(h, "torch.relu", X, 1, 2)))
+    loaded = nhwc.load(tampered(path, tmp_path, lambda h: insert(h, "torch.relu", X, 1, 2)))
     assert loaded.recipes == ()
     with pytest.raises(TypeError):
         loaded(IMAGE)
@@ -375,7 +368,7 @@ def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monke
 def test_an_error_of_a_file_is_one_line_without_escapes(path, tmp_path):
     text = "\x1b[2J\n\x1b]0;title\x07\u202eevil" * 100
     with pytest.raises(FileError) as caught:
-        nhwc.load(changed(path, tmp_path, lambda h: insert(h, text, X)))
+        nhwc.load(tampered(path, tmp_path, lambda h: insert(h, text, X)))
     said = str(caught.value).replace(str(tmp_path), "")
     assert said.isprintable()
     assert len(said) < 1000

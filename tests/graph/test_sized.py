@@ -22,7 +22,7 @@ from nhwc.render.optimize_text import optimize_text
 from nhwc.verify import observe, random_inputs, verify
 from nhwc.zoo import load_model, randomize_batchnorm_
 
-from ..optimize.test_optimize import close, force, runs_program
+from ..optimize.test_optimize import close, force, runs_program, won_by
 
 
 class Layers(nn.Module):
@@ -442,10 +442,9 @@ def test_saved_for_its_shapes_it_refuses_others(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("stage", ["input", "graph"])
 @pytest.mark.parametrize("does", [odd, cached])
-def test_what_was_not_planned_is_saved_for_its_shapes_too(does, stage, tmp_path, monkeypatch):
-    monkeypatch.setattr("nhwc._optimize.stages.winner", lambda compared: (stage, "so said"))
+def test_what_was_not_planned_is_saved_for_its_shapes_too(does, stage, tmp_path):
     model, x = net(does), image()
-    fast = nhwc.optimize(model, x)
+    fast = won_by(stage, model, x)
     nhwc.save(fast, tmp_path / "model.nhwc")
     loaded = nhwc.load(tmp_path / "model.nhwc")
     close(loaded(x), model(x))
@@ -453,7 +452,7 @@ def test_what_was_not_planned_is_saved_for_its_shapes_too(does, stage, tmp_path,
         loaded(image(2, 3, 9, 11))
     with pytest.raises(InputError, match=r"by sizes alone, save what nhwc.optimize returns"):
         nhwc.save(model, tmp_path / "given.nhwc")
-    both = nhwc.optimize(model, x, also=[image(1, 3, 9, 9)])
+    both = won_by(stage, model, x, also=[image(1, 3, 9, 9)])
     with pytest.raises(InputError, match="2 sets of shapes"):
         nhwc.save(both, tmp_path / "both.nhwc")
 

@@ -12,7 +12,7 @@ from nhwc.kernels.convolutions.conv import conv2d_candidates
 from nhwc.kernels.convolutions.spec import ConvSpec
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.copies import PLANES
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
 from .cases import Case
@@ -50,7 +50,7 @@ def run(spec, at_end):
             buffers["residual"] = guarded(case.residual.permute(0, 2, 3, 1), at_end)
             residual = View("residual", shape, spec.k)
         x = View("x", (spec.n, spec.c, spec.h, spec.w), spec.c)
-        Call.of(kernel.steps(x, View("y", shape, spec.k), packed, residual), 1)(buffers)
+        Invocation.of(kernel.steps(x, View("y", shape, spec.k), packed, residual), 1)(buffers)
         y = buffers["y"].reshape(spec.n, spec.out_h, spec.out_w, spec.k).permute(0, 3, 1, 2)
         case.check(y, kernel.name)
         if kernel.name == "stem":
@@ -59,7 +59,7 @@ def run(spec, at_end):
                 as_planes(step)
                 for step in kernel.steps(x, View("y", shape, spec.k), packed, residual)
             ]
-            Call.of(steps, 1)(buffers)
+            Invocation.of(steps, 1)(buffers)
             case.check(y, kernel.name)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.layers import copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers.activations import Activation
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
 from .cases import ACTIVATIONS
@@ -252,7 +252,7 @@ def run(case, choose, threads, allocate=None):
         views.append(View(str(number), (n, c, h, w), before + c + after, before))
     made = case.make(*views)
     steps = made if isinstance(made, list | tuple) else [made]
-    Call.of(steps, threads)(buffers)
+    Invocation.of(steps, threads)(buffers)
     y = views[-1]
     memory = buffers[str(y.buffer)].reshape(y.shape[0], *y.shape[2:], y.pixel)
     result = memory[..., y.offset : y.offset + y.shape[1]].clone()

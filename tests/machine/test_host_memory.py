@@ -1,7 +1,10 @@
 """Weights that are rarely read lie in a file: tensors like any other that take no memory."""
 
 import copy
+import ctypes
+import gc
 import io
+import mmap
 import os
 import pickle
 import subprocess
@@ -136,6 +139,29 @@ def test_a_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
     before = resident_bytes()
     copy = release.in_memory(tensor)
     assert max(held) - before < 1.5 * copy.nbytes
+
+
+@on_linux
+def test_a_mapping_may_end_while_others_are_looked_through(tmp_path, monkeypatch):
+    """The garbage collector ends one in the middle of a loop, and so may another thread."""
+    monkeypatch.setattr(release, "_files", dict.fromkeys(range(5000), 0))
+    tensor, before = weight(), gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = [weight()]
+        assert shelve(gone, tmp_path)
+        gone.append(gone)
+        del gone
+        # The collector runs when a loop over all files has made this many pairs.
+        gc.set_threshold(gc.get_count()[0] + 1000)
+        gc.enable()
+        assert release.in_memory(tensor) is tensor
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    gc.collect()
+    assert len(release._files) == 5000
 
 
 def test_what_something_else_holds_stays_where_it_is(tmp_path):
@@ -316,7 +342,17 @@ def test_new_values_in_a_shelved_weight_are_noticed(packed):
     torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
 
 
+def populates():
+    """Whether the system loads single pages of a file, as Linux does since 5.14."""
+    page = torch.zeros(3 * mmap.PAGESIZE, dtype=torch.uint8)
+    first = -(-page.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = ctypes.c_size_t(mmap.PAGESIZE)
+    madvise = getattr(ctypes.CDLL(None), "madvise", lambda *_: -1)
+    return madvise(ctypes.c_void_p(first), size, release._POPULATE_WRITE) == 0
+
+
 @on_linux
+@pytest.mark.skipif(not populates(), reason="needs Linux 5.14")
 def test_a_stamp_does_not_bring_back_what_lies_in_a_file(tmp_path):
     net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(32))).requires_grad_(False)
     assert shelve(net.parameters(), tmp_path)

@@ -7,13 +7,13 @@ from torch import nn
 from nhwc.kernels.layers.activations import Activation as Code
 from nhwc.kernels.layers.activations import code_of
 from nhwc.kernels.layers.elementwise import activation_step
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 from nhwc.operators import activations
 from nhwc.operators.activations import (
     FUNCTIONS,
     MODULES,
-    Activation,
+    NamedActivation,
     in_onednn,
     in_torch,
     of_module,
@@ -46,9 +46,9 @@ def test_all_who_compute_it_agree(module):
     if code is not None:
         y = torch.empty_like(x)
         views = [View(name, (1, 16, 2, 5), 16) for name in "xy"]
-        Call.of([activation_step(*views, code[0], slope=code[1])], 1)({"x": x, "y": y})
+        Invocation.of([activation_step(*views, code[0], slope=code[1])], 1)({"x": x, "y": y})
         torch.testing.assert_close(y, expected, atol=1e-6, rtol=1e-5)
-    assert (code is None) is (known == Activation("hardtanh", (-1.0, 1.0)))
+    assert (code is None) is (known == NamedActivation("hardtanh", (-1.0, 1.0)))
 
 
 @pytest.mark.parametrize("module", EVERY, ids=repr)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import nhwc
-from nhwc._ops import Operator, OperatorTable, Outcome, Row, Speed
+from nhwc._ops import Operator, OperatorTable, Outcome, Speed, Tally
 from nhwc.cli import main
 from nhwc.render.ops_html import ops_html
 from nhwc.render.ops_markdown import ops_markdown
@@ -17,12 +17,12 @@ from ..browser import needs_browser, opened
 
 def operator(name, outcome, *, group="tensor", backward=None, slow=False, example="", variant=""):
     rows = [
-        Row(4, dtype, "forward", outcome, 1, 3, example if outcome is not Outcome.KEEPS else "")
+        Tally(4, dtype, "forward", outcome, 1, 3, example if outcome is not Outcome.KEEPS else "")
         for dtype in ("float32", "uint8")
     ]
     if backward:
-        rows.append(Row(4, "float32", "backward", backward, 1, 1, "behind <b>"))
-        rows.append(Row(5, "float32", "forward", Outcome.CONVERTS, 1, 1, "volume"))
+        rows.append(Tally(4, "float32", "backward", backward, 1, 1, "behind <b>"))
+        rows.append(Tally(5, "float32", "forward", Outcome.CONVERTS, 1, 1, "volume"))
     speed = Speed("case", "4x64x56x56", "float32", 1e-3, 2e-3, 0.5, (0.45, 0.55))
     return Operator(name, variant, group, tuple(rows), (speed,) if slow else ())
 

@@ -8,7 +8,7 @@ import pytest
 from nhwc._ops import pool
 from nhwc._ops.pool import Died, Lane
 from nhwc._ops.table import Operator
-from nhwc._ops.worker import Task
+from nhwc._ops.worker import ProbeTask
 from nhwc.machine.workers import Nursery
 
 
@@ -76,29 +76,29 @@ def lane(nursery):
 def test_a_death_costs_one_step(lane):
     deadly = {}
     words = "3: the process died (SIGKILL), in float32"
-    task = Task("dies_at_three", "cpu", "float32", deadly=deadly)
+    task = ProbeTask("dies_at_three", "cpu", "float32", deadly=deadly)
     assert lane.do(task) == ["1", "2", words, "4"]
-    task = Task("dies_at_three", "cpu", "uint8", deadly=deadly)
+    task = ProbeTask("dies_at_three", "cpu", "uint8", deadly=deadly)
     assert lane.do(task) == ["1", "2", words, "4"]
 
 
 def test_a_process_that_another_spoilt_is_not_held_against_an_operator(lane):
     """The second task in a process dies; alone it lives."""
     for dtype in ("float32", "float16", "uint8"):
-        task = Task("dies_second", "cpu", dtype)
+        task = ProbeTask("dies_second", "cpu", dtype)
         assert (lane.do(task), task.deadly) == ([dtype], {})
 
 
 def test_silence_is_a_death(lane, monkeypatch):
     monkeypatch.setattr(pool, "SILENCE_S", 0.3)
-    found = lane.do(Task("waits", "cpu", "float32"))
+    found = lane.do(ProbeTask("waits", "cpu", "float32"))
     assert found == ["it took longer than 0 s, in float32"]
 
 
 def test_what_dies_everywhere_is_given_up(lane, monkeypatch):
     monkeypatch.setattr(pool, "ATTEMPTS", 3)
     with pytest.raises(Died, match=r"died 3 times: the process died \(exit status 7\), in float32"):
-        lane.do(Task("dies", "cpu", "float32"))
+        lane.do(ProbeTask("dies", "cpu", "float32"))
 
 
 def test_ctrl_c_waits_for_nobody(nursery):

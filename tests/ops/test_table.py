@@ -11,15 +11,15 @@ from nhwc._ops import (
     Operator,
     OperatorTable,
     Outcome,
-    Row,
     Speed,
+    Tally,
     difference,
     load_table,
 )
 
 
 def small(outcome=Outcome.KEEPS, *, dtypes=("float32",), slow=False, name="relu"):
-    rows = tuple(Row(4, dtype, "forward", outcome, 1, 2, "why") for dtype in dtypes)
+    rows = tuple(Tally(4, dtype, "forward", outcome, 1, 2, "why") for dtype in dtypes)
     high = 0.6 if slow else 1.1
     speed = Speed("case", "8x64x56x56", "float32", 1.0, 1.0, 0.5 if slow else 1.0, (0.4, high))
     op = Operator(name, "", "pointwise", rows, (speed,))

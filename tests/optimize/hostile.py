@@ -361,6 +361,7 @@ CASES: dict[str, Case] = {
     "an in-place first layer": Case(lambda: nn.Sequential(nn.ReLU(inplace=True), block())),
     "an output that is the input": Case(lambda: Does(lambda s, y, x: (x, y))),
     "an output that views the input": Case(lambda: Does(lambda s, y, x: (x[:, :1], x.mT, y))),
+    "a size as an output": Case(lambda: Does(lambda s, y, x: (y, y.shape, [x.size()]))),
     "two outputs that share memory": Case(lambda: Does(lambda s, y, x: (y, y[0], y.flatten(1)))),
     "a parameter as an output": Case(lambda: Does(lambda s, y, x: (y, s.block[0].weight))),
     "no convolution": Case(nn.Flatten),

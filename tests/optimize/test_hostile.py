@@ -15,6 +15,7 @@ import nhwc
 from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
+from ..processor import needing
 from .hostile import CASES, Case, Does, Own, Raising, block, image
 from .test_optimize import force
 
@@ -164,7 +165,9 @@ VERBS = (
     "ignore:torch.ao.quantization is deprecated",
 )
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [needing(torch.bfloat16, name) if "half" in name else name for name in CASES]
+)
 def test_right_or_refused(name: str, verb: Any):
     case = CASES[name]
     model = build(case)

@@ -60,6 +60,28 @@ def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
     assert data["verification"]["passed"] is True
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("o.html", "--report o.html"),
+        ("o.HTM", "--report o.HTM"),
+        ("o.json", "--format json > o.json"),
+        ("o.txt", "--format text > o.txt"),
+    ],
+)
+def test_a_model_is_not_saved_under_the_name_of_a_report(
+    name, instead, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["optimize", model, "--input", "1x3x12x12", "-o", name]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: -o {name} would save the model under the name of a report. "
+        f"For the report use {instead}; for the model -o FILE.nhwc.\n",
+    )
+    assert not (tmp_path / name).exists()
+
+
 def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(

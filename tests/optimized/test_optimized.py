@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import nhwc
-from nhwc import InputError, optimize
+from nhwc import InputError
 from nhwc.optimized import Optimized
 from nhwc.optimized.stamp import Stamp
 
-from ..optimize.test_optimize import close, force, residual, runs_program
+from ..optimize.test_optimize import close, force, residual, runs_program, won_by
 
 WINNERS = ("input", "graph", "plan")
 
@@ -24,13 +24,6 @@ WINNERS = ("input", "graph", "plan")
 @pytest.fixture
 def image():
     return torch.randn(2, 3, 20, 18, generator=torch.Generator().manual_seed(1))
-
-
-def won_by(winner, model, *inputs, **options):
-    """The optimized model as if this candidate had won."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nhwc._optimize.stages.winner", lambda compared: (winner, ""))
-        return optimize(model, *inputs, **options)
 
 
 def agrees(fast, image):
@@ -159,13 +152,19 @@ WEIGHTS = (
 )
 
 
-@pytest.mark.parametrize("change", WEIGHTS)
-def test_new_weights_are_noticed_and_packed(change, image):
+def noticed(change, image):
+    """The model after a change that its answers show, whatever shapes they are for."""
     fast = force(residual(), image)
     with torch.no_grad():
         before = fast(image)
     change(fast)
     assert (agrees(fast, image) - before).abs().max() > 1e-3
+    return fast
+
+
+@pytest.mark.parametrize("change", WEIGHTS)
+def test_new_weights_are_noticed_and_packed(change, image):
+    fast = noticed(change, image)
     with torch.no_grad():
         assert runs_program(fast, image)
 
@@ -230,11 +229,7 @@ PARTS = (
 
 @pytest.mark.parametrize("change", PARTS)
 def test_other_modules_and_hooks_take_the_graph(change, image):
-    fast = force(residual(), image)
-    with torch.no_grad():
-        before = fast(image)
-    change(fast)
-    assert (agrees(fast, image) - before).abs().max() > 1e-3
+    fast = noticed(change, image)
     with torch.no_grad():
         assert not runs_program(fast, image)
 
@@ -364,6 +359,40 @@ def test_the_result_is_the_same_kind_of_thing(winner, image):
             close(torch.fx.symbolic_trace(fast)(image), expected)
             close(torch.compile(fast, backend="eager")(image), expected)
         assert runs_program(fast, image) == (winner == "plan")
+
+
+class Headed(nn.Module):
+    """A backbone and a head that is trained on what it gives."""
+
+    def __init__(self, backbone, image):
+        super().__init__()
+        self.norm, self.backbone = nn.BatchNorm2d(3), backbone
+        self.head = nn.Linear(backbone(image).flatten(1).shape[1], 2)
+
+    def forward(self, x):
+        return self.head(self.backbone(self.norm(x)).flatten(1))
+
+
+def test_a_head_on_an_optimized_backbone_is_trained_and_the_backbone_stays(winner, image):
+    fast = won_by(winner, residual(), image)
+    model = Headed(fast, image).eval()
+    before = {name: value.clone() for name, value in fast.state_dict().items()}
+    with pytest.warns(UserWarning, match="a part stays in eval mode: .* no training mode"):
+        model.train()
+    # It says so once; what is around it is in training mode, as it was asked to be.
+    assert model.train() is model
+    assert model.training
+    assert model.norm.training
+    assert model.head.training
+    assert not any(part.training for part in fast.modules())
+    features = fast(image).flatten(1)
+    model.head(features).sum().backward()
+    torch.optim.SGD(model.head.parameters(), lr=0.1).step()
+    assert model.head.weight.grad.any()
+    assert all(torch.equal(value, before[name]) for name, value in fast.state_dict().items())
+    assert not model.eval().training
+    with pytest.raises(InputError, match="Train the original"):
+        fast.train()
 
 
 def test_a_file_of_the_result(winner, image, tmp_path):

@@ -14,13 +14,13 @@ pytestmark = [
 
 @torch.no_grad()
 def test_a_plan_is_one_cuda_graph_with_fresh_results():
-    from nhwc.plan.cuda import Captured
+    from nhwc.plan.cuda import CudaGraph
 
     model = residual().cuda()
     x = torch.randn(2, 3, 20, 18, device="cuda")
     fast = force(model, x)
     (program,) = fast._programs.values()
-    assert isinstance(program, Captured)
+    assert isinstance(program, CudaGraph)
     first, second = fast(x), fast(-x)
     close(first, model(x), 1e-3)
     close(second, model(-x), 1e-3)

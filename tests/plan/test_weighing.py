@@ -5,6 +5,7 @@ import torch
 
 from nhwc.formats import Format
 from nhwc.plan.implementation import Implementation, Timed
+from nhwc.plan.native.weighted import weighted
 from nhwc.plan.scene import Scene
 from nhwc.plan.specs import Convolution, Layer, Linear
 from nhwc.plan.weighing import without_waste
@@ -34,7 +35,7 @@ THEIRS = {"torch": 0.0, "onednn": 1.0}
 def implementation(name, spec):
     """A kernel by a short name, with as many copies of its weights as it holds."""
     layouts = {"torch": (PLAIN, PLAIN), "elsewhere": (PLAIN, LAST)}.get(name, (LAST, LAST))
-    layouts = layouts if spec is not LINEAR else (None, None)
+    layouts = (None, None) if isinstance(spec, Linear) else layouts
     if name in THEIRS:
         return Implementation(name, *layouts, copies=THEIRS[name])
     full, copies = OURS[name]
@@ -87,3 +88,39 @@ def test_a_model_of_large_filters_holds_few_of_them_transformed(monkeypatch):
     # The smaller a filter, the more is saved for each number that is held.
     few = [{"direct"}, {"f2", "direct"}, {"f2", "direct"}]
     assert weighed(specs * 10, **seconds) == few * 10
+
+
+def held(implementation, *constants):
+    """How many numbers a kernel holds beside its constants, for each number of the weights."""
+    prepared = implementation.prepare(*constants)
+    tensors = [prepared] if isinstance(prepared, torch.Tensor) else prepared
+    given = {constant.untyped_storage().data_ptr() for constant in constants}
+    own = [one for one in tensors if one.untyped_storage().data_ptr() not in given]
+    return sum(one.numel() for one in own) / constants[0].numel()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Convolution((1, 64, 14, 14), (64, 64, 3, 3), *[(1, 1)] * 3, 1, *TAIL),
+        Convolution((1, 64, 14, 14), (64, 64, 1, 1), (1, 1), (0, 0), (1, 1), 1, *TAIL),
+        Convolution((1, 64, 14, 14), (64, 32, 3, 3), *[(1, 1)] * 3, 2, *TAIL),
+        Linear((2, 256), (256, 256), *TAIL),
+        Linear((64, 256), (256, 256), *TAIL),
+        Linear((2, 49, 256), (256, 256), *TAIL),
+    ],
+    ids=lambda spec: f"{'x'.join(map(str, spec.input))} {'x'.join(map(str, spec.weight))}",
+)
+def test_each_kernel_of_ours_holds_the_copies_that_it_names(spec):
+    constants = torch.randn(spec.weight), torch.randn(spec.weight[0])
+    kernels = weighted(spec)
+    assert kernels
+    named = {one.name: one.copies for one in kernels}
+    assert {one.name: held(one, *constants) for one in kernels} == pytest.approx(named, abs=0.1)
+
+
+def test_weights_that_are_read_in_place_come_from_memory_as_well():
+    """Of many small layers, one read where it lies is no faster than one that was packed."""
+    small = Linear((8, 512), (512, 512), *TAIL)
+    assert weighed([small] * 40, torch=1.2e-4, onednn=1e-4) == [{"torch", "onednn"}] * 40
+    assert weighed([small] * 40, torch=1.02e-4, onednn=1e-4) == [{"torch"}] * 40

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from nhwc import Format, convert_, format_of
-from nhwc._train import Step, shard_
+from nhwc._train import TrainingStep, shard_
 from tests.train.training_nets import plain
 
 
@@ -17,7 +17,7 @@ def main(output: str) -> None:
     seen = []
     sharded[2].register_forward_hook(lambda module, args, out: seen.append(format_of(out)))
     steps = [
-        Step(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        TrainingStep(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
         for net in (whole, sharded)
     ]
     generator = torch.Generator().manual_seed(0)

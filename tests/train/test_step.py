@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nhwc import Format, InputError, ModelFailed, convert_, format_of, strict
-from nhwc._train import Normalize, Step
+from nhwc._train import Normalize, TrainingStep
 
 from ..processor import needing
 from .training_nets import LayoutCopies, plain
@@ -49,7 +49,7 @@ def test_a_whole_step_of_a_clean_net_changes_no_layout():
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
         )
     )  # fmt: skip
-    step = Step(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True))
+    step = TrainingStep(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True))
     pixels, labels = batch()
     with LayoutCopies() as copies:
         step(pixels, labels)
@@ -67,7 +67,7 @@ def test_gradients_and_momentum_have_the_strides_of_their_weights(dtype):
         parameter.register_post_accumulate_grad_hook(
             lambda p: seen.append((p.grad.stride(), p.stride()))
         )
-    Step(net, optimizer, dtype=dtype)(*batch())
+    TrainingStep(net, optimizer, dtype=dtype)(*batch())
     assert len(seen) == len(list(net.parameters()))
     dense = [(grad, own) for grad, own in seen if len(own) == 4]
     assert all(grad == own for grad, own in dense)
@@ -79,7 +79,7 @@ def test_gradients_and_momentum_have_the_strides_of_their_weights(dtype):
 def test_the_convolutions_compute_in_what_is_asked_for(dtype):
     net, seen = plain(), []
     net[4].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    loss, logits = Step(net, sgd(net), dtype=dtype)(*batch())
+    loss, logits = TrainingStep(net, sgd(net), dtype=dtype)(*batch())
     assert seen == [dtype]
     assert loss.isfinite()
     assert not logits.requires_grad
@@ -89,8 +89,8 @@ def test_the_convolutions_compute_in_what_is_asked_for(dtype):
 def test_accumulated_batches_move_the_weights_as_one_large_batch_does():
     whole, parts = plain(), plain()
     pixels, labels = batch()
-    Step(whole, sgd(whole))(pixels, labels)
-    step = Step(parts, sgd(parts))
+    TrainingStep(whole, sgd(whole))(pixels, labels)
+    step = TrainingStep(parts, sgd(parts))
     step(pixels[:4], labels[:4], share=0.5, update=False)
     assert torch.equal(weights(parts), weights(plain()))
     step(pixels[4:], labels[4:], share=0.5)
@@ -99,7 +99,7 @@ def test_accumulated_batches_move_the_weights_as_one_large_batch_does():
 
 def test_clipping_bounds_how_far_the_weights_move():
     net = plain()
-    Step(net, sgd(net, lr=1.0), clip=0.01)(*batch())
+    TrainingStep(net, sgd(net, lr=1.0), clip=0.01)(*batch())
     moved = (weights(net) - weights(plain())).norm()
     assert moved == pytest.approx(0.01, rel=1e-3)
 
@@ -107,7 +107,7 @@ def test_clipping_bounds_how_far_the_weights_move():
 def test_the_running_average_follows_slowly_and_keeps_the_layout():
     net = convert_(plain())
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    step = Step(net, sgd(net), average=average)
+    step = TrainingStep(net, sgd(net), average=average)
     step(*batch())
     first = weights(net)
     step(*batch())
@@ -132,7 +132,7 @@ def test_auxiliary_heads_count_for_a_third():
     pixels, labels = batch()
     main, side, _ = net(pixels)
     expected = F.cross_entropy(main, labels) + 0.3 * F.cross_entropy(side, labels)
-    loss, logits = Step(copy.deepcopy(net), sgd(net))(pixels, labels)
+    loss, logits = TrainingStep(copy.deepcopy(net), sgd(net))(pixels, labels)
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(logits, main.detach())
 
@@ -151,14 +151,14 @@ def test_auxiliary_heads_count_for_a_third():
 )
 def test_a_model_that_does_not_fit_is_told_so(net, error, words):
     with pytest.raises(error, match=words):
-        Step(net, sgd(net))(*batch())
+        TrainingStep(net, sgd(net))(*batch())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_float16_scales_the_loss_on_a_gpu():
     net = convert_(plain().cuda())
-    step = Step(net, sgd(net), dtype=torch.float16)
+    step = TrainingStep(net, sgd(net), dtype=torch.float16)
     pixels, labels = batch()
     before = weights(net)
     loss, _ = step(pixels.cuda(), labels.cuda())

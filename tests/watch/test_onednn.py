@@ -3,7 +3,7 @@
 import pytest
 
 from nhwc.formats import Format
-from nhwc.watch.calls import Call, Site, TensorSpec
+from nhwc.watch.calls import Call, CallSite, TensorSpec
 from nhwc.watch.onednn import is_told, mark_of, of_others, primitives_of
 
 LINES = {
@@ -51,7 +51,7 @@ def call(image=(2, 32, 14, 14), weight=(32, 32, 3, 3), index=7) -> Call:
         return TensorSpec(shape, (), "float32", Format.CONTIGUOUS, 0, source)
 
     inputs = (spec(image, 0), spec(weight, None))
-    site = Site("stem.conv", "Conv2d", "model.py", 3, "")
+    site = CallSite("stem.conv", "Conv2d", "model.py", 3, "")
     return Call(index, "conv2d", False, site, inputs, (spec(image, 7),), True)
 
 

@@ -25,7 +25,7 @@ from ..models.preserve import preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized
 from ..watch.calls import Call
-from ..watch.effects import Effect, Outcome, Tracker
+from ..watch.effects import CallEffect, Effect, Tracker
 from ..watch.profile import profiled, with_profile
 from ..watch.recorder import Recorder
 from .findings import Finding, find, hidden_weights, is_note, unconverted_weights
@@ -44,7 +44,7 @@ class Audit(Displayed):
     inputs: tuple[tuple[int, ...], ...]
     """The shapes of the input tensors."""
     calls: tuple[Call, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CallEffect, ...]
     """The effect of each call on the format, in the order of `calls`."""
     findings: tuple[Finding, ...]
     run_s: float

@@ -12,8 +12,8 @@ from ..formats import Format, format_of
 from ..formats.source import CONVOLUTIONS
 from ..formats.weights import convolution_weights
 from ..models.trees import some
-from ..watch.calls import Call, Site
-from ..watch.effects import MIXING, Effect, Outcome, short_name
+from ..watch.calls import Call, CallSite
+from ..watch.effects import MIXING, CallEffect, Effect, short_name
 from .remedies import remedy
 
 KINDS = {
@@ -32,7 +32,7 @@ class Finding:
 
     kind: str
     operator: str
-    site: Site
+    site: CallSite
     calls: tuple[int, ...]
     payers: tuple[int, ...]
     """Later calls that converted images back to the format that these calls had dropped."""
@@ -46,7 +46,7 @@ class Finding:
         return {**asdict(self), "place": self.site.place}
 
 
-def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Finding]:
+def find(calls: list[Call], outcomes: list[CallEffect], run_s: float) -> list[Finding]:
     payers: dict[int, list[int]] = {}
     made: set[int] = set()
     for call, outcome in zip(calls, outcomes, strict=True):
@@ -75,7 +75,7 @@ def find(calls: list[Call], outcomes: list[Outcome], run_s: float) -> list[Findi
     return found
 
 
-def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None:
+def _maker(call: Call, calls: list[Call], outcomes: list[CallEffect]) -> int | None:
     """The call that first made contiguous what `call` has to convert; -1 for a model's input."""
     found = None
     while True:
@@ -88,7 +88,7 @@ def _maker(call: Call, calls: list[Call], outcomes: list[Outcome]) -> int | None
         found, call = source, calls[source]
 
 
-def _kind(call: Call, outcome: Outcome) -> str | None:
+def _kind(call: Call, outcome: CallEffect) -> str | None:
     if outcome.effect is Effect.LOSES:
         return "lost"
     if outcome.effect is Effect.MISREADS:
@@ -110,7 +110,7 @@ def _finding(
     members: list[int],
     paid: list[int],
     calls: list[Call],
-    outcomes: list[Outcome],
+    outcomes: list[CallEffect],
     run_s: float,
 ) -> Finding:
     involved = [calls[i] for i in (*members, *paid)]
@@ -150,7 +150,7 @@ def unconverted_weights(model: nn.Module) -> list[Finding]:
         Finding(
             kind="unconverted",
             operator="weight",
-            site=Site(weights[0], "", "", 0, ""),
+            site=CallSite(weights[0], "", "", 0, ""),
             calls=(),
             payers=(),
             cost_s=0.0,
@@ -165,7 +165,7 @@ def unconverted_weights(model: nn.Module) -> list[Finding]:
 def hidden_weights(calls: Sequence[Call], model: nn.Module) -> list[Finding]:
     """Contiguous weights of the model that convolutions read and that `convert_` does not find."""
     known = {tuple(weight.tensor.shape) for weight in convolution_weights(model)}
-    sites: dict[Site, list[int]] = {}
+    sites: dict[CallSite, list[int]] = {}
     for call in calls:
         if short_name(call.operator) in CONVOLUTIONS and not call.backward:
             for weight in call.inputs[1:2]:

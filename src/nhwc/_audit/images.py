@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 
 from ..watch.calls import Call, TensorSpec
-from ..watch.effects import MIXING, Effect, Outcome, short_name
+from ..watch.effects import MIXING, CallEffect, Effect, short_name
 
 _ON_PIXELS = re.compile(
     "conv|pool|(batch|group|instance)_norm|interpolate|upsample|pixel|grid_sample|pad|fold"
 )
 
 
-def only_of_images(calls: Sequence[Call], outcomes: Sequence[Outcome]) -> list[Outcome]:
+def only_of_images(calls: Sequence[Call], outcomes: Sequence[CallEffect]) -> list[CallEffect]:
     """`outcomes`, with those of calls on no image made neutral.
 
     Tensors of four or more dimensions form groups, which end at products of two values. A group is
@@ -36,15 +36,15 @@ def only_of_images(calls: Sequence[Call], outcomes: Sequence[Outcome]) -> list[O
     pictured = {groups.of(index) for index in images}
     kept = [groups.of(call.index) in pictured for call in calls]
     return [
-        _within(kept, outcome) if stays else Outcome(Effect.NEUTRAL)
+        _within(kept, outcome) if stays else CallEffect(Effect.NEUTRAL)
         for outcome, stays in zip(outcomes, kept, strict=True)
     ]
 
 
-def _within(kept: list[bool], outcome: Outcome) -> Outcome:
+def _within(kept: list[bool], outcome: CallEffect) -> CallEffect:
     """`outcome`, without its origin if that call worked on no image."""
     known = outcome.origin is None or kept[outcome.origin]
-    return outcome if known else Outcome(outcome.effect)
+    return outcome if known else CallEffect(outcome.effect)
 
 
 def _is_large(spec: TensorSpec) -> bool:

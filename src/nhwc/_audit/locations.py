@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..watch.calls import Site
+from ..watch.calls import CallSite
 from .line_hashes import line_hashes
 
 
@@ -33,7 +33,7 @@ def repository_root(folder: Path) -> Path:
     return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
 
 
-def located(site: Site, root: Path) -> Location | None:
+def located(site: CallSite, root: Path) -> Location | None:
     """Where `site` is, seen from `root`; None where it has no line."""
     if not site.file or site.line < 1:
         return None

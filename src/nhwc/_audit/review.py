@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..watch.calls import Site
+from ..watch.calls import CallSite
 from . import Audit
 from .baseline import Baseline, Known, known_by
 from .findings import Finding, is_note
@@ -76,7 +76,7 @@ def review(
     fail_on: Collection[str] = (),
     baseline: Baseline | None = None,
     baseline_name: str = "",
-    definition: Site | None = None,
+    definition: CallSite | None = None,
 ) -> Review:
     """Hold `audit` against the repository at `root`, and against a baseline if there is one.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Step:
+class StepCall:
     """A training step of `model`, run as `function`, which may be a compiled form of it.
 
     The loss is cross entropy against random classes, summed over the outputs. Mixed precision is

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..verify import flatten
 from ..verify.widened import run_in_float64, widened
-from .step import Step
+from .step import StepCall
 
 FACTOR = 20.0
 """An engine's error may be this many times eager's, because engines sum in other orders."""
@@ -99,4 +99,4 @@ def _infer(model: nn.Module, inputs: Sequence[Tensor]) -> Any:
 
 
 def _train_once(model: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    return Step(model, model, tuple(inputs)).check()
+    return StepCall(model, model, tuple(inputs)).check()

@@ -29,7 +29,7 @@ from .engines import find_engine
 from .peak import peak_bytes, reset_peak, resident_bytes
 from .propagation import propagation
 from .results import Case
-from .step import Step, autocast
+from .step import StepCall, autocast
 from .truth import Truth, find_truth
 
 WARMUP = 2
@@ -64,7 +64,7 @@ class Running:
     def burst(self, calls: int) -> list[float]:
         """Time `calls` calls in a row."""
         seconds = timer_for(self.device)
-        training = isinstance(self.call, Step)
+        training = isinstance(self.call, StepCall)
         with contextlib.nullcontext() if training else torch.inference_mode():
             for _ in range(self.warm_calls):
                 self.call()
@@ -141,7 +141,7 @@ def prepare(built: Built, request: dict[str, Any]) -> tuple[Running, dict[str, A
         function, arguments = engine.prepare(source, built.inputs)
     call: Callable[[], Any]
     if case.train:
-        call = Step(built.model, function, arguments, amp=case.amp)
+        call = StepCall(built.model, function, arguments, amp=case.amp)
         output: Any = call.check()
         call()
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import InputError
-from .planned import GraphReport, Planned
+from .planned import GraphReport, PlannedGraph
 
 
 class Backend:
@@ -19,7 +19,7 @@ class Backend:
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
         self._said: set[str] = set()
-        self._planned: list[weakref.ref[Planned]] = []
+        self._planned: list[weakref.ref[PlannedGraph]] = []
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class Backend:
                 'mode out; options={"exact": True} is what can be chosen.'
             )
         exact = self.exact if options is None else _exact(options, self.exact)
-        planned = Planned(graph, example_inputs, exact=exact, say=self._say)
+        planned = PlannedGraph(graph, example_inputs, exact=exact, say=self._say)
         self._planned = [one for one in self._planned if one() is not None]
         self._planned.append(weakref.ref(planned))
         return planned

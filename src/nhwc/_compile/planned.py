@@ -77,7 +77,7 @@ class _Plan:
         return core.ending(*sources, *map(_laid, results, core.strides))
 
 
-class Planned:
+class PlannedGraph:
     """A graph of Dynamo's that answers as it does, from plans where there are any."""
 
     def __init__(

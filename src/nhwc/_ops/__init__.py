@@ -10,6 +10,6 @@ from .rules import check_rules as check_rules
 from .table import Operator as Operator
 from .table import OperatorTable as OperatorTable
 from .table import Outcome as Outcome
-from .table import Row as Row
 from .table import Speed as Speed
+from .table import Tally as Tally
 from .table import load_table as load_table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .table import ASPECTS, Outcome, Row
+from .table import ASPECTS, Outcome, Tally
 
 
 @dataclass(frozen=True)
-class Case:
+class Observation:
     """The finding of one call: what happened to the format, and the reason in words."""
 
     dims: int
@@ -18,7 +18,7 @@ class Case:
     example: str
 
 
-def summarize(cases: Sequence[Case], dtype: str) -> tuple[Row, ...]:
+def summarize(cases: Sequence[Observation], dtype: str) -> tuple[Tally, ...]:
     """Put the cases of one dtype together, one row for each aspect and number of dimensions."""
     rows = []
     for dims in (4, 5):
@@ -29,7 +29,7 @@ def summarize(cases: Sequence[Case], dtype: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(group: Sequence[Case], dtype: str) -> Row:
+def _row(group: Sequence[Observation], dtype: str) -> Tally:
     # Calls whose results have no format of their own count only if there are no others.
     telling = [c for c in group if c.outcome not in (Outcome.NONE, Outcome.VIEW)] or group
     outcomes = {case.outcome for case in telling}
@@ -39,4 +39,4 @@ def _row(group: Sequence[Case], dtype: str) -> Row:
         outcome = Outcome.SOMETIMES
     hit = sum(case.outcome is worst.outcome for case in telling)
     first = group[0]
-    return Row(first.dims, dtype, first.aspect, outcome, hit, len(telling), worst.example)
+    return Tally(first.dims, dtype, first.aspect, outcome, hit, len(telling), worst.example)

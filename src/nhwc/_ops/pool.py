@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import NhwcError
 from ..machine.workers import Ended, Nursery, Worker
-from .cases import Case, summarize
-from .table import Operator, Row, Speed
-from .worker import LIST, Task
+from .cases import Observation, summarize
+from .table import Operator, Speed, Tally
+from .worker import LIST, ProbeTask
 
 ATTEMPTS = 12
 
@@ -45,7 +45,7 @@ class Lane:
         if self.worker is not None:
             self.worker.end()
 
-    def do(self, task: Task) -> list[Any]:
+    def do(self, task: ProbeTask) -> list[Any]:
         """Return what was found; raise `Died` after `ATTEMPTS` processes died of the task."""
         for _ in range(ATTEMPTS):
             fresh = self.worker is None
@@ -63,7 +63,7 @@ class Lane:
         raise Died("", f"the process died {ATTEMPTS} times: {'; '.join(task.deadly.values())}")
 
 
-def _ask(worker: Worker, task: Task) -> list[Any]:
+def _ask(worker: Worker, task: ProbeTask) -> list[Any]:
     found: list[Any] = []
     step = ""
     worker.send(task)
@@ -131,19 +131,19 @@ def _measure(
     lane: Lane, operator: Operator, device: str, dtypes: Sequence[str], timed: bool
 ) -> Operator | str:
     """Measure one operator in every dtype; return it with its rows, or why it has none."""
-    rows: list[Row] = []
+    rows: list[Tally] = []
     speeds: list[Speed] = []
     failed: list[str] = []
     supported = False
     deadly: dict[str, str] = {}
     for dtype in dtypes:
-        task = Task(operator.title, device, dtype, timed and dtype == dtypes[0], deadly)
+        task = ProbeTask(operator.title, device, dtype, timed and dtype == dtypes[0], deadly)
         try:
             found = lane.do(task)
         except Died as death:
             found = [str(death)]
         supported = supported or None not in found
-        rows.extend(summarize([case for case in found if isinstance(case, Case)], dtype))
+        rows.extend(summarize([case for case in found if isinstance(case, Observation)], dtype))
         speeds.extend(speed for speed in found if isinstance(speed, Speed))
         failed.extend(f"{dtype}: {problem}" for problem in found if isinstance(problem, str))
     if rows or failed:

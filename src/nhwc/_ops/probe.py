@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
-from .cases import Case
+from .cases import Observation
 from .forms import Form, Prepared, backward, forward, in_place, with_out
 from .inside import LayoutCopy, draws_random_numbers, first_loser, layout_copies
 from .samples import (
@@ -32,7 +32,7 @@ UNINITIALIZED = ("empty_like", "new_empty", "new_empty_strided", "resize_", "res
 """Operators that return uninitialized memory, whose values are not compared."""
 
 
-def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Case]:
+def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Observation]:
     """Yield a case for every aspect that this sample can show; none where it fails in NCHW."""
     judge = _Judge(name, sample, enter)
     plain = judge.right("forward", forward)
@@ -102,7 +102,7 @@ class _Judge:
         layout: Layout,
         right: list[Tensor],
         wanted: Format | None = None,
-    ) -> Case:
+    ) -> Observation:
         setting = _SETTINGS.get((aspect, layout), "")
         if wanted:
             setting = "out is contiguous, the input channels last"
@@ -113,7 +113,7 @@ class _Judge:
             outcome, words = Outcome.ERROR, f"{type(error).__name__}: {_first_line(error)}"
         known = outcome in (Outcome.KEEPS, Outcome.VIEW, Outcome.NONE)
         parts = [] if known else [describe(self.sample), setting, words]
-        return Case(self.sample.dims, aspect, outcome, "; ".join(filter(None, parts)))
+        return Observation(self.sample.dims, aspect, outcome, "; ".join(filter(None, parts)))
 
     def _compare(
         self, form: Form, layout: Layout, right: list[Tensor], wanted: Format | None

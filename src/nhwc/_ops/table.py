@@ -48,7 +48,7 @@ ASPECTS = ("forward", "backward", "in-place", "out", "mixed", "slice")
 
 
 @dataclass(frozen=True)
-class Row:
+class Tally:
     """All cases of one aspect, in one number of dimensions and one dtype."""
 
     dims: int
@@ -90,7 +90,7 @@ class Operator:
     name: str
     variant: str
     group: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Tally, ...] = ()
     speeds: tuple[Speed, ...] = ()
     problem: str | None = None
 
@@ -98,7 +98,7 @@ class Operator:
     def title(self) -> str:
         return f"{self.name} ({self.variant})" if self.variant else self.name
 
-    def row(self, aspect: str, dims: int, dtype: str | None = None) -> Row | None:
+    def row(self, aspect: str, dims: int, dtype: str | None = None) -> Tally | None:
         """Return the row asked for; without `dtype`, that of the first dtype measured."""
         for row in self.rows:
             if (row.aspect, row.dims) == (aspect, dims) and dtype in (None, row.dtype):
@@ -195,7 +195,7 @@ def operator_to_dict(op: Operator) -> dict[str, object]:
 
 def operator_from_dict(data: dict) -> Operator:
     rows = tuple(
-        Row(dims, dtype, aspect, Outcome(outcome), cases, of, example)
+        Tally(dims, dtype, aspect, Outcome(outcome), cases, of, example)
         for aspect, dims, outcome, cases, of, example, dtypes in data["rows"]
         for dtype in dtypes
     )

@@ -21,7 +21,7 @@ _inventory = functools.cache(inventory)
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """One operator in one dtype, to be checked and perhaps timed."""
 
     title: str
@@ -32,11 +32,11 @@ class Task:
     """Steps in which the process died, and how; the tasks of one operator share it."""
 
 
-LIST = Task("", "", "")
+LIST = ProbeTask("", "", "")
 """Asks for the names of all operators; nothing is measured."""
 
 
-Work = Callable[[Task, Enter, Callable[[object], None]], None]
+Work = Callable[[ProbeTask, Enter, Callable[[object], None]], None]
 """Does a task: announces each step before it is made, and reports each finding."""
 
 
@@ -69,7 +69,7 @@ def do_tasks(link: Connection, work: Work) -> None:
         while True:
             task = link.recv()
 
-            def enter(step: str, task: Task = task) -> None:
+            def enter(step: str, task: ProbeTask = task) -> None:
                 if step in task.deadly:
                     raise Crash(task.deadly[step])
                 link.send(("at", step))
@@ -78,7 +78,7 @@ def do_tasks(link: Connection, work: Work) -> None:
             link.send(("done", None))
 
 
-def _work(task: Task, enter: Enter, tell: Callable[[object], None]) -> None:
+def _work(task: ProbeTask, enter: Enter, tell: Callable[[object], None]) -> None:
     """Report cases, speeds, a problem in words, or None where the dtype is not supported."""
     entries, problems = _inventory()
     if task == LIST:
@@ -91,7 +91,7 @@ def _work(task: Task, enter: Enter, tell: Callable[[object], None]) -> None:
         tell(f"{type(error).__name__}: {str(error).strip()[:160]}")
 
 
-def _check(entry: Entry, task: Task, enter: Enter, tell: Callable[[object], None]) -> None:
+def _check(entry: Entry, task: ProbeTask, enter: Enter, tell: Callable[[object], None]) -> None:
     device, dtype = task.device, getattr(torch, task.dtype)
     if not entry.supports(device, dtype):
         tell(None)

@@ -1,4 +1,4 @@
-"""What an optimization made, timed in turns with the model as it was given; the faster one wins."""
+"""Time the optimized model and the given one in turns; the faster one wins."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 from ..machine.timing import Comparison, Samples, interleave
 from ..plan.ledger import is_time
 from ..verify import cloned
-from .task import Task
+from .task import OptimizeTask
 
 _TIMING_S = 0.4
-"""How long the paired timing of a stage takes, about, where the machine is quiet."""
+"""About how long the paired timing of a stage takes on a quiet machine."""
 
 _PATIENCE = 3
-"""How many times as long it may take before a noisy machine gets the benefit of the doubt."""
+"""On a noisy machine the timing of a plan may take this many times as long."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Turns:
     remembered: bool
 
 
-def take_turns(task: Task, stage: str, module: nn.Module, key: str) -> Turns:
+def take_turns(task: OptimizeTask, stage: str, module: nn.Module, key: str) -> Turns:
     """Time `module`, or recall it by `key`: the same for what would run the same."""
     task.say(f"timing the {stage}")
     known = task.ledger.get(key)
@@ -46,7 +46,7 @@ def take_turns(task: Task, stage: str, module: nn.Module, key: str) -> Turns:
         times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}
         found = Comparison(times["input"], times[stage])
         if stage == "graph" or found.verdict != "too noisy to tell":
-            # What a noisy minute said of a plan is no thing to remember.
+            # A plan's times are remembered only if they tell it from the input.
             task.ledger.put(key, [list(found.before.seconds), list(found.after.seconds)])
             break
     return Turns(found, remembered=False)
@@ -75,6 +75,6 @@ def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
 
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    # What writes into its input gets one of its own: the next run must see the same.
+    # The model may write into its input, so each stage gets a copy.
     own = cloned(inputs)
     return lambda: function(*own)

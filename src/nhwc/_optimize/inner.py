@@ -1,7 +1,7 @@
-"""The graphs inside a model that is no graph as a whole: what each is given, and planned ones.
+"""Plan the graphs inside a model that cannot be traced as a whole.
 
-The code of an opaque part calls its graphs with whatever shapes it comes to, some in a loop, some
-never. A run on an example shows which shapes those are.
+The code of an opaque part calls the graphs inside it with shapes that only a run shows: some in a
+loop, some never. So the model runs on the examples, and each call of a graph is noted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..verify import cloned
 _Model = TypeVar("_Model", bound=nn.Module)
 
 _MOST = 4
-"""For how many sets of shapes one graph is planned: each plan holds weights of its own."""
+"""The most sets of shapes for which one graph is planned: each plan holds weights of its own."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ def inner_graphs(model: nn.Module) -> dict[str, fx.GraphModule]:
 
 
 def uses(model: nn.Module, examples: Sequence[tuple[Any, ...]]) -> list[Use]:
-    """What `examples` come to give to the graphs inside `model`, one entry for a set of shapes."""
+    """Run `examples`, and note which shapes reach the graphs inside `model`, one entry for each."""
     found: dict[str, dict[Any, Use]] = {}
     with torch.no_grad(), preserved(model), ExitStack() as stack:
         for path, graph in inner_graphs(model).items():
@@ -100,7 +100,7 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
         key = signature(args)
-        # What is more than tensors and plain values has another signature each time.
+        # Arguments beyond tensors and plain values have another signature each time.
         if named or key != signature(args):
             reason = "it is given more than tensors and numbers, or by name"
             use = found.setdefault(None, Use(path, graph, reason=reason))

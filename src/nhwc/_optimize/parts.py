@@ -20,14 +20,14 @@ from torch import Tensor, fx, nn
 from ..graph import graphs, is_one_call
 from ..models.preserve import preserved
 from ..optimized import Optimized
-from ..verify import Check, Truth, Verification, answer, cloned, compare, doubled, flatten, verify
+from ..verify import Answers, Check, Verification, answer, cloned, compare, doubled, flatten, verify
 from ..verify.luck import without_luck
 
 _ASTRAY = 1e-2
 """An original further than this from its own float64 run decides by values: it says nothing."""
 
 
-def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verification:
+def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verification:
     """Hold `after` against `model` as a whole; part by part if that fails or has nothing to say."""
     found = without_luck(verify(truth, after), truth, model)
     told = any(_numbers(value) for answers in truth.answers for value in answers.values())
@@ -49,12 +49,12 @@ def verify_or_parts(truth: Truth, model: nn.Module, after: nn.Module) -> Verific
 
 
 def _numbers(value: object) -> int:
-    """How much there is to compare: a detector may find nothing."""
+    """Count the numbers to compare; a detector that finds nothing returns empty tensors."""
     return value.numel() if isinstance(value, Tensor) else 0
 
 
 def _parts(after: nn.Module) -> dict[str, nn.Module]:
-    """The outermost graphs, planned or not, in a model that as a whole is none, by their path."""
+    """Return the outermost graphs in a model that could not be traced as a whole, by their path."""
     after = after.portable if isinstance(after, Optimized) else after
     if not isinstance(after, fx.GraphModule) or not is_one_call(after):
         return {}

@@ -16,14 +16,14 @@ from ..plan.implementation import Timed
 from .inner import inner_graphs, put, twin, uses
 from .report import KernelTime, LayerReport, PlanReport
 from .sizes import Sized
-from .task import Task
+from .task import OptimizeTask
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of one graph and one set of shapes: its report, its `kernels` in words.
+    """The report of one graph for one set of shapes, with the names of its kernels.
 
-    `weights` are those that kernels were given.
+    `weights` are the tensors that the kernels were given.
     """
 
     report: PlanReport
@@ -51,7 +51,7 @@ class Planned:
         return tuple(weight for one in self.told for weight in one.weights)
 
 
-def plan_model(task: Task, graph: fx.GraphModule, sized: Sequence[Sized | None]) -> Planned:
+def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized | None]) -> Planned:
     """`graph` planned for the examples of `task`, or with planned graphs inside it, or both.
 
     Where there is a graph for the sizes of an example alone, that one is.
@@ -75,7 +75,7 @@ def plan_model(task: Task, graph: fx.GraphModule, sized: Sequence[Sized | None])
 
 
 def _with_parts(
-    task: Task, graph: fx.GraphModule, examples: Sequence[tuple[Any, ...]]
+    task: OptimizeTask, graph: fx.GraphModule, examples: Sequence[tuple[Any, ...]]
 ) -> tuple[fx.GraphModule, list[Told]]:
     """A twin of `graph` in which the graphs inside opaque parts are planned; itself if none."""
     if not examples or not inner_graphs(graph):
@@ -97,7 +97,7 @@ def _with_parts(
 
 
 def _plan_sized(
-    task: Task, sized: Sized, inputs: tuple[Any, ...]
+    task: OptimizeTask, sized: Sized, inputs: tuple[Any, ...]
 ) -> tuple[Served | None, list[Told]]:
     graph, told = _with_parts(task, sized.graph, [inputs])
     found, said = _plan(task, graph, inputs)
@@ -110,7 +110,7 @@ def _plan_sized(
 
 
 def _plan(
-    task: Task, graph: fx.GraphModule, inputs: tuple[Any, ...], part: str = ""
+    task: OptimizeTask, graph: fx.GraphModule, inputs: tuple[Any, ...], part: str = ""
 ) -> tuple[Served | None, Told]:
     """`graph` planned for the shapes of `inputs`, or why it is not."""
     shapes = describe(inputs)

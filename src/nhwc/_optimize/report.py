@@ -1,4 +1,4 @@
-"""What optimizing a model did: every pass, every layer, the errors and the times."""
+"""The report of an optimization: every pass, every layer, the errors and the times."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PlanReport:
     """The plan for one set of input shapes, or why there is none.
 
     `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
-    `opened` are parts that no graph for all shapes could be made of, and one for these shapes alone
-    could: `passes` is what was found in it besides, and `layers` has what is inside of them.
+    `opened` are the parts that could be traced for these shapes, though not for all shapes. Their
+    insides are among `layers`, and `passes` reports what the passes did in them.
     """
 
     inputs: tuple[str, ...]
@@ -65,7 +65,7 @@ class PlanReport:
 
 @dataclass(frozen=True)
 class OptimizeReport(Displayed):
-    """How the model came about that `optimize` returned.
+    """How `optimize` made the model that it returned.
 
     `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`
     (the model as it was given); `chosen` names the one that was returned.

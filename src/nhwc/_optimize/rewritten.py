@@ -13,7 +13,7 @@ from ..machine.host_memory import trim
 from ..models.preserve import preserved
 from ..passes import run_passes
 from .inner import unplanned
-from .task import Task
+from .task import OptimizeTask
 from .verdict import Judge
 
 
@@ -30,13 +30,13 @@ class Rewritten:
     closed: bool = False
 
 
-def captured_for(task: Task) -> Captured:
+def captured_for(task: OptimizeTask) -> Captured:
     """A copy of the model as a graph."""
     # A plan for other shapes than these is in the way of one for them.
     return capture(unplanned(task.model), layers=True)
 
 
-def rewrite(captured: Captured, task: Task) -> Rewritten:
+def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:
     """Run the passes on the captured graph, in place."""
     graph = captured.module
     reports = run_passes(graph, task.passes)
@@ -46,7 +46,7 @@ def rewrite(captured: Captured, task: Task) -> Rewritten:
     return Rewritten(graph, captured.opaque, reports)
 
 
-def checked(rewritten: Rewritten, task: Task, judge: Judge) -> Rewritten:
+def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten:
     """Hold the graph against the original; where it cannot even run, the model stays closed."""
     try:
         with preserved(rewritten.graph):

@@ -15,9 +15,9 @@ from ..passes import Pass
 
 @dataclass(frozen=True)
 class Sized:
-    """The graph, the parts it shows the inside of, and what the passes did once they saw that.
+    """A graph for one set of shapes, the parts that it opened, and what the passes did in them.
 
-    Modules and tensors that no pass replaced are those of the graph for all shapes.
+    It shares all modules and tensors that no pass replaced with the graph for all shapes.
     """
 
     graph: fx.GraphModule
@@ -41,7 +41,7 @@ def for_sizes(
     try:
         sized, closed = capture_sized(graph, inputs)
     except Exception:
-        # Where nothing comes of it, the opaque parts have their reasons already.
+        # The report has the reasons already, for each opaque part.
         return None
     # A model that is opaque as a whole is called `model` by the graph around it.
     whole = any(not part.path for part in opaque)

@@ -29,7 +29,7 @@ from .planner import Planned, plan_model
 from .report import OptimizeReport
 from .rewritten import Rewritten, captured_for, checked, rewrite
 from .sizes import Sized, for_sizes
-from .task import Progress, Task
+from .task import OptimizeTask, Progress
 from .verdict import Judge
 
 
@@ -69,7 +69,7 @@ def optimize(
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
-        task = Task(model, examples, passes, exact, say, environment, ledger)
+        task = OptimizeTask(model, examples, passes, exact, say, environment, ledger)
         # Before there is a graph: the copy in float64 is the largest of all.
         judge = Judge(model, task.example, ledger, say)
         for inputs in examples[1:]:
@@ -116,8 +116,8 @@ def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Le
     return environment, ledger
 
 
-def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
-    """For each example a graph that looks into opaque parts with its sizes, where there is one."""
+def _sized(rewritten: Rewritten, task: OptimizeTask) -> list[Sized | None]:
+    """Make for each example a graph for its sizes, or None if that opens no opaque part."""
     if rewritten.closed:
         return [None for _ in task.examples]
     graph, opaque = rewritten.graph, rewritten.opaque
@@ -125,7 +125,7 @@ def _sized(rewritten: Rewritten, task: Task) -> list[Sized | None]:
 
 
 def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:
-    """Let the weights lie in a file while there are kernels with copies of their own."""
+    """Move the weights to a file, because the kernels hold copies of their own."""
     graphs = [graph, *(one.graph for one in sized if one)]
     return shelve(p for graph in graphs for p in graph.parameters())
 
@@ -134,7 +134,7 @@ def _planned_soundly(
     rewritten: Rewritten,
     sized: Sequence[Sized | None],
     shelved: Sequence[Tensor],
-    task: Task,
+    task: OptimizeTask,
     judge: Judge,
 ) -> _Judged:
     """Plan, and hold the result against the original; what rounds too freely is made exactly."""
@@ -159,19 +159,19 @@ def _planned_soundly(
 
 
 def _labels(rewritten: Rewritten, planned: Planned) -> str:
-    """What stands behind the answers: the passes that ran, and every kernel."""
+    """Digest what the answers depend on: the passes that changed something, and every kernel."""
     passes = [f"{report.name} {len(report.applied)}" for report in rewritten.passes]
     return _digest([*passes, *planned.kernels])
 
 
-def _key(stage: str, graph: fx.GraphModule, task: Task, kernels: Sequence[str] = ()) -> str:
+def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequence[str] = ()) -> str:
     """The same for the same graph, shapes and kernels: then times carry over."""
     codes = [inner.code for _, inner in graphs(graph)]
     return f"{stage} {_digest([*codes, repr(graph), *describe(task.example), *kernels])}"
 
 
 def _report(
-    task: Task, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
+    task: OptimizeTask, rewritten: Rewritten, judged: _Judged, turns: dict[str, Turns], start: float
 ) -> OptimizeReport:
     compared = {stage: one.comparison for stage, one in turns.items()}
     chosen, reason = winner(compared)
@@ -193,14 +193,14 @@ def _report(
 
 
 def _why_unplanned(planned: Planned) -> str:
-    """Why some example has no plan; with plans for parts, that is no question of theirs."""
+    """Say why some example has no plan; if parts have plans, ask only about the whole model."""
     reports = planned.reports
     told = [one for one in reports if not one.part] if planned.kernels else reports
     return next((one.reason for one in told if one.reason), "")
 
 
-def _result(chosen: str, task: Task, rewritten: Rewritten, planned: Planned) -> Optimized:
-    """What won, as a model of its own: nothing done to it reaches the user's."""
+def _result(chosen: str, task: OptimizeTask, rewritten: Rewritten, planned: Planned) -> Optimized:
+    """Return the winner as a model that shares nothing with the user's."""
     if chosen == "plan":
         for module in planned.model.modules():
             if isinstance(module, Optimized):

@@ -1,4 +1,4 @@
-"""What an optimization is asked for, and where it runs."""
+"""The task of an optimization: a model, its example inputs, and the machine it is for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Task:
+class OptimizeTask:
     """A model and the inputs to plan it for: the first of `examples` is timed.
 
     `say` is told of each stage as it begins.

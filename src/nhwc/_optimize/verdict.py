@@ -1,10 +1,9 @@
-"""Judge what became of a model by the model itself, and remember what float64 said.
+"""Compare an optimized model with the original, and remember the verdict of the float64 run.
 
-Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and says
-the same every time. So its verdict is kept under a digest of everything it hangs on that can be
-read: the weights, the example, the structure as torch prints it. What cannot be read, the user's
-code, is why the result is held against the original itself every time, in float32. So it is on a
-picture of NaN, which no kernel may make a number of.
+Running a model in float64 takes most of the time of an `optimize` whose kernels are known, and the
+verdict is the same every time. So it is kept under a digest of the weights, the example and the
+structure as torch prints it. The digest cannot include the user's code, so every run also compares
+the result with the original in float32, and on a picture of NaN, which must not become numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from ..machine.host_memory import raw, trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
 from ..verify import (
+    Answers,
     Check,
-    Truth,
     Verification,
     answer,
     lost_nans,
@@ -116,7 +115,7 @@ class Judge:
             try:
                 self._nans = answer(self.model, inputs)
             except Exception:
-                # Whatever a user's forward raises on what is no picture.
+                # A user's forward may raise anything on a picture of NaN.
                 self._nans = {}
         return list(lost_nans(self._nans, answer(result, inputs))) if self._nans else []
 
@@ -124,7 +123,7 @@ class Judge:
         self.say("running the original" + " in float64" * wide)
         inputs = random_inputs(self.example, _TRIALS if wide else 1)
         with _named(self.model, self.example):
-            self._truth: Truth = observe(self.model, inputs, wide=wide)
+            self._truth: Answers = observe(self.model, inputs, wide=wide)
         trim()
 
 
@@ -200,7 +199,7 @@ def _add(found: Any, name: str, value: Any) -> None:
         return
     value = value.detach()
     found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-    # What has no plain bytes is told by its printed form: sparse, quantized, on another device.
+    # Sparse, quantized and other devices' tensors have no plain bytes: digest their printed form.
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         found.update(repr(value).encode())
         return

@@ -20,7 +20,7 @@ from .progress import Point as Point
 from .progress import Training as Training
 from .recipe import Recipe as Recipe
 from .step import Normalize as Normalize
-from .step import Step as Step
+from .step import TrainingStep as TrainingStep
 from .trainer import Trainer as Trainer
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "Point",
     "Recipe",
     "Source",
-    "Step",
     "Synthetic",
     "Trainer",
     "Training",
+    "TrainingStep",
     "evaluate",
     "image_folders",
     "load_checkpoint",

@@ -52,11 +52,11 @@ class Normalize:
         return pixels.sub_(mean).div_(std)
 
 
-class Step:
+class TrainingStep:
     """A training step that a loop of your own can call.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    >>> step = Step(net, torch.optim.SGD(net.parameters(), lr=0.1), dtype=torch.bfloat16)
+    >>> step = TrainingStep(net, torch.optim.SGD(net.parameters(), lr=0.1), dtype=torch.bfloat16)
     >>> loss, logits = step(torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
     >>> logits.shape, loss.requires_grad
     (torch.Size([4, 8]), False)

@@ -21,7 +21,7 @@ from .loader import Batch
 from .optimizer import build_optimizer, learning_rate, load_optimizer_, running_average
 from .progress import Meter, Point, Training
 from .recipe import Recipe
-from .step import Normalize, Step
+from .step import Normalize, TrainingStep
 
 LOG_EVERY = 10
 
@@ -40,7 +40,7 @@ class Trainer:
         # Gradients that the caller left there would count in the first update.
         self.optimizer.zero_grad(set_to_none=True)
         wrapped = parallel(model, device)
-        self.step = Step(
+        self.step = TrainingStep(
             cast(nn.Module, torch.compile(wrapped)) if recipe.compile else wrapped,
             self.optimizer,
             loss=self._loss,

@@ -24,6 +24,11 @@ from .outputs import check_outputs, write_file, write_output
 from .progress import note, quiet
 
 FORMATS = ("text", "json", "html")
+_REPORTS = {
+    **dict.fromkeys((".html", ".htm"), "--report {}"),
+    ".json": "--format json > {}",
+    ".txt": "--format text > {}",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_name(args.output)
     check_outputs(args.output, args.report, reads=(args.model, args.weights))
     shapes = [parse_shape(text) for text in args.also]
     model, inputs = build(args)
@@ -64,6 +70,16 @@ def run(args: argparse.Namespace) -> int:
         raise
     _report(args, model, fast, inputs)
     return 0
+
+
+def _check_name(path: Path | None) -> None:
+    """Refuse to save the model under the name of a report, which other options ask for."""
+    if path is not None and path.suffix.lower() in _REPORTS:
+        instead = _REPORTS[path.suffix.lower()].format(path)
+        raise InputError(
+            f"-o {path} would save the model under the name of a report. "
+            f"For the report use {instead}; for the model -o FILE.nhwc."
+        )
 
 
 def _save(fast: Optimized, path: Path) -> None:

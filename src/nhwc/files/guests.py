@@ -1,4 +1,4 @@
-"""Functions of torchvision and timm that a saved graph may call: those that fx does not enter.
+"""Functions of torchvision and timm that a saved graph may call, since fx does not trace them.
 
 Each computes tensors from tensors and numbers. A file names them by module and name, from this
 table alone; loading such a file needs the package, and no class of it.

@@ -18,11 +18,11 @@ from ..machine.environment import Environment
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
-from ..optimized import Optimized, Recipe, Served, served
+from ..optimized import Optimized, PlanRecipe, Served, served
 from ..plan import make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
-from ..verify import Truth, flatten, verify
+from ..verify import Answers, flatten, verify
 from .budget import Budget, OverBudget
 from .container import damaged, read, write
 from .examples import Example
@@ -41,7 +41,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     and the loaded model refuses other shapes. The choice of kernels is not saved: it holds for one
     machine only.
     """
-    recipes: tuple[Recipe, ...] = ()
+    recipes: tuple[PlanRecipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
     exact = False
     model = rewritable(model, "save")
@@ -79,7 +79,7 @@ def _check_readable(header: dict[str, Any], tensors: list[Tensor]) -> None:
 def _for_sizes(
     graph: fx.GraphModule,
     examples: Sequence[tuple[str, ...]],
-    recipes: Sequence[Recipe],
+    recipes: Sequence[PlanRecipe],
     error: InputError,
 ) -> fx.GraphModule:
     """The graph for the sizes of the only example, which it checks; raises `error` without one."""
@@ -165,8 +165,8 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
                 answer = dict(flatten(graph(*inputs)))
             plan = make_plan(graph, inputs, ledger, exact=exact)
         except Exception:
-            continue  # Not planned, the graph itself says what is wrong with such inputs.
-        if not verify(Truth((inputs,), (answer,), None), plan.program).passed:
+            continue  # Without a plan a call runs the graph, which says what is wrong.
+        if not verify(Answers((inputs,), (answer,), None), plan.program).passed:
             continue
         plans.append(served(plan, graph, inputs))
     ledger.save()

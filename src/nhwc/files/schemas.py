@@ -70,7 +70,7 @@ def is_pure(name: str) -> bool:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether this is a public operator's name, and none of those that are left out."""
+    """Whether this is the name of a public operator that files may call."""
     return bool(_NAME.fullmatch(name)) and not _NOT.fullmatch(name)
 
 

@@ -160,7 +160,7 @@ def _check_default(args: tuple[Any, ...]) -> None:
 
 
 def _dump_state(graph: fx.GraphModule, tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Where each tensor belongs; tied ones are written once."""
+    """List the places of each tensor in the graph; a tied tensor is written once."""
     places, known = [], {}
     for parameter, named in (
         (True, graph.named_parameters(remove_duplicate=False)),

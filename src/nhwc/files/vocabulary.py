@@ -54,8 +54,8 @@ _ROOMS = (
 )
 
 _APART = ("Lazy", "RNNBase", "RNNCellBase", "SyncBatchNorm", "CTCLoss", "FractionalMaxPool")
-"""How the names of classes of torch.nn begin that are left out: lazy ones, bases of others, those
-that speak with other processes, and those that index by numbers torch does not check."""
+"""Classes of torch.nn whose names begin like this are left out: lazy ones, base classes, one that
+communicates with other processes, and those that index by numbers which torch does not check."""
 
 
 @cache

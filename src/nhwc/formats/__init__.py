@@ -93,7 +93,7 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
     """Return `tensor` with the strides of `format`, copying data only where data must move.
 
     Unlike `Tensor.contiguous`, this also rewrites the strides of size-1 dimensions, so that an
-    ambiguous tensor (N1HW, NC11) says what it is to whoever reads its strides next.
+    ambiguous tensor (N1HW, NC11) shows its format to the next reader of its strides.
 
     >>> x = torch.empty(2, 1, 4, 4)
     >>> to_format(x, Format.CHANNELS_LAST).stride(), x.contiguous().stride()

@@ -167,7 +167,7 @@ def _script_nodes(block: Any) -> Iterator[Any]:
 def _is_stored_in_script(
     node: Any, module: torch.jit.ScriptModule, read: list[tuple[str, Tensor]]
 ) -> bool:
-    """As `_is_stored`; a frozen module holds its weights as constants of the graph."""
+    """Do the same as `_is_stored`; a frozen module holds its weights as constants of the graph."""
     if node.kind() == "prim::Constant":
         if node.hasAttribute("value") and node.kindOf("value") == "t":
             read.append((node.output().debugName(), node.t("value")))

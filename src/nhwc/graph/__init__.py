@@ -1,4 +1,4 @@
-"""Models as torch.fx graphs: captured, what may stand in them, and how they are changed."""
+"""Models as torch.fx graphs: how they are captured, what they hold, how they are changed."""
 
 from .captured import Captured as Captured
 from .captured import capture as capture

@@ -1,4 +1,4 @@
-"""What code may ask of a traced value: it answers as a tensor would, or the trace stops there."""
+"""Answer what code asks of a traced value as a tensor would, or stop the trace."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from torch import Tensor, fx
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[1]}/"
 
-# The machinery itself asks what a traced value is, and takes no harm from a plain answer.
+# Code of torch and nhwc in these files gets the true type: it knows how to treat a traced value.
 _MACHINERY = (
     OURS,
     *(f"{TORCH}{part}" for part in ("fx/", "nn/modules/module.py")),
     *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
-    # What these take for a tensor they hand to C++, which crashes on anything else.
+    # These hand whatever passes for a tensor to C++, which crashes if it is a traced value.
     *(f"{TORCH}{part}" for part in ("autograd/", "_functorch/")),
 )
 
 _PARAMETER = f"{TORCH}nn/parameter.py"
-"""Where nn.Parameter answers whether something is one."""
+"""The file in which nn.Parameter answers `isinstance(x, nn.Parameter)`."""
 
 
 _ANSWERING = tuple(f"{OURS}graph/{file}.py" for file in ("asked", "traced", "sized"))
-"""Where traced values answer."""
+"""The files with the methods by which traced values answer."""
 
 _ABC = ("<frozen abc>", f"{Path(operator.__file__).parent}/abc.py")
-"""Where an abstract class asks of a value, among other things, what its real type can do."""
+"""The files in which abstract classes answer `isinstance`; they look at the real type as well."""
 
 
 def _type_seen(proxy: Any) -> type:
-    """What a traced value passes for. fx's own answers False to every `isinstance` of user code,
-    and so takes one branch of it without a word."""
+    """Return the type that a traced value passes for in user code; refuse where that is unknown.
+
+    fx's own value answers False to every `isinstance`, so user code silently takes one branch.
+    """
     frame: Any = asking()
     if frame.f_code.co_filename == _PARAMETER:
         if not issubclass(type(proxy), fx.proxy.ParameterProxy):
@@ -57,7 +59,7 @@ def _type_seen(proxy: Any) -> type:
 
 
 def _refuse(proxy: Any, reason: str) -> NoReturn:
-    """Stop the trace, also where the code around it catches every error."""
+    """Stop the trace, even if the user's code catches the error that this raises."""
     tracer: Any = object.__getattribute__(proxy, "tracer")
     raise tracer.refusal(reason)
 
@@ -67,7 +69,7 @@ def _is_machinery(frame: FrameType) -> bool:
 
 
 class Asked:
-    """What code may ask of a value: a traced one answers as a tensor would, or stops the trace."""
+    """A traced value that answers user code as a tensor would, or else stops the trace."""
 
     def __getattribute__(self, key: str) -> Any:
         if key in _NOT_OF_TENSORS and not _is_machinery(sys._getframe(1)):
@@ -82,7 +84,7 @@ class Asked:
         return None
 
     def _has(self, key: str, frame: FrameType) -> None:
-        """Return where it has such an attribute; raise what a tensor would where it has none."""
+        """Check that the value has this attribute; raise what a tensor raises if it does not."""
         if _is_machinery(frame):
             return
         known = self._passes_for()
@@ -124,7 +126,7 @@ class Asked:
         return self._as_text(sys._getframe(1))
 
     def _as_text(self, frame: FrameType) -> str:
-        # The message of `torch._assert` is made whether it is needed or not.
+        # Code makes the message of `torch._assert` even if the assertion holds.
         if (
             not frame.f_code.co_filename.startswith(TORCH)
             and "_assert" not in frame.f_code.co_names
@@ -153,17 +155,17 @@ _STATE = {
     *("grad", "grad_fn", "is_leaf", "names", "name", "output_nr", "retains_grad", "volatile"),
     *("_base", "_grad", "_grad_fn", "_backward_hooks", "_post_accumulate_grad_hooks", "_version"),
 }
-"""Attributes of a tensor that tell of its past, and most of which may be None."""
+"""Attributes of a tensor that depend on its past; a graph does not know them."""
 
 
 def _reads_attribute(frame: FrameType) -> bool:
-    """Whether the code says `x.name`, and not `hasattr(x, name)` or `getattr(x, name, other)`."""
+    """Whether the code says `x.name`, as opposed to `hasattr(x, name)` or `getattr(x, name, y)`."""
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return operation in ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def asking() -> FrameType:
-    """The frame that asks for an attribute, whichever of our methods it came through."""
+    """Return the frame that asks, skipping the frames of traced values' own methods."""
     frame: Any = sys._getframe(2)
     while frame.f_code.co_filename in _ANSWERING:
         frame = frame.f_back
@@ -174,4 +176,4 @@ _NOT_OF_TENSORS = {
     *(*dir(fx.proxy.ParameterProxy), *dir(fx.proxy.Attribute), "node", "tracer", "root", "attr"),
     *("param", "name", "__dict__"),
 } - ({*dir(Tensor), *vars(Asked), "__getattr__"} - {"__dict__"})
-"""What a traced value has for torch.fx and for us, and a tensor has not."""
+"""Attributes of a traced value that serve torch.fx and nhwc, and that a tensor does not have."""

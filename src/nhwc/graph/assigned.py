@@ -1,7 +1,7 @@
-"""`x[key] = value` on a traced value, as a new value: graphs that write can hardly be rewritten.
+"""Record `x[key] = value` as a new value, since graphs that write are hard to rewrite.
 
-The traced value stands for the new one from then on. What was taken of the old one before, a slice
-that shares its memory, would not see the change: `traced.check_writes` refuses that.
+From then on the traced value stands for the new one. A slice that was taken before shares the old
+one's memory and would miss the change: `traced.check_writes` refuses such code.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .layers import as_elements
 from .shapes import is_size, node_of
 
 _Place = tuple[int, Any]
-"""A dimension, counted from the front or from the back, and what of it is meant."""
+"""A dimension, counted from the front or from the back, and the index or slice for it."""
 
 
 def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
-    """What `x` is after `x[key] = value`."""
+    """Return the value of `x` after `x[key] = value`."""
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and _is_tensor(keys[0]):
         inside = x.new_full((), value) if _is_number(value) else value.to(x)
@@ -30,7 +30,7 @@ def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
     result.node.meta["meant_in_place"] = True
     source = node_of(value)
     if source is not None and source.meta.get("meant_in_place") is True:
-        # `x[key] *= 2` is a product in place, stored where it is already.
+        # `x[key] *= 2` multiplies in place and then assigns the product to the place it is in.
         source.meta["meant_in_place"] = next(reversed(source.users))
     return result.node
 
@@ -44,13 +44,13 @@ def _places(keys: tuple[Any, ...]) -> Iterator[_Place]:
 
 
 def _with(x: Any, places: list[_Place], value: Any) -> Any:
-    """`x` with `value` in the last of `places`, each within what the one before it leaves."""
+    """Return `x` with `value` at `places`; each place indexes the result of the one before it."""
     if not places:
         plain = _is_number(value)
         return _call(torch.full_like, x, value) if plain else _call(as_elements, value, x)
     (dim, key), *rest = places
     if not isinstance(key, slice):
-        # Where a dimension goes, those counted from the front move up.
+        # An index removes its dimension, so later dimensions counted from the front move by one.
         rest = [(other - (dim >= 0 and other > dim), key) for other, key in rest]
         part = _with(x.select(dim, key), rest, value)
         return _call(torch.select_scatter, x, part, dim, key)

@@ -1,22 +1,22 @@
-"""A model as torch.fx graphs: everything that can be traced, the rest as calls, with reasons."""
+"""Capture a model as torch.fx graphs; what cannot be traced stays a call, and is reported."""
 
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ..errors import InputError
 from ..models.kinds import check_initialized
 from ..models.preserve import undrawn
+from .arguments import is_sayable_argument, name_placeholders, optional_arguments
 from .copies import check_copies, own_copy
 from .edit import attribute
-from .layers import Spread, assert_none
+from .layers import Spread
 from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .report import Opaque
@@ -28,7 +28,7 @@ from .tracer import Tracer, explain
 
 @dataclass(frozen=True)
 class Captured:
-    """A copy of a model as a graph, and the parts of it that stayed opaque."""
+    """A copy of a model as a graph, and the parts that could not be traced."""
 
     module: fx.GraphModule
     opaque: tuple[Opaque, ...]
@@ -36,14 +36,14 @@ class Captured:
 
 
 def capture(model: nn.Module, *, layers: bool = False) -> Captured:
-    """Copy `model` into a GraphModule: what cannot be traced stays in it as a call to a copy.
+    """Copy `model` into a GraphModule; a part that cannot be traced stays a call of its copy.
 
     >>> captured = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
     >>> [str(node) for node in captured.module.graph.nodes]
     ['input_1', '_0', '_1', 'output']
 
     Inside an opaque part, the children that can be traced are GraphModules of their own; `graphs`
-    finds them all. With `layers`, a convolution or linear layer that its code calls is one, too.
+    finds them all. With `layers`, so are the convolutions and linear layers that its code calls.
     """
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
@@ -53,7 +53,7 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
     with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
         opaque: list[Opaque] = []
-        concrete = _optional_arguments(own)
+        concrete = optional_arguments(own)
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
@@ -62,7 +62,7 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
 
 
 def capture_closed(model: nn.Module, reason: str) -> Captured:
-    """A copy of `model` as a graph that only calls it, where a graph of its inside is no good.
+    """Copy `model` into a graph that only calls it, for models whose traced graph is wrong.
 
     >>> is_one_call(capture_closed(nn.ReLU(), "it answers otherwise").module)
     True
@@ -73,27 +73,30 @@ def capture_closed(model: nn.Module, reason: str) -> Captured:
 
 
 def graphs(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
-    """Every GraphModule in `module`, itself included, with its path in the original model."""
+    """Yield every GraphModule in `module`, itself included, with its path in the original model."""
     for _, child in module.named_modules():
         if isinstance(child, fx.GraphModule):
             yield child.meta.get("path", ""), child
 
 
 def is_one_call(graph: fx.GraphModule) -> bool:
-    """Whether `graph` only calls a model that could not be traced: all else is inside of that."""
+    """Whether `graph` does nothing but call a model that could not be traced."""
     calls = [n.target for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
     return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
 
 
 def is_one_layer(graph: fx.GraphModule) -> bool:
-    """Whether `graph` is no more than a layer that opaque code calls."""
+    """Whether `graph` holds just one layer, which opaque code calls."""
     return "layer" in graph.meta
 
 
 def _trace(
     module: nn.Module, path: str, opaque: list[Opaque], concrete: dict[str, Any], layers: bool
 ) -> fx.GraphModule | None:
-    """A GraphModule of `module`, or None with the reason in `opaque`; either way opened up."""
+    """Trace `module`; None, with the reason in `opaque`, if it cannot be traced.
+
+    Either way the parts that stay opaque get graphs of their children.
+    """
     tracer, state = Tracer(), State(module)
     reason = opaque_by_nature(module) or _unlike_forward(module)
     if reason is None:
@@ -113,7 +116,8 @@ def _trace(
             return _trace(child, below, opaque, {}, layers)
         return _as_one_layer(child, below) if layers and isinstance(child, _LAYERS) else None
 
-    # What fx wraps refers to the tracer in circles: it would keep weights that passes replace.
+    # fx's wrappers and the tracer refer to one another; uncleared, the cycle would keep weights
+    # alive that passes replace.
     inner_reasons = tracer.opaque
     vars(tracer).clear()
     if reason is not None:
@@ -132,34 +136,19 @@ def _trace(
 
 
 def _unlike_forward(module: nn.Module) -> str | None:
-    """Why a call of `module` is more than a graph of its `forward` would be."""
+    """Say why a graph of `module`'s `forward` could not replace a call of it; None if it could."""
     if not isinstance(module, fx.GraphModule) and type(module).__call__ is not nn.Module.__call__:
         return "it has a __call__ of its own"
     if "forward" in vars(module):
         return "its forward was set from outside"
     for parameter in inspect.signature(module.forward).parameters.values():
-        if not _is_sayable(parameter):
+        if not is_sayable_argument(parameter):
             return f"generated code cannot have its argument {parameter.name}"
     return None
 
 
-def _is_sayable(parameter: inspect.Parameter) -> bool:
-    """Whether generated code can have such an argument, by its name and by its default."""
-    plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN)
-    return plain and parameter.name not in _SAID
-
-
-_SAID = {
-    *("self", "getattr", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"),
-    *("slice", "range", "operator", "math", "nhwc"),
-}
-"""What generated code means by these names is something else."""
-
-_PLAIN = (type(None), bool, int, float, str)
-
-
 def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
-    """A GraphModule of `graph`, traced from `root`, with names for parts that code can say."""
+    """Make a GraphModule of `graph`, traced from `root`; rename parts that code cannot name."""
     graph = renamed(graph)
     names = renamed_parts(graph, root)
     parts: Any = root
@@ -171,7 +160,7 @@ def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
     if names:
         result.meta["names"] = names
     for path, holder in result.named_modules():
-        # The modules that torch.fx makes to hold others would be in training mode.
+        # torch.fx puts the modules that it makes to hold others into training mode.
         if type(holder) is nn.Module:
             holder.training = _training_of(root, path)
     return result
@@ -180,14 +169,14 @@ def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
 def _training_of(root: nn.Module, path: str) -> bool:
     try:
         return root.get_submodule(path).training
-    except AttributeError:  # its name is another one in the graph
+    except AttributeError:  # The part has another name in the graph.
         return root.training
 
 
 def _open(
     part: nn.Module, path: str, reason: str, opaque: list[Opaque], trace_child: TraceChild
 ) -> None:
-    """Put graphs inside an opaque part, and say why it is one, and why there are none, if so."""
+    """Put graphs inside an opaque part; report why it is opaque, and why it got no graphs if so."""
     place, kind = len(opaque), type(part).__name__
     opaque.append(Opaque(path, kind, reason))
     unseen = open_shell(part, path, trace_child)
@@ -196,7 +185,7 @@ def _open(
 
 
 def renamed(graph: fx.Graph) -> fx.Graph:
-    """The same graph with names that do not count the attempts that were given up."""
+    """Copy a graph, so that its nodes are numbered without those of abandoned attempts."""
     fresh = fx.Graph(tracer_cls=Tracer)
     result: Any = fresh.graph_copy(graph, {}, return_output_node=True)
     value, old = result
@@ -205,7 +194,7 @@ def renamed(graph: fx.Graph) -> fx.Graph:
 
 
 def give_copies(graph: fx.Graph) -> None:
-    """Return copies of the tensors that the code made: who gets one may write into it."""
+    """Let the graph return copies of its constants, since the caller may write into a result."""
     [output] = graph.find_nodes(op="output")
     for node in output.all_input_nodes:
         if is_constant(node):
@@ -214,51 +203,11 @@ def give_copies(graph: fx.Graph) -> None:
             output.replace_input_with(node, copy)
 
 
-def _optional_arguments(module: nn.Module) -> dict[str, Any]:
-    """The arguments of `forward` with plain defaults: user code branches on those.
-
-    What comes first is what a model is called with, also where it may be left out.
-    """
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    return {
-        p.name: p.default
-        for p in parameters
-        if p.default is not p.empty
-        and isinstance(p.default, _PLAIN)
-        and (p is not parameters[0] or p.default is not None)
-    }
-
-
-def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
-    """Give specialised arguments their names back, and every argument the type it declares."""
-    try:
-        types = typing.get_type_hints(type(module).forward)
-    except Exception:
-        types = {}
-    declared = list(inspect.signature(type(module).forward).parameters.values())[1:]
-    for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
-        name = parameter.name
-        if not node.target.startswith("*"):
-            node.target = name
-        # TorchScript takes what has no type for a tensor, which is never None.
-        node.type = types.get(name, _TENSOR_OR_NONE if parameter.default is None else None)
-    for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
-        node.target = assert_none
-        # Whatever type it declares, TorchScript asks whether a tensor is None.
-        node.all_input_nodes[0].type = _TENSOR_OR_NONE
-
-
-_TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045
-
-# TorchScript does not know the type that torch.fx gives its own, in versions that have one.
-_FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
-
-
 _LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def _as_one_layer(layer: nn.Module, path: str) -> fx.GraphModule | None:
-    """A GraphModule that does nothing but call `layer`, unless others may see that call."""
+    """Make a GraphModule that does nothing but call `layer`; None if hooks would miss the call."""
     if opaque_by_nature(layer) is not None:
         return None
     root = nn.Module()
@@ -271,7 +220,7 @@ def _as_one_layer(layer: nn.Module, path: str) -> fx.GraphModule | None:
 
 
 def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
-    """`graph`, traced from `root`, with layers where the trace went through graphs of one."""
+    """Replace each graph of one layer in `graph`, traced from `root`, by the layer itself."""
     for node in graph.graph.find_nodes(op="call_module"):
         path, _, name = str(node.target).rpartition(".")
         around = root.get_submodule(user_path(graph, str(node.target)).rpartition(".")[0])
@@ -283,7 +232,7 @@ def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
 
 
 def _as_one_call(module: nn.Module) -> fx.GraphModule:
-    """A GraphModule with the signature of `module` that does nothing but call it."""
+    """Make a GraphModule with the signature of `module` that does nothing but call it."""
     root = nn.Module()
     root.training = module.training
     graph = fx.Graph()
@@ -291,8 +240,8 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     kwargs: dict[str, Any] = {}
     star = double = None
     parameters = list(inspect.signature(module.forward).parameters.values())
-    if not all(map(_is_sayable, parameters)):
-        # Code that is generated cannot say them: they go through as they come.
+    if not all(map(is_sayable_argument, parameters)):
+        # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:

@@ -14,13 +14,13 @@ from .leaves import HOOKS
 
 
 def check_copies(model: nn.Module) -> None:
-    """Refuse a model in which a part calls itself its own copy: changes would reach the model."""
+    """Refuse a model with a part that returns itself as its copy: changes would reach the model."""
     for name, part in model.named_modules():
         if isinstance(part, fx.GraphModule) or not hasattr(type(part), "__deepcopy__"):
             continue
         try:
             same = copy.deepcopy(part) is part
-        except Exception:  # told where the whole model is copied
+        except Exception:  # `own_copy` reports this when it copies the whole model.
             continue
         if same:
             raise InputError(
@@ -30,7 +30,7 @@ def check_copies(model: nn.Module) -> None:
 
 
 def own_copy(model: nn.Module) -> nn.Module:
-    """A deep copy that shares nothing with `model`, also where it holds results of autograd."""
+    """Make a deep copy that shares nothing with `model`, even if it holds results of autograd."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter:
@@ -55,7 +55,7 @@ def own_copy(model: nn.Module) -> nn.Module:
 
 
 def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Let functions that hang on a copied module enclose the copy: deepcopy leaves them alone."""
+    """Let functions stored on a copied module enclose the copy: deepcopy copies no functions."""
     for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
         for key, function in list(held.items()):
             cells = getattr(function, "__closure__", None) or ()
@@ -68,7 +68,7 @@ def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Give the copy of `module` what is in slots: torch's modules copy their dictionary alone."""
+    """Copy the `__slots__` of `module`, too: torch's modules copy only their dictionary."""
     for base in type(module).__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -77,10 +77,10 @@ def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
-    """`cell`, or one with the copy of the module or container that is in it."""
+    """Return a cell with the copy of the module or container in `cell`, or `cell` itself."""
     try:
         inside = cell.cell_contents
-    except ValueError:  # it is not filled yet
+    except ValueError:  # The cell is not filled yet.
         return cell
     copied = memo.get(id(inside))
     kinds = (nn.Module, list, dict, set)

@@ -1,4 +1,4 @@
-"""What may be wrong with a trace that went through: things that happen and that no graph shows."""
+"""Find what a finished trace may have missed: effects of the code that a graph does not show."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BY_HOOKS = "what hooks write"
 
 
 class Doubts:
-    """Notes what opaque parts do while `root` is traced, and judges the code around them.
+    """Note what opaque parts do while `root` is traced, and judge the code around them.
 
-    `written` names what they write, in the order they were met.
+    `written` lists the names that they write, in the order of their calls.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -35,7 +35,7 @@ class Doubts:
                 raise TraceError("it sets hooks or another forward on its parts while it runs")
 
     def note_written(self, module: nn.Module, given: Iterable[Any]) -> None:
-        """Note what a part that stays a call writes when it runs: nothing of it is seen here."""
+        """Note what a part writes that stays a call: it does not run here, so its code is read."""
         for part in module.modules():
             if not isinstance(part, jit.ScriptModule) and not is_leaf(part):
                 self.written += mentions_of(part).written
@@ -61,7 +61,7 @@ class Doubts:
             raise TraceError(f"parts of it have hooks, and what they do it may see: {reads}")
 
     def check_code(self, module: nn.Module) -> None:
-        """Refuse code that asks of its values what a traced one cannot answer."""
+        """Refuse code that asks its values a question that a traced value cannot answer."""
         kind = type(module)
         own = any(isinstance(value, FunctionType) for value in vars(module).values())
         if kind not in self._asking or own:

@@ -1,4 +1,4 @@
-"""Small changes to a graph, and what they leave clean behind them."""
+"""Small changes to a graph, and the cleaning up after them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .names import sayable
 
 
 def module_of(node: object) -> nn.Module | None:
-    """The module a `call_module` node calls; None for anything else."""
+    """Return the module that a `call_module` node calls; None for anything else."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     owner = node.graph.owning_module
@@ -21,14 +21,14 @@ def module_of(node: object) -> nn.Module | None:
 
 
 def attribute(owner: nn.Module, path: str) -> Any:
-    """The parameter, buffer or constant at a dotted path."""
+    """Return the parameter, buffer or constant at a dotted path."""
     for part in path.split("."):
         owner = getattr(owner, part)
     return owner
 
 
 def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Arguments of a node with values for nodes, in lists that whoever is called may write into.
+    """Replace the nodes in arguments by their values; lists and dicts become plain, mutable ones.
 
     >>> filled(([1, 2], {"dim": 0}), lambda node: None)
     ([1, 2], {'dim': 0})
@@ -45,7 +45,7 @@ def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:
 
 
 def replace_module(node: fx.Node, module: nn.Module) -> None:
-    """Let `node` call `module`, in the place of the old one unless that is needed elsewhere."""
+    """Let `node` call `module`; the old module keeps its path only if other nodes need it."""
     owner, target = node.graph.owning_module, str(node.target)
     assert owner is not None
     if _needed_elsewhere(node):
@@ -55,7 +55,7 @@ def replace_module(node: fx.Node, module: nn.Module) -> None:
 
 
 def add_module(graph: fx.Graph, name: str, module: nn.Module, args: tuple[Any, ...]) -> fx.Node:
-    """A new call of `module`, installed under a name like `name`, at the insertion point."""
+    """Install `module` under a name like `name`, and insert a call of it."""
     owner = graph.owning_module
     assert owner is not None
     target = fresh_name(owner, name)
@@ -64,13 +64,13 @@ def add_module(graph: fx.Graph, name: str, module: nn.Module, args: tuple[Any, .
 
 
 def erase(node: fx.Node, instead: fx.Node) -> None:
-    """Let every user of `node` use `instead`, and take `node` out."""
+    """Let every user of `node` use `instead`, and remove `node`."""
     node.replace_all_uses_with(instead)
     node.graph.erase_node(node)
 
 
 def clean(gm: fx.GraphModule) -> fx.GraphModule:
-    """Drop what nothing uses any more, check the graph, and write its code anew."""
+    """Remove unused nodes, modules and tensors, check the graph, and generate its code anew."""
     for node in reversed(list(gm.graph.nodes)):
         if not node.users and _without_effect(node):
             gm.graph.erase_node(node)
@@ -93,7 +93,7 @@ def _needed_elsewhere(node: fx.Node) -> bool:
 
 
 def fresh_name(owner: nn.Module, name: str) -> str:
-    """A name like `name` that `owner` has not, and that code can say."""
+    """Return a name like `name` that `owner` does not have and that generated code can use."""
     name = sayable(name)
     count, fresh = 0, name
     while hasattr(owner, fresh):
@@ -116,7 +116,7 @@ def _without_effect(node: fx.Node) -> bool:
 
 
 def _drop_unread_tensors(gm: fx.GraphModule) -> None:
-    """Parameters and buffers of the modules that only hold others, and that no node reads."""
+    """Delete parameters and buffers that no node reads from modules that only hold others."""
     read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in gm.graph.nodes if node.op == "call_module"}
     holders = {""} | {name for name, m in gm.named_modules() if type(m) is nn.Module}

@@ -1,8 +1,8 @@
-"""Layers with the batch norm after them folded in, where the graph does not prove a batch.
+"""Layers with a batch norm folded in that also serve inputs without a batch dimension.
 
-Some batch norms take whatever they are given and scale its second dimension. In a batch that is
-the channels; in one signal alone, (C, L), it is the positions. Here the folded weights serve
-batches, and of anything else the fold is undone and the norm done as it would have been.
+A batch norm scales dimension 1 of its input. In a batch that is the channels; in a single signal
+(C, L) it is the positions, which the folded weights do not scale. So these layers use the folded
+weights for batches, and for any other input undo the fold and then apply the batch norm.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 def undone(
     product: Tensor, layer: tuple[Tensor, Tensor, Tensor], channels: int, dims: int
 ) -> Tensor:
-    """What layer and norm give, from the product of the input with the folded weights, no bias.
+    """Return the result of layer and norm, given the folded weights' product without the bias.
 
-    `layer` is the scale, the shift and the bias before the fold, and `channels` the dimension they
-    were folded along. TorchScript takes `product` to have a batch, so `dims` comes from the input.
+    `layer` holds the scale, the shift and the bias before the fold; `channels` is the dimension of
+    the channels. TorchScript assumes that `product` has a batch, so `dims` comes from the input.
     """
     scale, shift, bias = layer
     own = [1] * dims
@@ -30,14 +30,14 @@ def undone(
 
 
 class Folded(nn.Module):
-    """Keeps, beside the folded weights, what it takes to undo the fold."""
+    """A layer that keeps, beside the folded weights, the tensors needed to undo the fold."""
 
     scale: Tensor
     shift: Tensor
     bias_before: Tensor
 
     def reset_parameters(self: Any) -> None:
-        """Called at the end of each layer's constructor, which it thereby extends."""
+        """Register the buffers: the constructor of each layer calls this method at its end."""
         super().reset_parameters()  # type: ignore[misc]
         outputs = self.out_features if isinstance(self, nn.Linear) else self.out_channels
         for name in ("scale", "shift", "bias_before"):
@@ -45,7 +45,7 @@ class Folded(nn.Module):
 
 
 class FoldedLinear(Folded, nn.Linear):
-    """Given (N, C); of (N, L, C) the batch norm scaled L, not C."""
+    """The fold serves (N, C); in (N, L, C) the batch norm scales L, not C."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() == 2:
@@ -55,7 +55,7 @@ class FoldedLinear(Folded, nn.Linear):
 
 
 class FoldedConv(Folded):
-    """What the convolutions share."""
+    """The `forward` that the convolutions share."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         batch = input.dim() == self.weight.dim()
@@ -66,19 +66,19 @@ class FoldedConv(Folded):
 
 
 class FoldedConv1d(FoldedConv, nn.Conv1d):
-    """Given (N, C, L); of (C, L) the batch norm scaled L."""
+    """The fold serves (N, C, L); in (C, L) the batch norm scales L."""
 
 
 class FoldedConv2d(FoldedConv, nn.Conv2d):
-    """Given (N, C, H, W); of (C, H, W) the batch norm scaled H."""
+    """The fold serves (N, C, H, W); in (C, H, W) the batch norm scales H."""
 
 
 class FoldedConv3d(FoldedConv, nn.Conv3d):
-    """Given (N, C, D, H, W); of (C, D, H, W) the batch norm scaled D."""
+    """The fold serves (N, C, D, H, W); in (C, D, H, W) the batch norm scales D."""
 
 
 class FoldedConvTranspose(Folded):
-    """What the transposed convolutions share."""
+    """The `forward` that the transposed convolutions share."""
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         dims = self.weight.dim()
@@ -104,19 +104,19 @@ class FoldedConvTranspose(Folded):
 
 
 class FoldedConvTranspose1d(FoldedConvTranspose, nn.ConvTranspose1d):
-    """Given (N, C, L); of (C, L) the batch norm scaled L."""
+    """The fold serves (N, C, L); in (C, L) the batch norm scales L."""
 
 
 class FoldedConvTranspose2d(FoldedConvTranspose, nn.ConvTranspose2d):
-    """Given (N, C, H, W); of (C, H, W) the batch norm scaled H."""
+    """The fold serves (N, C, H, W); in (C, H, W) the batch norm scales H."""
 
 
 class FoldedConvTranspose3d(FoldedConvTranspose, nn.ConvTranspose3d):
-    """Given (N, C, D, H, W); of (C, D, H, W) the batch norm scaled D."""
+    """The fold serves (N, C, D, H, W); in (C, D, H, W) the batch norm scales D."""
 
 
 class FrozenConv2d(nn.Conv2d):
-    """With a FrozenBatchNorm2d folded in, which made one image alone a batch of one."""
+    """A convolution with a FrozenBatchNorm2d folded in: it returns one image as a batch of one."""
 
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = self._conv_forward(input, self.weight, self.bias)
@@ -133,4 +133,4 @@ FOLDED: tuple[type[nn.Module], ...] = (
     FoldedLinear,
     FrozenConv2d,
 )
-"""All of them."""
+"""All layers of this file that a graph may hold."""

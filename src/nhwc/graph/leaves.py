@@ -1,4 +1,4 @@
-"""Which modules a graph calls as a whole, and what hangs on a module that no graph would show."""
+"""Decide which modules a graph calls as a whole, and find hooks that a graph would not call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a graph calls this module as a whole: torch's own layers and ours, by behaviour.
+    """Whether a graph calls this module as a whole, as it does with layers of torch and of nhwc.
 
     A subclass that inherits `forward` is the layer it inherits from; one that overrides it is
     user code, and is traced.
@@ -29,7 +29,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is torchvision's FrozenBatchNorm2d (which is never imported for the answer)."""
+    """Whether this is torchvision's FrozenBatchNorm2d; torchvision is not imported to find out."""
     misc = sys.modules.get("torchvision.ops.misc")
     if misc is None:
         return False
@@ -37,7 +37,7 @@ def is_frozen_batch_norm(module: nn.Module) -> bool:
 
 
 def opaque_by_nature(module: nn.Module) -> str | None:
-    """Why no graph may look inside `module`, whatever its code; None if it may."""
+    """Say why no graph may replace the inside of `module`, whatever its code; None if it may."""
     if isinstance(module, jit.ScriptModule):
         return "it is a TorchScript module"
     if any(vars(module).get(kind) for kind in HOOKS):
@@ -46,12 +46,12 @@ def opaque_by_nature(module: nn.Module) -> str | None:
 
 
 def watchers(module: nn.Module) -> tuple[int, ...]:
-    """What watches the calls of a module: its hooks, and a `forward` of its own, by identity."""
-    if isinstance(module, jit.ScriptModule):  # it keeps its methods once they are asked for
+    """Return the identities of a module's hooks and of a `forward` set on it from outside."""
+    if isinstance(module, jit.ScriptModule):  # Reading its attributes would change its dictionary.
         return ()
     return (id(vars(module).get("forward")), *map(id, hooks_of(module)))
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """The hooks of a module, of every kind."""
+    """Return the hooks of a module, of every kind."""
     return [hook for kind in HOOKS for hook in vars(module)[kind].values()]

@@ -1,7 +1,7 @@
-"""What the code of a module says of itself and of its parts, as it is written.
+"""Read from the source of a module what its code does with itself and with its parts.
 
 Code may do more with its parts than call them: ask for their class, read their weights, hook them,
-or hand itself to a function that does. What cannot be read here is taken to do all of that.
+or hand itself to a function that does. Code that cannot be read is assumed to do all of that.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ _LOOKING = {
     *("named_buffers", "get_buffer", "state_dict", "load_state_dict", "apply", "_apply"),
     *("__dict__", "functional_call"),
 }
-"""Ways to all parts of a module, or to all its tensors."""
+"""Names by which code reaches all parts or all tensors of a module."""
 
 _PLAIN = {"dtype", "device", "is_cuda"}
-"""What folding leaves as it is, of the first parameter of a module too."""
+"""Attributes of a module's parameters that folding does not change."""
 
 
 @dataclass
 class Mentions:
-    """How the code of a module speaks of other things; `unseen` if it may do anything with them.
+    """The names that a module's code uses; `unseen` says why they may not be all.
 
-    `written` are the attributes and variables that it assigns to, or whose contents it changes.
+    `otherwise` holds attributes of the module that it does not just call, `read_off_others` those
+    of other values, `written` the attributes and variables that it assigns to or changes.
     """
 
     otherwise: set[str] = field(default_factory=set)
@@ -44,21 +45,21 @@ class Mentions:
 
 
 def mentions_of(module: nn.Module, others: Iterable[str] = ()) -> Mentions:
-    """What the code says that runs when `module`, or a method called like `others`, is called."""
+    """Read the code that runs when `module` or one of its methods named in `others` is called."""
     said = Mentions()
     if "forward" in vars(module):
         said.unseen = "its forward was set from outside"
         return said
     for name in ("__getattr__", "__getattribute__"):
         if getattr(type(module), name) is not getattr(nn.Module, name):
-            # A graph has attributes that the part has not: copies go by one of them.
+            # Graphs have attributes that the part does not have, and copying them looks one up.
             said.unseen = f"it has a {name} of its own"
             return said
     methods = {function.__code__ for function in methods_of(module, others)}
     for function in functions_of(module, others):
         tree = _tree(function)
         if tree is None and function.__code__ not in methods:
-            said.names.add("vars")  # it may look at what it is given
+            said.names.add("vars")  # The function may look into its arguments.
             continue
         if tree is None:
             said.unseen = f"the code of {function.__name__} cannot be read"
@@ -70,7 +71,7 @@ def mentions_of(module: nn.Module, others: Iterable[str] = ()) -> Mentions:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A function that is read, what it calls the module, and the functions that are its methods."""
+    """A function to read, its name for the module, and the code of the module's methods."""
 
     module: nn.Module
     function: types.FunctionType
@@ -79,7 +80,7 @@ class _Reading:
 
 
 def reads_state(module: nn.Module) -> str:
-    """What the code of `module` reads that hooks on its parts may write; '' if nothing can be."""
+    """Say what the code of `module` reads that hooks on its parts may write; '' for nothing."""
     said = mentions_of(module)
     if said.unseen:
         return said.unseen
@@ -95,7 +96,7 @@ def reads_state(module: nn.Module) -> str:
 
 
 def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.Lambda | None:
-    """The code of a function; None where it cannot be told from other code."""
+    """Parse a function; None if its source cannot be found or told from other code."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -113,7 +114,7 @@ def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.Lambda | None:
 
 
 def _first_argument(tree: ast.FunctionDef | ast.Lambda) -> str:
-    """What stands for the module; with `*args` alone, all of them do."""
+    """Return the name of the first argument, which is the module; `args` if there is only *args."""
     named = [*tree.args.posonlyargs, *tree.args.args]
     first = named[0] if named else tree.args.vararg
     return first.arg if first else ""
@@ -132,7 +133,7 @@ def _read(reading: _Reading, tree: ast.AST, said: Mentions) -> None:
             else:
                 said.read_off_others.add(node.attr)
             if _looks_around(node.attr) and not own:
-                said.names.add("vars")  # a helper looks at what it is given
+                said.names.add("vars")  # A helper looks into its arguments.
             elif _looks_around(node.attr) and not _asks_type(node, around):
                 said.unseen = said.unseen or f"it looks through its parts ({_line(function, node)})"
         elif isinstance(node, ast.Name):
@@ -151,7 +152,7 @@ _CHANGING = {
 
 
 def _writes(node: ast.Attribute | ast.Name, around: dict[ast.AST, ast.AST]) -> bool:
-    """Whether this is what `node.append(x)` or `node[0] = x` changes, or `self.node = x`."""
+    """Whether the code changes `node`: `node.append(x)`, `node[0] = x` or `self.node = x`."""
     user = around.get(node)
     if isinstance(user, ast.Subscript) and user.value is node:
         return not isinstance(user.ctx, ast.Load)
@@ -165,7 +166,7 @@ def _is(node: ast.AST, name: str) -> bool:
 
 
 def _is_harmless(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
-    """Whether the code calls what it reads, or asks whether it is None."""
+    """Whether the code only calls the attribute, or compares it with None."""
     user = around[node]
     if isinstance(user, ast.Call):
         return user.func is node
@@ -182,7 +183,7 @@ def _looks_around(name: str) -> bool:
 
 
 def _asks_type(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
-    """Whether this is the `x.parameters` in `next(x.parameters()).dtype`."""
+    """Whether `node` is the `x.parameters` in `next(x.parameters()).dtype`."""
     call = around[node]
     first = around.get(call)
     named = isinstance(first, ast.Call) and _is(first.func, "next")
@@ -193,7 +194,7 @@ def _asks_type(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
 def _escapes(
     node: ast.Name, around: dict[ast.AST, ast.AST], reading: _Reading, said: Mentions
 ) -> bool:
-    """Whether the module itself goes where this file does not follow."""
+    """Whether the code passes the module itself to code that this file does not read."""
     user = around[node]
     if isinstance(user, ast.Attribute | ast.arg):
         return False
@@ -211,13 +212,13 @@ def _escapes(
         return False
     if called in ("super", "isinstance", "type"):
         return False
-    # A decorator calls the method that it decorates.
+    # A decorator may pass the module to the method that it decorates.
     closed = inspect.getclosurevars(reading.function).nonlocals.get(called)
     return getattr(closed, "__code__", None) not in reading.methods
 
 
 def _goes_on(call: ast.Call, node: ast.Name, reading: _Reading, said: Mentions) -> bool:
-    """Whether this is `self.run(self, x)`, a function kept on the module: its code is read then."""
+    """Whether this is `self.run(self, x)`, a function stored on the module; then read its code."""
     function = vars(reading.module).get(call.func.attr)  # type: ignore[attr-defined]
     if not isinstance(function, types.FunctionType) or call.args[0] is not node:
         return False

@@ -1,8 +1,8 @@
-"""Names that generated code can say: those of parts are the user's, and may be any text at all.
+"""Rename parts of a model whose names generated code cannot use.
 
-A graph's code reads `self.boxes.conv`. A part that is called `class`, or has a quote in its name,
-or is called like something that a GraphModule has itself, gets another name in the graph; reports
-go on saying the user's.
+A graph's code reads `self.boxes.conv`. A part gets another name in the graph if it is called
+`class`, has a quote in its name, or is called like an attribute of GraphModule. Reports go on
+using the user's name.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import unicodedata
 from torch import fx, nn
 
 _OWN = {*dir(fx.GraphModule(nn.Module(), fx.Graph())), "report"} - {*dir(nn.Module())}
-"""What a GraphModule has beside what every module has."""
+"""Attributes that a GraphModule has and other modules do not."""
 
 
 def is_sayable(name: str) -> bool:
-    """Whether `self.name`, or `getattr(self, "name")`, is code that reads just that.
+    """Whether `self.name`, or `getattr(self, "name")` if it is no identifier, reads that attribute.
 
     >>> is_sayable("0"), is_sayable("a b"), is_sayable("class"), is_sayable('a"b')
     (True, True, False, False)
     """
     if name.isidentifier():
-        # Python reads the letters of an identifier in their plain form.
+        # Python normalizes identifiers, so another form of the same letters is another name.
         return not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
     return name.isprintable() and not {'"', "\\"} & {*name}
 
 
 def sayable(name: str) -> str:
-    """`name`, or one like it that code can say.
+    """Return `name`, or one like it that generated code can use.
 
     >>> sayable("class"), sayable('a"b')
     ('class_', 'a_b')
@@ -42,9 +42,9 @@ def sayable(name: str) -> str:
 
 
 def renamed_parts(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
-    """The user's path of each part of `root` that `graph` must call otherwise, by the new path.
+    """Give new paths to the nodes of `graph` whose paths in `root` code cannot use.
 
-    The nodes of `graph` are given the new paths.
+    The result maps each new path to the user's.
     """
     found: dict[str, str] = {}
     new: dict[str, str] = {}
@@ -60,7 +60,7 @@ def renamed_parts(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
 
 
 def user_path(graph: fx.GraphModule, path: str) -> str:
-    """How the user calls the part that `graph` has at `path`."""
+    """Return the user's path of the part that `graph` has at `path`."""
     names: dict[str, str] = graph.meta.get("names", {})
     return names.get(path, path)
 

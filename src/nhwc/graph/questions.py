@@ -1,9 +1,9 @@
-"""Questions that code asks of a value and that no value can answer for itself.
+"""Find questions in code that a traced value cannot answer as the real value would.
 
-`type(x)`, `callable(x)` and `x is None` look past everything a class can define: of a traced value
-they tell of the value that stands there, and code goes one way without a word. So they are looked
-for in the code itself, before it is traced; and so is what no graph shows: errors that are caught
-and a precision that is set for a while.
+No class can define the answer to `type(x)`, `callable(x)` or `x is None`. A traced value gives its
+own, and the code silently takes one branch. So this file searches the bytecode for such questions
+before it is traced. It also finds two things that a graph does not show: errors that the code
+catches, and a precision that it sets for some calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shapes import SHAPE_ATTRIBUTES
 
 _BUILTINS = {"type": type, "callable": callable}
 _SHORT = 100
-"""A helper like `exists(x)` has fewer bytes of code; what does more asks for reasons of its own."""
+"""A function is taken for a helper like `exists(x)` if it has fewer bytes of code than this."""
 
 _CATCHING = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
 _SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "NOP", "NOT_TAKEN")
@@ -29,9 +29,9 @@ _SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "
 
 @dataclass(frozen=True)
 class Questions:
-    """What a function asks: `reason` not to trace it, and which of its variables may be None.
+    """A `reason` not to trace a function, and the variables that it asks whether they are None.
 
-    The name of a variable is empty where the result of a call is asked about without one.
+    An empty name among them stands for the result of a call that has no variable.
     """
 
     reason: str
@@ -39,7 +39,7 @@ class Questions:
 
 
 def why_asking(module: nn.Module) -> str:
-    """Why the code of `module` is not to be traced: a question of what its values are; or ''."""
+    """Say why the code of `module` must not be traced; '' if it may be."""
     methods = list(methods_of(module))
     for method in methods:
         if "autocast" in names_in(method.__code__):
@@ -57,7 +57,7 @@ def why_asking(module: nn.Module) -> str:
 def asks_for_none(
     code: types.CodeType, names: dict[str, Any], *, method: bool = False
 ) -> frozenset[str]:
-    """The variables that `code`, or a helper that it calls, asks whether they are None.
+    """Return the variables that `code`, or a helper that it calls, compares with None.
 
     >>> def pick(x, y):
     ...     return x if y is None else y
@@ -76,7 +76,7 @@ def asks_for_none(
 
 
 def assigned_in(code: types.CodeType) -> frozenset[str]:
-    """The variables that `code` gives a value to, its arguments aside."""
+    """Return the variables that `code` assigns to."""
     found: set[str] = set()
     for step in dis.get_instructions(code):
         if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
@@ -85,7 +85,7 @@ def assigned_in(code: types.CodeType) -> frozenset[str]:
 
 
 def may_write(function: Any) -> bool:
-    """Whether a hook may do more than look at what it is given and return something.
+    """Whether a hook may do more than read its arguments and return a result.
 
     >>> may_write(lambda module, args, result: result + 1)
     False
@@ -97,7 +97,7 @@ def may_write(function: Any) -> bool:
 
 
 def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -> Questions:
-    """What `code` asks; the first argument of a `method` is a module, which can be asked."""
+    """Find the questions in `code`, except those about a method's first argument, a module."""
     reason, none = "", set()
     for inner in codes_in(code):
         steps = _steps(inner)
@@ -126,7 +126,7 @@ def _loads_builtin(step: dis.Instruction, names: dict[str, Any]) -> bool:
 
 
 def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
-    """Whether what is loaded next is `self`, or something that hangs on it."""
+    """Whether the next value that the code loads is `self` or an attribute of it."""
     step = steps[place]
     return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and step.argval == own
 
@@ -136,14 +136,14 @@ def _loads(step: dis.Instruction, value: object) -> bool:
 
 
 def _compares_values(steps: list[dis.Instruction]) -> bool:
-    """Whether `is` compares variables or results of calls, or attributes that are traced."""
+    """Whether `is` compares variables, results of calls or attributes like `shape`."""
     last = steps[-1].opname
     attributes = {step.argval for step in steps[-4:] if step.opname == "LOAD_ATTR"}
     return last.startswith(("LOAD_FAST", "CALL")) or bool(attributes & SHAPE_ATTRIBUTES)
 
 
 def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
-    """The variable that is asked about, itself or by an attribute; None for what hangs on self."""
+    """Return the variable that the question is about; None if it is self or an attribute of it."""
     while place >= 0 and steps[place].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         place -= 1
     step = steps[place]
@@ -154,7 +154,7 @@ def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
 
 
 def _helpers(code: types.CodeType, names: dict[str, Any]) -> Iterator[types.FunctionType]:
-    """Functions of the user's own that `code` names."""
+    """Yield the user's own functions that `code` names."""
     for name in names_in(code):
         found = names.get(name)
         if isinstance(found, types.FunctionType) and not is_of_torch(found):

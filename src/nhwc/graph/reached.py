@@ -1,4 +1,4 @@
-"""The functions that run when a module is called, as far as its code names them."""
+"""Find the functions that may run when a module is called, by following names in its code."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _TORCH = f"{Path(torch.__file__).parent}/"
 _OURS = f"{Path(__file__).parents[1]}/"
 
 _CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "_call_impl")
-"""What torch and Python call by themselves."""
+"""Methods that torch and Python call by themselves."""
 
 
 def is_of_torch(function: types.FunctionType) -> bool:
-    """Whether the code of `function` is torch's own, or ours."""
+    """Whether the code of `function` belongs to torch or to nhwc."""
     return function.__code__.co_filename.startswith((_TORCH, _OURS))
 
 
 def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
-    """`forward`, what it names of its class and of its own file, and so on; torch's own left out.
+    """Yield `forward`, all functions that it names in its class and file, and those that they name.
 
-    Methods that are called `others` are taken to be named, too: those that code around the module
-    may call. What decorators hide is there, and so are the decorators.
+    The module's methods called like `others` are included, since code around the module may call
+    them. So are decorators and the functions that they wrap; functions of torch are not.
     """
     return _followed(
         module,
@@ -40,7 +40,7 @@ def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[type
 
 
 def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
-    """Those of `functions_of` that are given the module itself as their first argument."""
+    """Yield those of `functions_of` that get the module itself as their first argument."""
     return _followed(module, others, lambda function: [])
 
 
@@ -68,7 +68,7 @@ def _followed(
 
 
 def _attribute(module: nn.Module, name: str) -> list[Any]:
-    """The functions behind an attribute of the module's class, or a method that hangs on itself."""
+    """Return the functions behind an attribute of the module's class, or a `forward` of its own."""
     value = inspect.getattr_static(type(module), name, None)
     own = vars(module).get(name)
     if name == "forward" and own is not None:
@@ -86,13 +86,13 @@ def _attribute(module: nn.Module, name: str) -> list[Any]:
 
 
 def _named(function: types.FunctionType) -> list[Any]:
-    """What `function` names among the globals of its file, and in modules that it names there."""
+    """Return the globals that `function` names, and attributes that it reads from modules."""
     found: list[Any] = []
     for code in codes_in(function.__code__):
         last: Any = None
         for step in dis.get_instructions(code):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval.isidentifier():
-                # Others are what pytest writes into assertions.
+                # Pytest puts names that are no identifiers into assertions.
                 last = function.__globals__.get(step.argval)
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, types.ModuleType):
                 last = getattr(last, step.argval, None)
@@ -103,23 +103,23 @@ def _named(function: types.FunctionType) -> list[Any]:
 
 
 def _closed_over(function: types.FunctionType) -> list[Any]:
-    """What a decorator keeps of the function that it decorates, and of others."""
+    """Return the values that a function encloses, such as the function that it decorates."""
     values = []
     for cell in function.__closure__ or ():
         try:
             values.append(cell.cell_contents)
-        except ValueError:  # it is not filled yet
+        except ValueError:  # The cell is not filled yet.
             continue
     return values
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """All names that `code` and the functions in it look up, variables of their own aside."""
+    """Return all globals and attributes that `code` and the functions in it name."""
     return {name for one in codes_in(code) for name in one.co_names}
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code`, and that of the functions in it."""
+    """Yield `code` and the code of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

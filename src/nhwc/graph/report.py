@@ -1,4 +1,4 @@
-"""What rewriting a model did, and what it left alone and why."""
+"""Reports of what the passes changed in a model, what they left, and why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Site:
-    """One place a rewrite looked at: changed, or left as it was for `reason`.
+    """One place that a pass looked at, and changed or left as it was for `reason`.
 
-    A changed site may have a reason too: what else the reader should know of it.
+    A changed site may have a `reason` too: a note for the reader.
     """
 
     where: str
@@ -30,7 +30,7 @@ class Site:
 
 @dataclass(frozen=True)
 class PassReport:
-    """Every site one rewrite looked at, in the order of the graph, and how long it took.
+    """Every site that one pass looked at, in the order of the graph, and how long it took.
 
     >>> PassReport("fold", (Site("bn1", "conv1 + bn1", True),)).applied
     (Site(where='bn1', what='conv1 + bn1', applied=True, reason=''),)
@@ -55,7 +55,7 @@ class PassReport:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A part of the model that no graph could be made of; `path` is empty for the whole model."""
+    """A part of the model that could not be traced; `path` is empty for the whole model."""
 
     path: str
     kind: str
@@ -67,7 +67,7 @@ class Opaque:
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What `fuse` did, pass by pass, and the parts it could not look into."""
+    """The report of `fuse`: pass by pass, and the parts that could not be traced."""
 
     passes: tuple[PassReport, ...]
     opaque: tuple[Opaque, ...] = ()

@@ -1,4 +1,4 @@
-"""What a graph computes from sizes, types and devices alone: never from values or strides."""
+"""Recognize nodes computed from sizes, types and devices alone, not from values or strides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_gra
 
 
 def is_size(value: object) -> bool:
-    """Whether this node, or what stands for it while code is traced, is such a thing."""
+    """Whether this node or traced value is computed from sizes, types and devices alone."""
     node = node_of(value)
     if node is None:
         return False
@@ -26,7 +26,7 @@ def is_size(value: object) -> bool:
 
 
 def node_of(value: object) -> fx.Node | None:
-    """What a traced value is in the graph; None for any other value."""
+    """Return the node of a traced value, or `value` if it is a node itself; else None."""
     if isinstance(value, fx.Proxy):
         return value.node
     return value if isinstance(value, fx.Node) else None

@@ -1,4 +1,4 @@
-"""Open an opaque part: put graphs in the place of those of its children where nobody can tell."""
+"""Open an opaque part: replace its children by graphs where its code cannot tell the difference."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _INSPECTING = {"isinstance", "issubclass", "type", "hasattr", "getattr", "vars",
 def open_shell(
     shell: nn.Module, path: str, trace: TraceChild, above: tuple[Mentions, ...] = ()
 ) -> str:
-    """Replace children of `shell`, whose own code stays as it is, with graphs of them, in place.
+    """Replace children of `shell` with graphs of them, in place; its own code stays as it is.
 
-    A child is replaced only if the code around it does nothing with it but call it: a graph has
-    neither the methods nor the class of the module it was made of. Otherwise its own children
-    are tried. Code that may look through all its parts, or hands itself to other code, keeps them
-    all; the reason is returned.
+    A child is replaced only if the code around it does nothing but call it: a graph has neither
+    the methods nor the class of the module it was made of. Otherwise its own children are tried.
+    If the code may look through all its parts, or passes itself to other code, nothing is
+    replaced and the reason is returned.
     """
     if isinstance(shell, jit.ScriptModule) or is_leaf(shell):
         return ""
@@ -47,13 +47,13 @@ def open_shell(
 
 
 def _runs(module: nn.Module) -> bool:
-    """Whether the module is called at all: a ModuleList only holds others."""
+    """Whether the module is called at all, with inputs only; a ModuleList just holds others."""
     held = (nn.ModuleList, nn.ModuleDict, jit.ScriptModule)
     return not isinstance(module, held) and _takes_only_inputs(module)
 
 
 def _takes_only_inputs(module: nn.Module) -> bool:
-    """Whether every argument must be passed: a graph is fixed to the defaults of the others."""
+    """Whether `forward` has no defaults, to which a graph would be fixed."""
     parameters = inspect.signature(module.forward).parameters.values()
     return all(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
@@ -66,16 +66,16 @@ def _only_called(
     for said in above:
         if own & said.read_off_others or kinds & said.names:
             return False
-        # What hangs in a container goes by any name.
+        # A part in a container can be reached without its name.
         if isinstance(holder, _CONTAINERS) and said.names & _INSPECTING:
             return False
     return type(child).__call__ is nn.Module.__call__ and name not in above[-1].otherwise
 
 
 def _own_names(module: nn.Module) -> set[str]:
-    """What can be read off this module and not off a graph, whatever the value it is read off.
+    """Return the names of attributes that this module has and a graph of it would not have.
 
-    What torch's containers have (`append`, `items`) is read off many a plain list and dict.
+    Those of torch's containers (`append`, `items`) are left out: plain lists and dicts have them.
     """
     bases = type(module).__mro__
     users = (base for base in bases if not base.__module__.startswith(("torch.", "builtins")))

@@ -1,8 +1,8 @@
-"""Capture once more, for one set of input shapes: sizes are numbers, and code may branch on them.
+"""Capture a graph again for one set of input shapes, so that code may branch on sizes.
 
-Every node is run on fake tensors as it is recorded: torch's own, which have shapes, types and
-devices but no values. So what is known of a traced value can never follow from values, and code
-that asks for those (`item`, `nonzero`, a branch on a sum) is refused as it always is.
+Every node runs on torch's fake tensors as it is recorded. These have shapes, types and devices, but
+no values. So sizes are plain numbers while code is traced, and code that asks for values (`item`,
+`nonzero`, a branch on a sum) is refused as in any other trace.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..models.preserve import preserved, undrawn
 from ..verify import cloned
+from .arguments import name_placeholders
 from .asked import asking
-from .captured import give_copies, graph_module, name_placeholders, renamed, unwrap_layers
+from .captured import give_copies, graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
 from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
-from .traced import Attribute, Value, check_writes, seen_later
+from .traced import Attribute, TracedValue, check_writes, seen_later
 from .tracer import Tracer
 from .writes import written_into
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
 
 _FILLED = ("new_zeros", "new_ones", "new_full")
-"""Methods whose result hangs on nothing of the tensor but its type and device."""
-_full = torch.full  # While a trace runs, torch has another function under this name.
+"""Methods whose result depends only on the type and device of the tensor."""
+_full = torch.full  # While a trace runs, `torch.full` is a wrapper.
 
 _MOST = 5000
-"""So many nodes; a loop over pixels would go on for minutes, and no plan would make it fast."""
+"""The most nodes that a graph may have: tracing a loop over pixels would take minutes."""
 
 
 def capture_sized(
     graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, dict[str, str]]:
-    """What `graph` does with inputs of these shapes, and which parts stay opaque even so.
+    """Trace `graph` for inputs of these shapes; return also why parts stay opaque.
 
-    It looks into the opaque parts that `graph` calls, and into functions that `torch.fx.wrap` keeps
-    closed; it shares every module and tensor with `graph`.
-    Raises whatever stops it: what code does that is neither traced nor in a part of its own.
+    The trace goes into the opaque parts that `graph` calls and into functions under
+    `torch.fx.wrap`. The result shares every module and tensor with `graph`. It raises whatever
+    stops the trace outside of such a part.
 
     >>> from .captured import capture
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
@@ -55,7 +56,7 @@ def capture_sized(
     (['input_1', '_0', '_1', 'output'], {})
     """
     with preserved(graph), torch.no_grad():
-        # What code keeps from its first call (tables made for a size) is there at the second.
+        # Run first: code may make tables for a size in its first call and keep them.
         graph(*cloned(inputs))
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
@@ -74,7 +75,7 @@ def capture_sized(
 
 
 def closed_functions(graph: fx.Graph) -> tuple[Opaque, ...]:
-    """The functions that `torch.fx.wrap` keeps closed, most of which ask for sizes."""
+    """Report the functions that `torch.fx.wrap` hid from the trace; most of them ask for sizes."""
     targets = [node.target for node in graph.nodes if node.meta.get("is_wrapped")]
     names = dict.fromkeys(str(getattr(target, "__name__", target)) for target in targets)
     return tuple(Opaque(name, "function", "torch.fx.wrap keeps it closed") for name in names)
@@ -88,7 +89,7 @@ def _with_functions_open(graph: fx.Graph) -> fx.Graph:
 
 @contextlib.contextmanager
 def _without_nested() -> Iterator[None]:
-    """Refuse nested tensors of traced values: torch takes what has a length and crashes on it."""
+    """Refuse nested tensors: torch takes a traced value with a length for a list, and crashes."""
     home = torch._C._nested  # type: ignore[attr-defined]
     own = home.nested_tensor
 
@@ -119,7 +120,7 @@ class _Sized(Tracer):
         return _SizedValue(node, self)
 
     def seen(self, node: fx.Node) -> Any:
-        """What `node` was seen to return; raises KeyError where that is not known."""
+        """Return the fake result of `node`; raise KeyError if there is none."""
         if node.op == "get_attr" and node not in self._seen:
             self._seen[node] = self._quietly(attribute, self.root, str(node.target))
         return self._seen[node]
@@ -137,7 +138,7 @@ class _Sized(Tracer):
         try:
             self._seen[node] = self._run(node)
         except Exception:
-            # Not known, then: it is recorded, and so is what follows from it.
+            # Without a fake result the node is recorded, and so is everything computed from it.
             return result
         if _asks_for_sizes(node) and _is_size(self._seen[node]):
             self.graph.erase_node(node)
@@ -145,7 +146,7 @@ class _Sized(Tracer):
         return result
 
     def _constant(self, target: str, like: Any, *size: Any) -> dict[str, Any] | None:
-        """`like.new_zeros(*size)` as arguments of `torch.full`; None where sizes are not known."""
+        """Turn `like.new_zeros(*size)` into arguments of `torch.full`; None for unknown sizes."""
         value: Any = int(target == "new_ones")
         if target == "new_full" and len(size) == 2:
             size, value = size[0], size[1]
@@ -172,7 +173,7 @@ class _Sized(Tracer):
         return iter([obj[index] for index in range(len(obj))])
 
     def kind_of(self, proxy: fx.Proxy) -> type | None:
-        """What kind of thing with a length this is known to be."""
+        """Return the kind of a value with a length: Tensor, tuple or list; None if unknown."""
         try:
             value = self.seen(proxy.node)
         except KeyError:
@@ -183,7 +184,7 @@ class _Sized(Tracer):
         return node not in self._seen and super()._may_be_none(node)
 
     def spare_writes(self) -> None:
-        """Let `x.add_(y)` be `x.add(y)` where nothing else sees x: plans are for pure graphs."""
+        """Turn `x.add_(y)` into `x.add(y)` where nothing else sees x: plans need pure graphs."""
         nodes = list(self.graph.nodes)
         order = {node: place for place, node in enumerate(nodes)}
         methods = [n for n in nodes if n.op == "call_method" and written_into(n)]
@@ -193,7 +194,7 @@ class _Sized(Tracer):
                 node.target = str(node.target).removesuffix("_")
 
     def _same(self, node: fx.Node, function: Any) -> bool:
-        """Whether out of place the result has the type and shape of what is written into."""
+        """Whether the out-of-place result has the type and shape of the written tensor."""
         try:
             args, kwargs = self._arguments(node)
             result = self._quietly(function, *args, **kwargs)
@@ -219,7 +220,7 @@ class _Sized(Tracer):
         return self._quietly(node.target, *args, **kwargs)
 
     def _quietly(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call `function` on fake tensors, and record nothing of what it does."""
+        """Call `function` on fake tensors without recording its calls."""
         self._running = True
         try:
             with self._fake:
@@ -228,7 +229,7 @@ class _Sized(Tracer):
             self._running = False
 
 
-class _SizedValue(Value):
+class _SizedValue(TracedValue):
     tracer: _Sized
 
     def __getattr__(self, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What tracing a module must leave as it was."""
+"""Notice and undo changes that a `forward` makes to its module while it is traced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .traced import CONSTANT
 
 
 class State:
-    """What a forward pass may change besides its result, so that no graph loses it silently."""
+    """The state that a forward pass may change: a graph would lose such a change silently."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        # TorchScript keeps its methods once they are asked for.
+        # Reading a TorchScript module's attributes changes its dictionary.
         parts = (part for part in module.modules() if not isinstance(part, jit.ScriptModule))
         self.attributes = [(part, _copied(part)) for part in parts]
         self.slots = {**module._parameters, **module._buffers}
@@ -29,7 +29,8 @@ class State:
     def check(self) -> None:
         for part, before in self.attributes:
             for key, value in vars(part).items():
-                if key.startswith(CONSTANT) or key in _SLOTS:  # set by the tracer, or seen below
+                # The tracer sets the constants; parameters and buffers are compared below.
+                if key.startswith(CONSTANT) or key in _SLOTS:
                     continue
                 if not _same(value, before.get(key, self)):
                     raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
@@ -57,7 +58,7 @@ class State:
             for key, old in before.items():
                 if key not in _SLOTS:
                     now[key] = _put_back(old)
-        # A buffer that was assigned to holds a traced value now.
+        # A buffer that the code assigned to holds a traced value now.
         for slots in (self.module._parameters, self.module._buffers):
             held: dict[str, Any] = slots  # type: ignore[assignment]
             for key in held:
@@ -68,21 +69,21 @@ class State:
 
 
 _SLOTS = ("_parameters", "_buffers")
-"""What is looked at by its tensors."""
+"""Attributes whose tensors are compared one by one."""
 
 _CONTAINERS = (list, dict, set)
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """A container that a module has, and what was in it."""
+    """A container of a module, and a copy of its contents."""
 
     container: Any
     kept: Any
 
 
 def _copied(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module, with what is in the containers among them."""
+    """Copy the attributes of a module, with the contents of the containers among them."""
     return {
         key: _Contents(value, value.copy()) if isinstance(value, _CONTAINERS) else value
         for key, value in vars(module).items()

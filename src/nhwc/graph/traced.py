@@ -1,6 +1,6 @@
-"""What stands for a value while a model is traced.
+"""Traced values, which stand for tensors while a model is traced.
 
-It records what is done to it, and refuses what a graph could not repeat.
+They record the calls made on them, and refuse those that a graph could not repeat.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .shapes import is_size
 from .writes import may_be_view, written_into
 
 CONSTANT = "_tensor_constant"
-"""How torch.fx calls the tensors that code made itself."""
+"""The beginning of the names that torch.fx gives to tensors made by the traced code."""
 
 
-class Value(Asked, fx.Proxy):
+class TracedValue(Asked, fx.Proxy):
     def __getattr__(self, key: str) -> Attribute:
         self._has(key, asking())
         return Attribute(self, key)
@@ -32,7 +32,7 @@ class Value(Asked, fx.Proxy):
         tracer: Any = self.tracer
         tracer.rename(self, assigned(self, key, value))
 
-    # fx takes `x += y` for `x = x + y`, which leaves out what else sees the change of x.
+    # fx takes `x += y` for `x = x + y`, so other values that share memory with x miss the change.
     def __iadd__(self, other: Any) -> Any:
         return _write_in_place(self, "add", other)
 
@@ -57,7 +57,7 @@ def _write_in_place(value: fx.Proxy, operation: str, other: Any) -> fx.Proxy:
 
 
 def check_writes(graph: fx.Graph) -> None:
-    """Refuse a graph in which `x += y` was taken for `x + y` though x may be seen again."""
+    """Refuse a graph in which `x += y` was recorded as `x + y` although x is used again."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         meant = node.meta.get("meant_in_place")
@@ -68,13 +68,13 @@ def check_writes(graph: fx.Graph) -> None:
 
 
 def is_constant(node: fx.Node) -> bool:
-    """Whether this is a tensor that code made, of nothing that was passed to it."""
+    """Whether this is a tensor that the code made without its inputs."""
     name = str(node.target).rpartition(".")[2]
     return node.op == "get_attr" and name.startswith(CONSTANT)
 
 
 def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Whether anything shows that `write` changed its first argument, its own result aside."""
+    """Whether anything but the result of `write` shows that it changed its first argument."""
     found, todo = {write}, [write.args[0]]
     while todo:
         node = todo.pop()
@@ -90,13 +90,13 @@ def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
-    """Whose memory what `node` returns may lie in."""
+    """Return the nodes whose memory the result of `node` may share."""
     if is_size(node):
         return []
     if node.op == "call_module":
         return node.all_input_nodes if node.meta.get("may_return_input") else []
     name = str(getattr(node.target, "__name__", node.target))
-    # A view may be of any argument: `einsum`'s first is text, others are given by name.
+    # A view may be of any argument: the first of `einsum` is text, and some come by name.
     if may_be_view(node.target if node.op == "call_function" else name):
         return [value for value in node.all_input_nodes if not is_size(value)]
     source = written_into(node)
@@ -124,9 +124,9 @@ _ATTRIBUTES: dict[str, type] = {
 
 
 class TracedParameter(Asked, fx.proxy.ParameterProxy):
-    """A parameter: recorded where it is used, known where only its shape is asked for."""
+    """A traced parameter: its uses are recorded, but questions for its shape get plain numbers."""
 
-    _is_param = True  # what nn.Parameter asks of a tensor
+    _is_param = True  # nn.Parameter's `isinstance` reads this attribute.
 
     def __getattr__(self, key: str) -> Attribute:
         self._has(key, asking())
@@ -148,7 +148,7 @@ def surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
     if node.op == "call_module":
         module = tracer.root.get_submodule(str(node.target))  # type: ignore[attr-defined]
         if isinstance(module, nn.MultiheadAttention):
-            return False  # a pair
+            return False  # It returns a pair.
         home = definer(type(module), "forward").__module__.removeprefix("torch.nn.modules.")
         return home in _TENSOR_LAYERS and not getattr(module, "return_indices", False)
     name = getattr(node.target, "__name__", node.target)
@@ -173,5 +173,5 @@ _TENSOR_RESULTS = {
 
 
 def definer(kind: type, name: str) -> type:
-    """The class that gives `kind` its attribute `name`; `object` if none does."""
+    """Return the class that defines the attribute `name` of `kind`; `object` if none does."""
     return next((base for base in kind.__mro__ if name in vars(base)), object)

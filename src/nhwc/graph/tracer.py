@@ -1,4 +1,4 @@
-"""Symbolic tracing that gives up on one module at a time, and says why."""
+"""Trace a model; a module that cannot be traced stays one call, with the reason."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .reached import methods_of
 from .state import State
 from .traced import (
     TracedParameter,
-    Value,
+    TracedValue,
     check_writes,
     is_constant,
 )
 from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
-_ASKS_FOR_NONE = "it asks whether what a part that is no graph returns is None"
+_ASKS_FOR_NONE = "it asks whether the result of a part that cannot be traced is None"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
     *(torch.cat, torch.stack),
 )
-"""What cannot see that an argument is traced: a size, a device, what stands for a whole list."""
+"""Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
 
 class Tracer(fx.Tracer):
@@ -56,9 +56,9 @@ class Tracer(fx.Tracer):
         self._refusal: fx.proxy.TraceError | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        # Torch lists its functions once, which must not be while some of them are wrapped.
+        # Torch lists its functions at the first request, which must come before fx wraps some.
         torch.overrides.get_overridable_functions()
-        # fx looks through all of them for each that is used.
+        # A dictionary, since fx would search all parameters for each one that is used.
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
         self._doubts = Doubts(root)
         with spelled_out(root):
@@ -68,24 +68,24 @@ class Tracer(fx.Tracer):
             self._doubts.check_code(root)
         for node in graph.nodes:
             if node.target in _RECORDED:
-                # It would have the graph's code wrap a name with a dot in it, which cannot be.
+                # fx would generate code that wraps a name with a dot in it, which fails.
                 node.meta.pop("is_wrapped", None)
         return graph
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return Value(node, self)
+        return TracedValue(node, self)
 
     def refuse(self, reason: str) -> NoReturn:
-        """Stop the trace of the innermost module, whatever errors its code catches."""
+        """Stop the trace of the innermost module, even if its code catches errors."""
         raise self.refusal(reason)
 
     def refusal(self, reason: str) -> fx.proxy.TraceError:
-        """An error that `check_refusal` raises once more if code catches it."""
+        """Make an error that `check_refusal` raises again if the code catches it."""
         self._refusal = fx.proxy.TraceError(reason)
         return self._refusal
 
     def check_refusal(self) -> None:
-        """Raise what code caught that was not meant for it."""
+        """Raise the last refusal again if the traced code caught it."""
         if self._refusal is not None:
             raise self._refusal
 
@@ -146,7 +146,7 @@ class Tracer(fx.Tracer):
             return super().call_module(m, forward, args, kwargs)
 
     def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
-        """Refuse code that asks whether what it is given is None, where nobody knows."""
+        """Refuse code that asks whether its argument is None if that is unknown."""
         if isinstance(module, fx.GraphModule):
             return
         function = module.forward
@@ -157,7 +157,7 @@ class Tracer(fx.Tracer):
                 raise fx.proxy.TraceError(_ASKS_FOR_NONE)
 
     def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
-        """Refuse code that asks whether an argument is None that may be either."""
+        """Refuse code that asks whether an argument of the model is None: callers may pass both."""
         code = getattr(root.forward, "__code__", None)
         if isinstance(root, fx.GraphModule) or code is None:
             return
@@ -167,7 +167,7 @@ class Tracer(fx.Tracer):
             raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
 
     def _check_none(self) -> None:
-        """Refuse code that asks whether what it gets here is None: nobody knows."""
+        """Refuse code that asks whether the result of the current call is None: it is unknown."""
         frame: Any = sys._getframe(2)
         while frame.f_code.co_filename.startswith((TORCH, OURS)):
             frame = frame.f_back
@@ -178,16 +178,16 @@ class Tracer(fx.Tracer):
         if "" in asked or asked & assigned_in(code):
             self.refuse(_ASKS_FOR_NONE)
         for other in methods_of(module) if method else ():
-            # It may be passed on to that.
+            # The code may pass the result on to this method.
             if other.__code__ is not code and asks_for_none(
                 other.__code__, other.__globals__, method=True
             ):
                 self.refuse(_ASKS_FOR_NONE)
 
     def _may_be_none(self, node: fx.Node) -> bool:
-        """Whether nobody knows that `node` gives anything at all."""
+        """Whether `node` may return None, as far as is known."""
         if node.op == "placeholder":
-            return node.prev.op == "placeholder"  # what comes first is what a model is for
+            return node.prev.op == "placeholder"  # The first argument is the model's input.
         if node.op == "call_module":
             return node.target in self.opaque
         if node.op == "call_method":
@@ -237,26 +237,26 @@ class Tracer(fx.Tracer):
         if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
         if isinstance(written, fx.Node):
-            # Whoever reads it from now on reads what was written.
+            # From now on the written value stands for the result of the write.
             for value in tree_leaves(args):
                 if isinstance(value, fx.Proxy) and value.node is written:
                     self.rename(value, result.node)
         return result
 
     def _may_return_input(self, path: str) -> bool:
-        """Whether what a module returns may lie in the memory of what it is given."""
+        """Whether the result of a module may share memory with its input."""
         module = self.root.get_submodule(path)
         if path in self.opaque or not is_leaf(module):
             return True
         return getattr(module, "inplace", False) or may_be_view(module)
 
     def rename(self, value: fx.Proxy, node: fx.Node) -> None:
-        """From now on `value` is what `node` is; until it proves that this cannot be traced."""
+        """Let `value` stand for `node` from now on; undone if the module cannot be traced."""
         self._renamed.append((value, value.node))
         value.node = node
 
     def check_constants(self) -> None:
-        """A tensor that the graph has as a constant must be what it was when it was read."""
+        """Refuse code that writes into a tensor after the graph has taken it as a constant."""
         for node, (tensor, version) in self._constants.items():
             if not node._erased and tensor._version != version:
                 raise fx.proxy.TraceError("it writes into a tensor that it used before")
@@ -269,7 +269,7 @@ class Tracer(fx.Tracer):
 
 
 def _modes() -> tuple[object, ...]:
-    """What torch does with all calls for a while."""
+    """Return the global modes that a graph would not set: gradients and autocast."""
     kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
     return torch.is_grad_enabled(), *kinds
 
@@ -278,7 +278,7 @@ _KINDS = ("cpu", "cuda")
 
 
 def explain(error: Exception) -> str:
-    """Say in a line why tracing failed, and where in the user's code."""
+    """Say in one line why tracing failed, and where in the user's code."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
     for sign, plain in _PLAIN.items():
@@ -316,8 +316,8 @@ def _user_line(error: Exception) -> str:
 
 
 def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
-    """Functions that timm, where loaded, declares to be leaves of a trace, and its padding."""
+    """Return the functions that timm, if loaded, declares untraceable, and its padding."""
     declared, padding = map(sys.modules.get, ("timm.layers._fx", "timm.layers.padding"))
     found = tuple(declared.get_notrace_functions()) if declared else ()
-    # It computes with sizes in plain Python; around it stands the first convolution of a stage.
+    # `pad_same` computes with sizes in plain Python, inside layers that should be traced.
     return (*found, padding.pad_same) if padding else found

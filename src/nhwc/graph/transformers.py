@@ -1,7 +1,7 @@
-"""torch's transformer layers as a trace can follow them.
+"""Versions of torch's transformer layers that can be traced.
 
-Their own code asks, of what it is given, whether a shortcut can be taken: one C++ call that
-computes the same. What is left without that question and without masks is a straight line.
+Torch's own code asks of its inputs whether it may take a shortcut, a single C++ call that computes
+the same. The versions here leave out that question and the masks, so they have no branches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _transformer(model: nn.Transformer, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def _without_masks(kind: type[nn.Module], plain: Callable[..., Tensor]) -> type[nn.Module]:
-    """A subclass of `kind` that runs `plain` where it is given tensors alone, and no masks."""
+    """Make a subclass of `kind` that runs `plain` if it is called without masks."""
     signature = inspect.signature(kind.forward)
     tensors = list(inspect.signature(plain).parameters)[1:]
 
@@ -73,7 +73,7 @@ _SPELLED_OUT: dict[type[nn.Module], type[nn.Module]] = {
 
 @contextlib.contextmanager
 def spelled_out(root: nn.Module) -> Iterator[None]:
-    """Let each transformer layer in `root` run the code of this file for a while."""
+    """Let each transformer layer in `root` run the code of this file inside the `with` block."""
     found = [(m, type(m)) for m in root.modules() if type(m) in _SPELLED_OUT]
     for module, kind in found:
         module.__class__ = _SPELLED_OUT[kind]

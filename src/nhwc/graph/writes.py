@@ -1,4 +1,4 @@
-"""Which nodes of a graph write into something that was there before."""
+"""Find the nodes of a graph that write into an existing tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .edit import module_of
 
 
 def written_into(node: fx.Node) -> Any:
-    """What `node` writes into, by its own account: `add_`, `out=`, `inplace=True`; None if nothing.
+    """Return what `node` writes into (`add_`, `out=`, `inplace=True`); None if nothing.
 
     >>> graph = fx.symbolic_trace(lambda x: F.relu(x.exp(), True)).graph
     >>> [str(written_into(node)) for node in graph.nodes]

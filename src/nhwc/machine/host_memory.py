@@ -135,9 +135,9 @@ def part_in_memory(tensor: Tensor, begin: int, size: int) -> None:
 
 
 def _in_file(tensor: Tensor) -> bool:
-    return _is_plain(tensor) and any(
-        begin <= tensor.data_ptr() < end for begin, end in list(_files.items())
-    )
+    # A copy: other threads map files meanwhile, and the garbage collector ends mappings.
+    files = _files.copy().items()
+    return _is_plain(tensor) and any(begin <= tensor.data_ptr() < end for begin, end in files)
 
 
 def shelve(tensors: Iterable[Tensor], folder: Path | None = None) -> list[Tensor]:

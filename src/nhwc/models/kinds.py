@@ -36,7 +36,7 @@ def module_of(model: object, verb: str) -> nn.Module:
 
 
 def rewritable(model: object, verb: str) -> nn.Module:
-    """As `module_of`, for verbs that rewrite a model: they cannot open compiled TorchScript.
+    """Do the same as `module_of`, but refuse compiled TorchScript, which no verb can rewrite.
 
     >>> rewritable(torch.jit.script(nn.Sequential(nn.ReLU())), "fuse")
     Traceback (most recent call last):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Activation:
+class NamedActivation:
     """An element-wise function at the end of a layer, by torch's name, with its numbers."""
 
     name: str
@@ -115,7 +115,7 @@ NAMES = frozenset(getattr(function, "__name__", function) for function in FUNCTI
 """The names of these functions and methods."""
 
 
-def of_module(module: nn.Module | None) -> Activation | None:
+def of_module(module: nn.Module | None) -> NamedActivation | None:
     """The activation that a module of torch computes.
 
     >>> str(of_module(nn.LeakyReLU(0.1))), str(of_module(nn.ReLU6())), of_module(nn.Linear(1, 1))
@@ -125,14 +125,14 @@ def of_module(module: nn.Module | None) -> Activation | None:
         if type(module) is row.module:
             numbers = row.numbers(module)
             if numbers is not None:
-                return Activation(row.name, numbers)
+                return NamedActivation(row.name, numbers)
     return None
 
 
-def in_torch(activation: Activation | None) -> Callable[[Tensor], Tensor]:
+def in_torch(activation: NamedActivation | None) -> Callable[[Tensor], Tensor]:
     """The function that applies `activation` to a tensor nobody else reads, in place if it can.
 
-    >>> in_torch(Activation("leaky_relu", (0.5,)))(torch.tensor([-2.0, 2.0]))
+    >>> in_torch(NamedActivation("leaky_relu", (0.5,)))(torch.tensor([-2.0, 2.0]))
     tensor([-1.,  2.])
     """
     if activation is None:
@@ -141,10 +141,10 @@ def in_torch(activation: Activation | None) -> Callable[[Tensor], Tensor]:
     return (lambda x: apply(x, *numbers)) if numbers else apply
 
 
-def in_onednn(activation: Activation | None) -> tuple[str, list[Any], str] | None:
+def in_onednn(activation: NamedActivation | None) -> tuple[str, list[Any], str] | None:
     """Name, numbers and algorithm as oneDNN's fused kernels want them; None if torch must apply it.
 
-    >>> in_onednn(Activation("gelu_tanh")), in_onednn(None), in_onednn(Activation("relu"))
+    >>> in_onednn(NamedActivation("gelu_tanh")), in_onednn(None), in_onednn(NamedActivation("relu"))
     (('gelu', [], 'tanh'), ('none', [], ''), None)
     """
     if activation is None:

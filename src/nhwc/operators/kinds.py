@@ -22,7 +22,7 @@ from . import activations
 
 _HOMES: tuple[str, ...] = ("torch", "torchvision", "nhwc", "_operator", "math", "builtins")
 _HOMES_OF_LAYERS = ("torch.nn", "torch.ao.nn", "torchvision.ops", "nhwc")
-"""Where functions and layers come from that this room knows."""
+"""The packages whose functions and layers these tables cover."""
 
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,42 +17,17 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from ..errors import InputError
-from ..formats import format_of
 from ..machine.forks import check_threads
-from ..plan import Identifier, Plan, UnknownKernel, Unplannable, remake_plan
+from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.cuda import on_device
+from .recipes import PlanRecipe as PlanRecipe
+from .recipes import Served as Served
+from .recipes import describe as describe
+from .recipes import served as served
+from .recipes import signature as signature
 from .stamp import Stamp
 
 _wants_gradients = operator.attrgetter("requires_grad")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The kernels chosen for one set of input shapes; a program is made from it when it is needed.
-
-    `graph` is set if it was made for these shapes alone. Passes computed its weights from those of
-    the graph for all shapes, so the recipe is valid only as long as those do not change.
-    """
-
-    signature: Hashable
-    inputs: tuple[Any, ...]
-    kernels: tuple[tuple[str, Identifier], ...]
-    graph: fx.GraphModule | None = None
-
-
-@dataclass(frozen=True)
-class Served:
-    """A set of input shapes that has a plan: how to make it again, its program, what it packed."""
-
-    recipe: Recipe
-    program: Callable[..., Any]
-    weights: tuple[Tensor, ...]
-
-
-def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
-    """The shapes of `inputs`, served by the `plan` that was made of `graph` for them."""
-    recipe = Recipe(signature(inputs), describe(inputs), plan.kernels)
-    return Served(recipe, on_device(plan.program, inputs), tuple(plan.weights(graph)))
 
 
 class Optimized(nn.Module):
@@ -61,7 +36,8 @@ class Optimized(nn.Module):
     A call whose inputs have planned shapes, types and device runs the program for them. Any other
     call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
     being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch
-    mode). Parameters require no gradients until they are told to. There is no training mode.
+    mode). Parameters require no gradients until they are told to. There is no training mode: inside
+    a model that is trained, this part stays as it is, like a frozen backbone, and says so once.
 
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
     model is still the one that was packed, which takes microseconds. Weights that were written to
@@ -103,6 +79,7 @@ class Optimized(nn.Module):
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
         self._told = False
+        self._kept_in_eval = False
         self._lock = threading.Lock()
         self.restamp()
 
@@ -173,7 +150,7 @@ class Optimized(nn.Module):
             return self._programs.get(key)
 
     def _accepts(self) -> bool:
-        """Whether only weights changed, and for good; then what was made from the old ones goes."""
+        """Whether only weights changed, and to stay; then drop what was made from the old ones."""
         if not self._stamp.has_parts():
             return False
         if not self._stamp.has_tensors():
@@ -216,7 +193,7 @@ class Optimized(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As torch's; weights that do not fit raise an InputError."""
+        """Load as torch does, but raise an InputError for weights that do not fit."""
         try:
             result = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
@@ -230,12 +207,20 @@ class Optimized(nn.Module):
         return result
 
     def train(self, mode: bool = True) -> Optimized:
-        """Refused: folded layers cannot be trained as the model was. `eval()` is no change."""
-        if mode:
-            raise InputError(
-                "an optimized model is for inference and has no training mode. Train the original "
-                "and optimize it again."
-            )
+        """Refuse training mode: folded layers cannot be trained as the original's.
+
+        A model around this one may be trained, its head for instance: `train()` of that leaves
+        this part in eval mode and warns.
+        """
+        refused = (
+            "an optimized model is for inference and has no training mode. Train the original "
+            "and optimize it again."
+        )
+        if mode and sys._getframe(1).f_code is not nn.Module.train.__code__:
+            raise InputError(refused)
+        if mode and not self._kept_in_eval:
+            self._kept_in_eval = True
+            warnings.warn(f"a part stays in eval mode: {refused}", stacklevel=3)
         return super().train(False)
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -256,7 +241,7 @@ class Optimized(nn.Module):
         self.restamp()
 
     @property
-    def recipes(self) -> tuple[Recipe, ...]:
+    def recipes(self) -> tuple[PlanRecipe, ...]:
         """The recipes that are valid now; a program is made from each when it is first called."""
         recipes = self._recipes.values()
         return tuple(r for r in recipes if r.graph is None or self._stamp.holds())
@@ -268,46 +253,6 @@ class Optimized(nn.Module):
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
         return f"planned for {'; '.join(shapes) or 'nothing'}"
-
-
-def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
-    """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
-
-    >>> describe((torch.zeros(2, 3), 7))
-    ('2x3 float32', '7')
-    """
-    return tuple(_described(x) for x in inputs)
-
-
-def _described(x: Any) -> str:
-    if isinstance(x, (list, tuple)):
-        return f"[{', '.join(describe(x))}]"
-    if not isinstance(x, Tensor):
-        return repr(x)
-    last = format_of(x).is_last
-    words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
-    return " ".join([*words, "channels_last"] if last else words)
-
-
-def signature(inputs: Sequence[Any]) -> Hashable:
-    """The key of a program: shapes, types and devices of tensors, and all other values."""
-    return tuple(
-        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) and _is_plain(x) else _hashable(x)
-        for x in inputs
-    )
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether the numbers of `x` are those in its memory, which a kernel reads."""
-    # A fake or distributed tensor has its numbers elsewhere; a negated one stores their opposites.
-    ours = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return ours and x.layout is torch.strided and not x.is_neg()
-
-
-def _hashable(value: Any) -> Hashable:
-    plain = (int, float, bool, str, type(None))
-    # Any other value may change unnoticed: a new object equals no key, so the graph runs.
-    return (type(value), value) if isinstance(value, plain) else object()
 
 
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:

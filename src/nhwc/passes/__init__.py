@@ -37,7 +37,7 @@ FOLDING: tuple[Pass, ...] = (
     fold_bn_into_conv,
     fold_bn_into_linear,
 )
-"""What `fuse` runs: batch norms go, and what stands between them and their convolutions."""
+"""`fuse` runs these. They fold batch norms and remove whatever separates one from its layer."""
 
 MENDING: tuple[Pass, ...] = (
     mend_permute,
@@ -47,7 +47,7 @@ MENDING: tuple[Pass, ...] = (
     mend_grid_sample,
     mend_instance_norm,
 )
-"""What keeps channels last through operators that lose it."""
+"""These replace operators that lose channels last by modules that keep it."""
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
@@ -57,7 +57,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_epilogue,
     fuse_bn_activation,
 )
-"""Everything, in the order `optimize` runs it."""
+"""All passes, in the order in which `optimize` runs them."""
 
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:

@@ -18,7 +18,7 @@ _LARGE = 1 << 22
 
 
 def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The `scale` and `shift`, in float64, with which `norm(x) == x * scale + shift`.
+    """Return the float64 `scale` and `shift` for which `norm(x) == x * scale + shift`.
 
     >>> scale, shift = scale_and_shift(nn.BatchNorm2d(4, eps=0))
     >>> scale.tolist(), shift.tolist()
@@ -35,7 +35,7 @@ def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
-    """A copy of a convolution or linear layer that also does the scale and shift after it."""
+    """Copy a convolution or linear layer so that it also does the scale and shift after it."""
     fields: Any = layer
     weight = fields.weight.detach()
     scale, shift = scale.to(weight.device), shift.to(weight.device)
@@ -45,9 +45,9 @@ def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
 
 
 def undoable(folded: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) -> Any | None:
-    """`fold_after(layer, scale, shift)` as a layer that can undo the fold; None if it is lost.
+    """Turn `fold_after(layer, scale, shift)` into a layer that can undo the fold, or return None.
 
-    Lost are the weights under a scale of zero, and those that rounding brought to nothing.
+    The original weights cannot be recovered if a scale is zero or rounding changed them too much.
     """
     fields, given = twin(folded), cast(Any, layer)
     old = given.weight.detach()
@@ -63,7 +63,7 @@ def undoable(folded: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) 
 
 
 def frozen(folded: nn.Module) -> Any | None:
-    """A convolution that holds a FrozenBatchNorm2d, for one image too; None if it is for others."""
+    """Make `folded` treat a single image as a FrozenBatchNorm2d does; None unless it is 2-D."""
     if not isinstance(folded, nn.Conv2d):
         return None
     layer = twin(folded)
@@ -72,7 +72,7 @@ def frozen(folded: nn.Module) -> Any | None:
 
 
 def _along_outputs(layer: nn.Module, scale: Tensor) -> Tensor:
-    """A number for each output in the shape in which it multiplies the weights of `layer`."""
+    """Reshape `scale`, one number per output, so that it multiplies the weights of `layer`."""
     fields: Any = layer
     if not isinstance(layer, _ConvTransposeNd):
         return scale.reshape(-1, *[1] * (fields.weight.ndim - 1))
@@ -83,9 +83,9 @@ def _along_outputs(layer: nn.Module, scale: Tensor) -> Tensor:
 
 
 def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
-    """A copy of a convolution or linear layer that also does the scale and shift before it.
+    """Copy a convolution or linear layer so that it also does the scale and shift before it.
 
-    Exact where every weight meets a value of the input: no zero padding, or no shift.
+    This is exact if the layer does not pad with zeros, or if the shift is zero.
     """
     fields: Any = layer
     weight = fields.weight.detach().double()
@@ -101,21 +101,21 @@ def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
 
 
 def with_weights(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
-    """A copy of `layer` with these weights, in the type and memory format of its own."""
+    """Copy `layer` with these weights, cast to the type and memory format of the old ones."""
     old: Any = layer
     copied: nn.Module = twin(layer)
-    # A tensor that is dense keeps the order of its strides through `empty_like`.
+    # `empty_like` keeps the order of the strides of a dense tensor.
     new = apart(old.weight.detach()).copy_(weight)
     copied.weight = nn.Parameter(new, old.weight.requires_grad)
     copied.bias = nn.Parameter(bias.to(new), old.weight.requires_grad)
     if new.nbytes >= _LARGE:
-        # Of what folding one after the other leaves, malloc would keep half of the model.
+        # Without this malloc keeps half of the memory that folding one layer after another frees.
         trim()
     return copied
 
 
 def twin(layer: nn.Module) -> Any:
-    """A module like `layer`, of its class, holding the same tensors in slots of its own."""
+    """Copy `layer` shallowly: the copy has its own dictionaries, which hold the same tensors."""
     copied = layer.__new__(type(layer))
     vars(copied).update(vars(layer))
     for slots in ("_parameters", "_buffers", "_modules"):
@@ -124,7 +124,7 @@ def twin(layer: nn.Module) -> Any:
 
 
 def overflows(layer: nn.Module) -> bool:
-    """Whether folding left numbers that the type of the weights cannot hold."""
+    """Whether folding produced numbers too large for the type of the weights."""
     fields: Any = layer
     return not fields.weight.is_meta and not all(
         bool(torch.isfinite(tensor.detach()).all()) for tensor in (fields.weight, fields.bias)

@@ -1,4 +1,4 @@
-"""What makes a batch norm, or the layer beside it, unfit for folding: one reason per danger."""
+"""The reasons why a batch norm, or the layer beside it, must not be folded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_batch_norm(module: nn.Module | None) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """How the report calls a node: the module's path, or the function and the module it is in."""
+    """Name a node for the report: by the module's path, or the function and its module's path."""
     if node.op in ("call_module", "get_attr", "placeholder"):
         owner = node.graph.owning_module
         return str(node.target) if owner is None else user_path(owner, str(node.target))
@@ -33,13 +33,16 @@ def name_of(node: fx.Node) -> str:
 
 
 def input_of(node: fx.Node) -> fx.Node | None:
-    """The one value a layer is called with."""
+    """Return the first value that a layer is called with."""
     values = [*node.args, *node.kwargs.values()]
     return values[0] if values and isinstance(values[0], fx.Node) else None
 
 
 def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """What makes rows of the result of a linear layer for `norm` alone, and takes that back."""
+    """Find the `flatten` of a linear layer's result into rows for `norm`, and the reshape back.
+
+    The result is None if anything else reads the rows.
+    """
     flat = input_of(norm)
     if flat is None or flat.target != "flatten" or flat.args[1:] != (0, 1) or len(flat.users) > 1:
         return None
@@ -51,7 +54,7 @@ def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def readers(node: fx.Node) -> list[fx.Node]:
-    """Who uses the values of `node`; to ask for its shape does not count."""
+    """Return the users of `node` that read its values, not only its shape."""
     return [user for user in node.users if not _asks_shape(user)]
 
 
@@ -62,12 +65,12 @@ def _asks_shape(node: fx.Node) -> bool:
 
 
 def calls_of(node: fx.Node) -> list[fx.Node]:
-    """Every call in the graph of the module that `node` calls; a trace has one name for each."""
+    """Return every call of the module that `node` calls; each module has one path in a graph."""
     return list(node.graph.find_nodes(op="call_module", target=node.target))
 
 
 def norm_unfit(norm: nn.Module) -> str | None:
-    """Why the result of this batch norm is not a fixed scale and shift."""
+    """Say why the result of this batch norm is not a fixed scale and shift; None if it is."""
     fields: Any = norm
     if opaque_by_nature(norm):
         return "the batch norm has hooks"
@@ -87,7 +90,7 @@ def norm_unfit(norm: nn.Module) -> str | None:
 
 
 def layer_unfit(layer: nn.Module) -> str | None:
-    """Why no scale and shift may go into the weights of this convolution or linear layer."""
+    """Say why nothing may be folded into the weights of this layer; None if it may."""
     fields: Any = layer
     if is_parametrized(layer):
         return (
@@ -109,20 +112,20 @@ def layer_unfit(layer: nn.Module) -> str | None:
 
 
 def folded_before(layer: nn.Module) -> str | None:
-    """Why a layer that can undo one fold takes no second."""
+    """Refuse a layer that holds a fold which it can undo: it could not undo a second one."""
     if isinstance(layer, folded.FOLDED):
         return "it holds a batch norm already, which it could not take out any more"
     return None
 
 
 def called_again(node: fx.Node) -> str | None:
-    """That what `node` calls has other inputs too, which the fold would be wrong for."""
+    """Refuse a module that is called elsewhere too: the fold would be wrong for those inputs."""
     count = len(calls_of(node))
     return f"{name_of(node)} is called at {count} sites" if count > 1 else None
 
 
 def weight_read_elsewhere(node: fx.Node) -> str | None:
-    """Who else reads the weights that `node` calls its layer with, by their path."""
+    """Refuse a layer whose weight or bias the graph also reads by itself."""
     for other in node.graph.find_nodes(op="get_attr"):
         if str(other.target).startswith(f"{node.target}."):
             return f"its {str(other.target).rpartition('.')[2]} is also read by itself"
@@ -130,16 +133,16 @@ def weight_read_elsewhere(node: fx.Node) -> str | None:
 
 
 def owners_of(gm: fx.GraphModule) -> dict[Tensor, list[str]]:
-    """Who holds each parameter that is tied, with several owners."""
+    """Map each tied parameter, one with several owners, to the paths of its owners."""
     owners: dict[Tensor, list[str]] = {}
     for name, parameter in gm.named_parameters(remove_duplicate=False):
         owners.setdefault(parameter, []).append(name.rpartition(".")[0])
-    # Weights of one owner alone are to go when they are folded.
+    # The map must not keep weights with a single owner alive: folding frees them.
     return {parameter: names for parameter, names in owners.items() if len(names) > 1}
 
 
 def tied_note(node: fx.Node, owners: dict[Tensor, list[str]]) -> str:
-    """A note for the report where the weight was tied to another module's."""
+    """Return a note for the report if the weight was tied to another module's."""
     module: Any = module_of(node)
     others = [name for name in owners.get(module.weight, []) if name != node.target]
     return f"its weight was tied to {others[0]}'s; folded, it has its own" if others else ""

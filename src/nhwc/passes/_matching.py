@@ -16,7 +16,7 @@ ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 def activation_of(node: fx.Node) -> nn.Module | None:
-    """The activation module that does what `node` does, if it is an activation."""
+    """Return an activation module that does the same as `node`; None if it is no activation."""
     module = module_of(node)
     if module is not None:
         fit = type(module) in MODULES and not opaque_by_nature(module)
@@ -35,7 +35,7 @@ TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def permutation(node: fx.Node) -> tuple[int, ...] | None:
-    """The order of dimensions that a call of `permute` asks for."""
+    """Return the order of dimensions that a call of `permute` asks for."""
     if node.target not in ("permute", torch.permute):
         return None
     given: Any = node.args[1:] or (node.kwargs.get("dims"),)
@@ -46,17 +46,17 @@ def permutation(node: fx.Node) -> tuple[int, ...] | None:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """The one node that uses `node`, if there is just one."""
+    """Return the node that uses `node` if there is exactly one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def named_arguments(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a call by name."""
+    """Return the arguments of a call by name."""
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def size_read(node: object) -> tuple[fx.Node, int] | None:
-    """The value and the dimension, where `node` reads a size: `x.size(1)`, `x.shape[1]`, ..."""
+    """Return the value and the dimension if `node` reads a size: `x.size(1)`, `x.shape[1]`, ..."""
     if not isinstance(node, fx.Node):
         return None
     if node.op == "call_method" and node.target == "size" and len(node.args) == 2:

@@ -1,4 +1,4 @@
-"""How many dimensions a traced value surely has, by what made it."""
+"""The number of dimensions that a traced value must have, derived from the node that made it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Ranks = dict[fx.Node, int | None]
 
 
 def rank_of(node: fx.Node) -> int | None:
-    """The number of dimensions of the tensor `node` stands for, or None if that cannot be told.
+    """Return the number of dimensions of the tensor that `node` stands for; None if unknown.
 
-    Convolutions are taken to be given batches: without one there is a dimension less.
+    It assumes that convolutions get batches; without a batch there is one dimension fewer.
     """
     ranks: _Ranks = {}
     for one in node.graph.nodes:
@@ -57,7 +57,7 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
 
 
 def _rank_in(node: fx.Node, place: int, ranks: _Ranks) -> int | None:
-    """The rank of an operand; a number has none to add."""
+    """Return the rank of an operand, which is 0 for a number."""
     value = node.args[place] if len(node.args) > place else None
     if isinstance(value, int | float):
         return 0
@@ -65,10 +65,10 @@ def _rank_in(node: fx.Node, place: int, ranks: _Ranks) -> int | None:
 
 
 def takes_batches(value: fx.Node, conv: nn.Module, norm: nn.Module) -> bool:
-    """Whether the code proves that `norm`, given `value`, sees batches of what `conv` works on.
+    """Whether the code proves that `value`, between `conv` and `norm`, has a batch dimension.
 
-    Torch's BatchNorm2d raises on anything else, as does code that asserts the dimensions itself;
-    BatchNorm1d takes a signal alone, (C, L), for a batch of vectors.
+    It does if `norm` is a BatchNorm2d, which raises without one, or if the code asserts the number
+    of dimensions. BatchNorm1d proves nothing: it takes a single signal (C, L) for (N, C).
     """
     weight: Any = conv.weight
     checked = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(weight.ndim)

@@ -1,4 +1,4 @@
-"""Dropout goes, in all its forms, where it is not in training mode: there it does nothing."""
+"""Remove dropout in all its forms where it is not in training mode and so does nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..graph.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 
-# The place of `training` among the arguments, and what it is when not given.
+# For each function: the position of its argument `training`, and its default.
 _FUNCTIONS: dict[Any, tuple[int, bool]] = {
     F.dropout: (2, True),
     F.dropout1d: (2, True),
@@ -25,7 +25,7 @@ _FUNCTIONS: dict[Any, tuple[int, bool]] = {
 
 
 def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
-    """Take out nn.Dropout, F.dropout, all their kin, and torchvision's stochastic depth."""
+    """Remove nn.Dropout, F.dropout, their variants, and torchvision's stochastic depth."""
     sites = []
     for node in list(gm.graph.nodes):
         training = _training(node)
@@ -45,7 +45,7 @@ def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
 
 
 def _training(node: fx.Node) -> object:
-    """Whether this dropout drops: a bool, or a node that decides it; None for other nodes."""
+    """Return whether this dropout drops, or the node that decides it; None for other nodes."""
     module = module_of(node)
     if isinstance(module, _DropoutNd):
         return module.training

@@ -1,4 +1,4 @@
-"""nn.Identity goes: it returns what it got."""
+"""Remove nn.Identity, which returns its input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._folding_sites import input_of, name_of
 
 
 def eliminate_identity(gm: fx.GraphModule) -> PassReport:
-    """Take out every nn.Identity that nothing hangs on."""
+    """Remove every nn.Identity without hooks."""
     sites = []
     for node in list(gm.graph.nodes):
         module, value = module_of(node), input_of(node)

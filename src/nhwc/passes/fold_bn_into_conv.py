@@ -1,4 +1,4 @@
-"""conv -> batch norm becomes conv; so does batch norm -> conv, where no zeros come between."""
+"""Fold a batch norm into the convolution before it, or the one after it if that pads no zeros."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FROZEN = "a FrozenBatchNorm2d is one for images, and this convolution is not"
 
 
 def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
-    """Fold every batch norm that has a convolution right before it, or right after it."""
+    """Fold every batch norm that comes directly after a convolution, or directly before one."""
     sites: list[Site] = []
     done: set[fx.Node] = set()
     owners = owners_of(gm)

@@ -1,9 +1,9 @@
-"""linear -> batch norm becomes linear; so does batch norm -> linear.
+"""Fold a batch norm into the linear layer before it, or into the one after it.
 
-They are the same only for (N, C): of a (N, L, C) tensor a batch norm scales dimension 1, a linear
-layer works on the last. Where the graph does not show which it is, the fold keeps the means to
-serve both. Code that gives a batch norm the rows of a (N, L, C), and makes that of them again,
-is folded where the graph shows three dimensions.
+The fold is right only for (N, C) tensors: in a (N, L, C) tensor a batch norm scales dimension 1,
+while a linear layer works on the last. If the graph does not show the number of dimensions, the
+folded layer keeps what it needs to undo the fold. Some code flattens (N, L, C) to rows for the
+batch norm and reshapes its result back; that is folded if the graph shows three dimensions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._ranks import rank_of
 
 
 def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
-    """Fold every batch norm that has a linear layer right before it, or right after it."""
+    """Fold every batch norm that comes directly after a linear layer, or directly before one."""
     sites = []
     for node in list(gm.graph.nodes):
         if not is_batch_norm(module_of(node)):

@@ -1,4 +1,4 @@
-"""What depends on parameters and buffers alone is computed now, once."""
+"""Compute now, once, every value that depends on parameters and buffers alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ._folding_sites import name_of
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
 _HOMES = ("torch", "_operator", "math")
 _MADE = (torch.full,)
-"""What makes a constant of nothing, cheaper than it is kept; what is computed of it is not."""
+"""It costs less to make these constants at each call than to keep them. They are not stored, but
+what is computed from them is."""
 
 
 def fold_constants(gm: fx.GraphModule) -> PassReport:
@@ -46,7 +47,7 @@ def fold_constants(gm: fx.GraphModule) -> PassReport:
 
 
 def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
-    """Compute `constants` in their order, holding each for as long as others are made of it."""
+    """Compute `constants` in their order, and drop each value when nothing needs it any more."""
     sites = []
     values: dict[fx.Node, Any] = {}
     readers = {node: constants.keys() & node.users.keys() for node in constants}
@@ -70,7 +71,7 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
 
 def _foldable(node: fx.Node) -> bool:
     if any(user.op == "output" for user in node.users):
-        return False  # Whoever calls may write into what he gets.
+        return False  # The caller of the model may write into its result.
     if node.op == "call_method":
         name = str(node.target)
     elif node.op == "call_function":
@@ -86,7 +87,7 @@ def _foldable(node: fx.Node) -> bool:
 def _written(graph: fx.Graph, constants: Collection[fx.Node]) -> fx.Node | None:
     for node in graph.nodes:
         target = written_into(node)
-        # Several at once (`out=`) are none of these nodes, but may be made of them.
+        # A target that is no node is a list of nodes (`out=`), some of which may be constants.
         if target is not None and (not isinstance(target, fx.Node) or target in constants):
             return node  # type: ignore[no-any-return]
     return None
@@ -105,7 +106,7 @@ def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
 def _replace(
     gm: fx.GraphModule, node: fx.Node, value: Tensor, constants: Collection[fx.Node]
 ) -> None:
-    """Let all that is computed anew in each call read `value`."""
+    """Store `value` as a buffer, and let every user of `node` that is no constant read that."""
     name = fresh_name(gm, f"{node.name}_constant")
     gm.register_buffer(name, apart(value.detach()))
     with gm.graph.inserting_before(node):

@@ -1,4 +1,4 @@
-"""A multiplication by a constant per channel goes into the layer before it: layer scale, mostly."""
+"""Fold a multiplication by a constant per channel, like layer scale, into the layer before it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PRODUCTS = (operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul
 
 
 def fold_scale(gm: fx.GraphModule) -> PassReport:
-    """Fold each product of a convolution's or linear layer's result and a constant per channel."""
+    """Fold each product of a layer's result and a constant per channel into that layer."""
     sites = []
     for node in list(gm.graph.nodes):
         found = _product(gm, node)
@@ -39,7 +39,7 @@ def fold_scale(gm: fx.GraphModule) -> PassReport:
         what = f"{name_of(layer_node)} * {'x'.join(map(str, factor.shape))}"
         folded, reason = _folded(layer_node, layer, factor)
         if folded is not None and value is layer_node and factor.ndim == layer.weight.ndim:
-            # The product made one image alone a batch of one.
+            # Given one image, the product returned a batch of one; the folded layer must as well.
             folded = frozen(folded)
         sites.append(Site(name_of(layer_node), what, folded is not None, reason))
         if folded is not None:
@@ -51,7 +51,7 @@ def fold_scale(gm: fx.GraphModule) -> PassReport:
 
 
 def _product(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
-    """A value that only this product reads, and the constant that it is multiplied by."""
+    """Return the value that only this product reads, and the constant that multiplies it."""
     if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
         return None
     for value, other in (node.args, node.args[::-1]):
@@ -65,7 +65,7 @@ def _product(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, Tensor] | None
 
 
 def _layer_behind(value: fx.Node) -> fx.Node | None:
-    """The layer whose result `value` is, also where it was permuted to N, C, H, W since."""
+    """Return the layer that made `value`, looking through a permute to N, C, H, W."""
     if permutation(value) != TO_IMAGE:
         return value
     before = value.args[0]
@@ -74,7 +74,7 @@ def _layer_behind(value: fx.Node) -> fx.Node | None:
 
 
 def _fits(layer: Any, factor: Tensor, permuted: bool) -> bool:
-    """Whether the factor meets each channel of the result, whatever its batch."""
+    """Whether the factor has one number per channel of the result, for any batch."""
     if not isinstance(layer, _ConvNd | nn.Linear):
         return False
     channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels

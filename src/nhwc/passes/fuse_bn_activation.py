@@ -1,4 +1,4 @@
-"""A batch norm that no convolution could take, with the activation after it, as one call."""
+"""Join a batch norm that was not folded and the activation after it into one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._matching import activation_of, only_user
 
 
 def fuse_bn_activation(gm: fx.GraphModule) -> PassReport:
-    """Turn each standalone batch norm and its activation into a `Fused` layer."""
+    """Turn each remaining batch norm and the activation after it into a `Fused` layer."""
     sites = []
     for node in list(gm.graph.nodes):
         norm, after = module_of(node), only_user(node)

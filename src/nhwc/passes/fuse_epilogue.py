@@ -1,4 +1,4 @@
-"""Convolution, residual add and activation as one call that one kernel can serve."""
+"""Join a convolution, a residual add and an activation into one call, served by one kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._ranks import asks_rank
 
 
 def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
-    """Turn each convolution or linear layer with what follows it into a `Fused` layer."""
+    """Turn each convolution or linear layer and the add and activation after it into a `Fused`."""
     sites = []
     changed = False
     order = {node: place for place, node in enumerate(gm.graph.nodes)}
@@ -38,7 +38,7 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
 
 
 def _ask_before(node: fx.Node, layer: nn.Module) -> bool:
-    """Let what asks for the dimensions of the result ask the input, which has as many now."""
+    """Move questions for the rank of the result to the input, which has the same rank."""
     if layer_unfit(layer) is not None or len(node.args) != 1 or node.kwargs:
         return False
     (value,) = node.all_input_nodes
@@ -65,7 +65,7 @@ def _fuse(
     if after is not None and activation is not None:
         end = after
     if end is node:
-        # The add belongs to another branch, whose layer comes later: that one takes it.
+        # The layer of the other branch comes later, so it takes the add.
         return Site(name_of(node), "", False, reason) if reason else None
     what = [name_of(node), *(["add"] if residual is not None else [])]
     what += [type(activation).__name__] if activation is not None else []
@@ -79,7 +79,7 @@ def _replace(node: fx.Node, end: fx.Node, residual: fx.Node | None, fused: Fused
     value = node.args[0]
     graph = node.graph
     middle: Any = only_user(node)
-    # Not where the activation was: what is read may have been written into by then.
+    # The call stands here and not in the activation's place: an operand may be overwritten by then.
     with graph.inserting_before(node if residual is None else middle):
         call = graph.call_module(
             str(node.target), (value,) if residual is None else (value, residual)
@@ -101,7 +101,7 @@ def _is_addition(node: fx.Node) -> bool:
 def _residual(
     node: fx.Node, add: fx.Node, order: dict[fx.Node, int]
 ) -> tuple[fx.Node | None, str | None]:
-    """What `add` adds to the output of `node`; or why it cannot be part of it."""
+    """Return the value that `add` adds to the output of `node`, or why it cannot be fused."""
     first, second = add.args
     other: Any = second if first is node else first
     if other is node:
@@ -117,7 +117,7 @@ def _residual(
 
 
 def _taker(add: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
-    """The layer that computes the sum: the one written into, or else the one that comes last."""
+    """Return the layer that takes the add: the one that it writes into, or else the later one."""
     operands: Any = add.args[:1] if writes_first(add.target) else add.args
     able = [n for n in operands if only_user(n) is add and _may_take(module_of(n))]
     return max(able, key=order.__getitem__, default=None)
@@ -130,6 +130,6 @@ def _may_take(layer: nn.Module | None) -> bool:
 
 
 def _may_write_input(node: fx.Node) -> bool:
-    """Whether `node` writes in place into something that is not certainly its own."""
+    """Whether `node` writes in place into memory that may belong to another value."""
     written = written_into(node)
     return written is not None and not isinstance(module_of(written), _ConvNd | nn.Linear | Fused)

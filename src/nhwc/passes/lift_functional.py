@@ -1,4 +1,4 @@
-"""F.conv2d, F.linear, F.batch_norm and their kin with constant weights become torch.nn modules.
+"""Turn F.conv2d, F.linear, F.batch_norm and the like with constant weights into torch.nn modules.
 
 What a module of the user's own class computes with `F.conv2d(x, self.weight)` is a convolution
 like any other from then on, for folding and for whoever chooses its kernel.
@@ -56,7 +56,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
-    # What an exported program is made of.
+    # Exported programs consist of these.
     _ATEN.conv1d.default: (_CONV, nn.Conv1d),
     _ATEN.conv2d.default: (_CONV, nn.Conv2d),
     _ATEN.conv3d.default: (_CONV, nn.Conv3d),
@@ -73,7 +73,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
 
 
 def lift_functional(gm: fx.GraphModule) -> PassReport:
-    """Turn functional layers into modules wherever their weights are parameters or buffers."""
+    """Turn functional layers into modules if their weights are parameters or buffers."""
     sites = []
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target not in _FUNCTIONS:
@@ -130,7 +130,7 @@ def _lift(
 
 
 def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
-    """A module of this kind that holds these tensors, parameters as they are."""
+    """Make a module of this kind that holds these very tensors."""
     build: Callable[..., Any] = kind
     weight = tensors.get("weight")
     if kind is BatchNorm:

@@ -1,4 +1,4 @@
-"""A `cat` of channels whose first input is a slice of channels loses the format: keep it."""
+"""Keep the format through a `cat` of channels, which loses it if its first input is a slice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NARROWS = {torch.narrow, "narrow"}
 
 
 def mend_cat_format(gm: fx.GraphModule) -> PassReport:
-    """Replace every channel `cat` that starts with a slice of channels."""
+    """Replace every `cat` of channels whose first input is a slice of channels."""
     sites = []
     for node in list(gm.graph.nodes):
         if node.target not in (torch.cat, torch.concat):
@@ -44,7 +44,7 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
 
 
 def _slices(node: Any) -> bool:
-    """Whether `node` is a view of some channels of another tensor."""
+    """Whether `node` is a view of some of another tensor's channels."""
     if not isinstance(node, fx.Node):
         return False
     if node.target in _NARROWS:

@@ -1,7 +1,7 @@
-"""The channel shuffle that models write by hand (view, transpose, view), kept in NHWC.
+"""Keep NHWC through the channel shuffle that models write by hand: view, transpose, view.
 
-On a channels-last tensor the first view is no dense tensor and the copy between them lands in
-NCHW. A `cat` just before it becomes part of the same copy.
+Torch's copy between the two views makes NCHW of a channels-last tensor. The replacement copies
+once, in NHWC, and does the work of a `cat` just before it in the same copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._matching import named_arguments, only_user, size_read
 
 
 def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
-    """Replace every hand-written channel shuffle, with the cat before it where there is one."""
+    """Replace every hand-written channel shuffle, and the `cat` before it if there is one."""
     sites, shuffles = [], []
     for node in list(gm.graph.nodes):
         chain = _chain(node)
@@ -29,14 +29,14 @@ def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
         if not isinstance(groups, int) or groups < 1:
             sites.append(Site(name_of(node), "channel shuffle", False, "its groups vary"))
             continue
-        with gm.graph.inserting_before(chain[2]):  # where the data is copied
+        with gm.graph.inserting_before(chain[2]):  # the copy of the data
             call = add_module(gm.graph, "channel_shuffle", ChannelShuffle(groups), (value,))
         chain[-1].replace_all_uses_with(call)
         for old in reversed(chain):
             gm.graph.erase_node(old)
         shuffles.append((call, groups))
         sites.append(Site(name_of(call), "channel shuffle", True))
-    clean(gm)  # what only read the sizes of a cat is gone, and the cat has one user
+    clean(gm)  # This removes nodes that read the sizes of a cat, and leaves the cat one user.
     for call, groups in shuffles:
         joined = _absorb_cat(gm, call, groups)
         if joined is not None:
@@ -63,7 +63,7 @@ def _absorb_cat(gm: fx.GraphModule, call: fx.Node, groups: int) -> Site | None:
 
 
 def _chain(first: fx.Node) -> list[fx.Node] | None:
-    """The nodes of a shuffle that starts with the view `first`."""
+    """Return the nodes of the shuffle that starts with the view `first`."""
     if not _is_view(first) or not isinstance(first.args[0], fx.Node):
         return None
     value, dims = first.args[0], _dims(first)

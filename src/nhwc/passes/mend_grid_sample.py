@@ -1,4 +1,4 @@
-"""Bilinear grid_sample of images, which torch returns in NCHW, gathered in NHWC instead."""
+"""Replace bilinear grid_sample, whose result torch returns in NCHW, by a module that keeps NHWC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("input", "grid", "mode", "padding_mode", "align_corners")
 
 
 def mend_grid_sample(gm: fx.GraphModule) -> PassReport:
-    """Replace F.grid_sample where it interpolates bilinearly, padding with zeros or the border."""
+    """Replace F.grid_sample if it interpolates bilinearly and pads with zeros or the border."""
     sites = []
     for node in list(gm.graph.nodes):
         if node.target is not F.grid_sample:

@@ -1,4 +1,4 @@
-"""Instance norm, which copies to NCHW inside, as a mean, a variance, a scale and a shift."""
+"""Replace instance norm, which copies to NCHW inside, by a module that keeps channels last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._folding_sites import name_of
 def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
     """Wrap every instance norm so that channels-last input gives channels-last output.
 
-    One with running statistics is, in eval mode, a batch norm.
+    An instance norm with running statistics becomes a batch norm: in eval mode they are the same.
     """
     sites = []
     for node in list(gm.graph.nodes):

@@ -1,4 +1,4 @@
-"""Circular padding of images, which torch returns in NCHW whatever it is given."""
+"""Replace circular padding of images, whose result torch always returns in NCHW."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Layer norms and linear layers between two permutes become layers for images.
+"""Turn layer norms and linear layers between two permutes into layers for images.
 
-ConvNeXt and its kin permute to N, H, W, C to normalize and mix the channels of each pixel, and
-back. In channels last that moves no data, but it hides from whoever chooses kernels that these are
-1x1 convolutions among others.
+ConvNeXt and similar models permute to N, H, W, C, normalize and mix the channels of each pixel, and
+permute back. In channels last the permutes move no data, but they hide from the planner that the
+linear layers are 1x1 convolutions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._matching import TO_IMAGE, TO_LAST, activation_of, only_user, permutation
 
 
 def mend_permute(gm: fx.GraphModule) -> PassReport:
-    """Let what runs over the last dimension between two permutes run over the channels."""
+    """Drop both permutes and let the layers between them work on the channels instead."""
     sites = []
     for start in list(gm.graph.nodes):
         if permutation(start) != TO_LAST:
@@ -43,7 +43,7 @@ def mend_permute(gm: fx.GraphModule) -> PassReport:
 
 
 def _between(start: fx.Node) -> tuple[list[fx.Node], fx.Node | None, str]:
-    """The chain behind `start` and the permute back; if it breaks off, where to and why."""
+    """Follow the chain from `start` to the permute back; None and a reason if there is none."""
     found: list[fx.Node] = []
     last = start
     while (node := only_user(last)) is not None:
@@ -62,7 +62,7 @@ def _is_layer(node: fx.Node) -> bool:
 
 
 def _unfit(node: fx.Node) -> str:
-    """Why `node` cannot run over the channels instead of the last dimension; empty if it can."""
+    """Say why `node` cannot work on the channels instead of the last dimension; "" if it can."""
     if activation_of(node) is not None:
         return ""
     layer: Any = module_of(node)

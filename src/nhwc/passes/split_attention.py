@@ -1,7 +1,7 @@
-"""torch's attention module as what it is made of: linear layers, and attention between them.
+"""Split torch's attention module into linear layers and the attention between them.
 
-As one call it is a black box whose matrix products are torch's own. Apart, each linear layer gets
-the kernel that is fastest for it, and the last one adds the residual.
+As one call the module uses torch's own matrix products. Split, each linear layer gets the kernel
+that is fastest for it, and the last one can add the residual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ARGUMENTS = (
 
 
 def split_attention(gm: fx.GraphModule) -> PassReport:
-    """Split every `nn.MultiheadAttention` that has no masks and whose weights nobody asks for."""
+    """Split every `nn.MultiheadAttention` without masks whose attention weights are not used."""
     sites = []
     for node in list(gm.graph.nodes):
         attention = module_of(node)
@@ -64,9 +64,9 @@ def _is_item(node: fx.Node, number: int) -> bool:
 
 
 def _split(node: fx.Node, attention: nn.MultiheadAttention, given: dict[str, Any]) -> None:
-    """Every step counts dimensions from the last one, so that it may go without a batch."""
+    """Replace the call `node`; all steps count dimensions from the end, so a batch is optional."""
     graph, heads = node.graph, attention.num_heads
-    # Where the sequence is in [batch, sequence, 3, heads, channels], and where it returns to.
+    # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if attention.batch_first else (0, 0)
     sources = [given[name] for name in _ARGUMENTS[:3]]
     parts: list[fx.Node] = []
@@ -95,7 +95,7 @@ def _split(node: fx.Node, attention: nn.MultiheadAttention, given: dict[str, Any
 
 
 def _projection(attention: nn.MultiheadAttention, first: int, count: int) -> nn.Linear:
-    """The layer that makes `count` of queries, keys and values, from number `first` on."""
+    """Make the layer for `count` of queries, keys and values, starting with number `first`."""
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
     if count < 3:
         rows = slice(first * attention.embed_dim, (first + count) * attention.embed_dim)

@@ -75,7 +75,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Run:
+class Stretch:
     """Places side by side, each with the cells that share it; `[]` is of others, or of nobody."""
 
     place: int
@@ -159,7 +159,7 @@ class Memory:
         return tuple(found)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[Stretch, ...]:
         """The storage where the drawn numbers lie, from its front to its back."""
         at: dict[int, list[Cell]] = {}
         for cell in self.cells:
@@ -170,7 +170,7 @@ class Memory:
                 runs[-1] += range(runs[-1][-1] + 1, place + 1)
             else:
                 runs.append([place])
-        return tuple(Run(run[0], tuple(tuple(at.get(p, ())) for p in run)) for run in runs)
+        return tuple(Stretch(run[0], tuple(tuple(at.get(p, ())) for p in run)) for run in runs)
 
     def _is_empty(self, first: int, second: int) -> bool:
         """Whether none of the tensor's numbers lies between the two places."""

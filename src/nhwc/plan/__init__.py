@@ -20,7 +20,7 @@ between layouts, is least; and a few such choices are timed as whole programs.
     Choice            by the node of each layer: an implementation and its time
       |  binding      weights prepared, neighbours of ours together (stretch), slots numbered
       v
-    Program           steps in a row
+    PlanProgram       steps in a row
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
 from .ledger import Ledger
 from .measuring import conversion_seconds, measure, switch_seconds
-from .program import Program
+from .program import PlanProgram
 from .recording import layout_of
 from .scene import Scene, UnknownKernel, Unplannable, scene_of
 from .specs import Layer
@@ -67,7 +67,7 @@ _HOPELESS = 1.3
 class Plan:
     """A program for given input shapes, and how it came about."""
 
-    program: Program
+    program: PlanProgram
     layers: tuple[Layer, ...]
     choice: Choice
     timings: Timings
@@ -109,7 +109,7 @@ def make_plan(
     return Plan(program, scene.layers, choice, timings, ledger.measured - before)
 
 
-def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Program]:
+def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, PlanProgram]:
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
@@ -148,7 +148,7 @@ def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, Pro
 
 
 def _where_possible(timings: Timings, ours: bool) -> Timings:
-    """Our kernels alone, or those of others, for all layers that have any."""
+    """Keep only our kernels, or only those of others, for all layers that have any."""
     some = {
         node: tuple(one for one in timed if one.implementation.ours is ours)
         for node, timed in timings.items()
@@ -170,7 +170,7 @@ def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], ledger: Ledg
 
 def remake_plan(
     graph: fx.GraphModule, inputs: Sequence[Any], kernels: Sequence[tuple[str, Identifier]]
-) -> Program:
+) -> PlanProgram:
     """The program that `kernels` describe, with the weights that `graph` has now.
 
     Raises UnknownKernel for one that is not here.

@@ -16,7 +16,7 @@ from ..formats import Format
 from .implementation import Choice, Timed, Timings
 from .recording import Record, Seen
 from .scene import Scene
-from .specs import Layer, Operator
+from .specs import Layer, OperatorSpec
 
 
 def assign(
@@ -142,7 +142,7 @@ def _stretches(problem: _Problem) -> list[list[Layer]]:
     free = {
         layer.node: layer
         for layer in problem.layers
-        if isinstance(layer.spec, Operator) and len(problem.timings[layer.node]) > 1
+        if isinstance(layer.spec, OperatorSpec) and len(problem.timings[layer.node]) > 1
     }
     found = []
     while free:

@@ -15,7 +15,7 @@ from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
-from .program import Program, Slot, Step, with_drops
+from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen
 from .scene import Scene
 from .specs import Layer
@@ -32,9 +32,9 @@ _TRIMMED = 1 << 24
 
 
 class Packed:
-    """The weights that others' kernels packed for one program, for the next one to take over.
+    """The weights that others' kernels packed for one program, so that the next one can reuse them.
 
-    It has none of ours: those lie side by side, and their memory is freed only all at once.
+    Weights of our kernels are not among them: they lie side by side and are freed all at once.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Packed:
         return self._runs[key]
 
 
-def bind(scene: Scene, choice: Choice, packed: Packed | None = None) -> Program:
+def bind(scene: Scene, choice: Choice, packed: Packed | None = None) -> PlanProgram:
     """Prepare every chosen kernel's weights and string them together."""
     packed = packed or Packed()
     packed.begin(choice)
@@ -121,10 +121,10 @@ class _Binder:
         self.choice = handed_over(scene, choice)
         self.pool: Pool | None = None
         self.slots: dict[_Key, int] = {}
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         self.unpacked = 0
 
-    def bind(self) -> Program:
+    def bind(self) -> PlanProgram:
         feeds: list[int | None] = []
         constants: dict[int, Any] = {}
         for node in self.graph.graph.nodes:
@@ -142,7 +142,7 @@ class _Binder:
         output = fx.node.map_arg(result.args[0], self._returned)
         steps = with_drops(self.steps, output, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
-        return Program(steps, start, feeds, output)
+        return PlanProgram(steps, start, feeds, output)
 
     def _feed(self, node: fx.Node) -> int | None:
         """The slot an input goes to, through a step that gives it the layout planned for."""
@@ -213,7 +213,7 @@ class _Binder:
         return self.slots[node, layout]
 
     def _returned(self, node: fx.Node) -> Any:
-        """Fixed values as they are, and for any other its slot, in the graph's own layout."""
+        """Return a fixed value as it is, and for other nodes their slot, in the graph's layout."""
         if node in self.record.fixed:
             return self.record.values[node]
         seen = self.record.image(node)
@@ -221,7 +221,7 @@ class _Binder:
 
     def _step(self, name: str, run: Run, inputs: tuple[int, ...], key: _Key) -> None:
         output = self.slots.setdefault(key, len(self.slots))
-        self.steps.append(Step(name, run, inputs, output, ()))
+        self.steps.append(PlanStep(name, run, inputs, output, ()))
 
     def _hold(self, node: fx.Node) -> int:
         return self.slots.setdefault((node, None), len(self.slots))

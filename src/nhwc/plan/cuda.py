@@ -39,7 +39,7 @@ def fused_convolutions(spec: Convolution) -> tuple[Implementation, ...]:
     )
 
 
-class Captured:
+class CudaGraph:
     """A function of CUDA tensors as one CUDA graph: a call launches all its kernels at once.
 
     The graph reads and writes fixed memory, so calls take turns, each copies its inputs in and its
@@ -92,6 +92,6 @@ def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..
     if not tensors or not all(x.is_cuda for x in tensors):
         return program
     try:
-        return Captured(program, inputs)
+        return CudaGraph(program, inputs)
     except RuntimeError:
         return program

@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 """Called with a layer's inputs, returns its result."""
 
 Emit = Callable[..., Any]
-"""Called with a builder, prepared constants and buffers of inputs; returns that of the result."""
+"""Called with a builder, the prepared constants and the inputs' buffers; returns the result's."""
 
 
 class Identifier(NamedTuple):

@@ -33,7 +33,7 @@ def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
         if taken.isdisjoint(pair):
             taken.update(pair)
             first, second = pair
-            # The first keeps the time that it takes alone, so that the sum is that of the pair.
+            # The first keeps its own time and the second gets the rest, so the sum is the pair's.
             rest = max(0.0, joined - choice[first.node].seconds)
             found[second.node] = Timed(joint, rest)
     return found

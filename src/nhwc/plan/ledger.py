@@ -50,7 +50,7 @@ class Ledger:
         return self._new.get(key, self._known.get(key))
 
     def seconds(self, key: str) -> float | None:
-        """The time that was put under `key`; None if there is no entry, or one that is no time."""
+        """Return the time stored under `key`; None without an entry, or if that is no time."""
         known = self.get(key)
         return known if is_time(known) else None
 

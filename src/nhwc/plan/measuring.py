@@ -18,7 +18,7 @@ from .ledger import Ledger, is_time
 from .recognize import is_opaque
 from .recording import Seen
 from .scene import Scene, UnknownKernel
-from .specs import Layer, Operator
+from .specs import Layer, OperatorSpec
 from .trials import fastest, sample, time_layer
 
 _LOOKING_S = 0.1
@@ -82,7 +82,7 @@ def _call_seconds() -> float:
 def _has_choice(scene: Scene, layer: Layer) -> bool:
     """Whether there is something to time: an operator's layouts, or several implementations."""
     count = len(scene.implementations[layer.node])
-    if not isinstance(layer.spec, Operator):
+    if not isinstance(layer.spec, OperatorSpec):
         return count > 1
     return count > 0 or (_has_images(scene, layer) and not is_opaque(scene.graph, layer.node))
 

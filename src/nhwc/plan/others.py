@@ -17,11 +17,11 @@ from torch import Tensor, fx, nn
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
-from ..operators.activations import Activation, in_onednn, in_torch
+from ..operators.activations import NamedActivation, in_onednn, in_torch
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
 from .recording import Record
-from .specs import Affine, Convolution, Layer, Linear, Operator, Spec, Weighted
+from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Spec, Weighted
 
 Prepare = Callable[..., Run]
 
@@ -37,7 +37,7 @@ def kernels_of_others(
     graph: fx.GraphModule, record: Record, layer: Layer
 ) -> tuple[Implementation, ...]:
     """The kernels of others for a layer; none for an operator, which `Scene.called` calls."""
-    if isinstance(layer.spec, Operator):
+    if isinstance(layer.spec, OperatorSpec):
         return ()
     found = kernels_for(layer.spec)
     if _is_volume(layer.spec) and _views_volumes(graph, record):
@@ -146,7 +146,7 @@ def _eager_convolution(
     return lambda x: activate(convolve(x, weight, *tail))
 
 
-def _fused(activation: Activation | None) -> tuple[Attribute, Callable[[Tensor], Tensor]]:
+def _fused(activation: NamedActivation | None) -> tuple[Attribute, Callable[[Tensor], Tensor]]:
     """The activation for oneDNN to apply, and the function that applies it where oneDNN cannot."""
     attribute = in_onednn(activation)
     return (attribute, in_torch(None)) if attribute else (_UNFUSED, in_torch(activation))

@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
-    """One call: the slots of its inputs, that of its result, and those to empty after it."""
+class PlanStep:
+    """One call: the slots of its inputs, of its result, and those to empty after it."""
 
     name: str
     run: Callable[..., Any]
@@ -18,15 +18,15 @@ class Step:
     drops: tuple[int, ...]
 
 
-class Program:
+class PlanProgram:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    `start` is what the slots hold before a call, `feeds` are the slots of the inputs. A program
+    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. A program
     keeps nothing from one call to the next, so threads may share it.
     """
 
     def __init__(
-        self, steps: Sequence[Step], start: list[Any], feeds: Sequence[int | None], output: Any
+        self, steps: Sequence[PlanStep], start: list[Any], feeds: Sequence[int | None], output: Any
     ) -> None:
         self.steps = tuple(steps)
         self._calls = tuple((s.run, s.inputs, s.output, s.drops) for s in steps)
@@ -54,7 +54,7 @@ class Slot:
     number: int
 
 
-def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list[Step]:
+def with_drops(steps: Sequence[PlanStep], output: Any, keep: dict[int, Any]) -> list[PlanStep]:
     """The same steps, each dropping the values that no later one reads."""
     needed = {slot.number for slot in _slots_in(output)}
     kept = []
@@ -65,7 +65,7 @@ def with_drops(steps: Sequence[Step], output: Any, keep: dict[int, Any]) -> list
         drops = tuple(slot for slot in dict.fromkeys(step.inputs) if slot not in needed | {*keep})
         needed.discard(step.output)
         needed.update(step.inputs)
-        kept.append(Step(step.name, step.run, step.inputs, step.output, drops))
+        kept.append(PlanStep(step.name, step.run, step.inputs, step.output, drops))
     return kept[::-1]
 
 
@@ -87,7 +87,8 @@ def _filled(output: Any, values: list[Any]) -> Any:
         return {key: _filled(item, values) for key, item in output.items()}
     if isinstance(output, tuple):
         items = [_filled(item, values) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else tuple(items)
+        # A torch.Size and its like take their items in one argument, as a tuple does.
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     if isinstance(output, list):
         return [_filled(item, values) for item in output]
     return output

@@ -10,7 +10,7 @@ from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..operators.activations import of_module
 from .recording import Record
-from .specs import Affine, Convolution, Layer, Linear, Operator
+from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
@@ -135,7 +135,7 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
     device = seen[0].device if seen else "cpu"
     args, kwargs = shown
     words = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-    return Layer(Operator(name, ", ".join(words), device), node, inputs)
+    return Layer(OperatorSpec(name, ", ".join(words), device), node, inputs)
 
 
 def _show(value: Any) -> str:

@@ -61,7 +61,7 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
     result = Record()
     with torch.no_grad():
         _Recorder(graph, result).run(*inputs)
-    # Those that nodes read themselves; the modules' went back after each.
+    # Parameters that nodes read themselves; those of modules went back after each module.
     unread(graph.parameters())
     return result
 

@@ -22,7 +22,7 @@ from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .recognize import is_opaque, layers_of
 from .recording import Record, record
-from .specs import Layer, Operator, Weighted, constants_of
+from .specs import Layer, OperatorSpec, Weighted, constants_of
 
 
 class Unplannable(Exception):
@@ -53,7 +53,7 @@ class Scene:
         It names the implementations: a newer nhwc, which has other ones, measures anew.
         """
         names = [f"{one.name} {one.reads}" for one in self.implementations[layer.node]]
-        names += ["torch"] * isinstance(layer.spec, Operator)
+        names += ["torch"] * isinstance(layer.spec, OperatorSpec)
         return f"{layer.spec.key} of {', '.join(sorted(names))}"
 
     def kinds(self) -> dict[str, list[Layer]]:
@@ -74,7 +74,7 @@ class Scene:
         for one in (*self.implementations[layer.node], *([joint] if joint else [])):
             if one.identifier == wanted:
                 return one
-        if isinstance(layer.spec, Operator) and wanted.name == "torch":
+        if isinstance(layer.spec, OperatorSpec) and wanted.name == "torch":
             reads, writes = (Format(x) if x else None for x in (wanted.reads, wanted.writes))
             return self.called(layer, reads, writes)
         raise UnknownKernel(
@@ -84,7 +84,7 @@ class Scene:
 
     def constants(self, layer: Layer) -> tuple[Any, ...]:
         """Weight and bias, or scale and shift; nothing for an operator."""
-        return () if isinstance(layer.spec, Operator) else constants_of(self.graph, layer)
+        return () if isinstance(layer.spec, OperatorSpec) else constants_of(self.graph, layer)
 
 
 def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = False) -> Scene:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..machine.host_memory import in_memory
-from ..operators.activations import Activation
+from ..operators.activations import NamedActivation
 from ..operators.windows import places
 
 
@@ -30,7 +30,7 @@ class Convolution:
     groups: int
     bias: bool
     residual: bool
-    activation: Activation | None
+    activation: NamedActivation | None
     dtype: torch.dtype
     device: str
 
@@ -58,7 +58,7 @@ class Linear:
     weight: tuple[int, ...]
     bias: bool
     residual: bool
-    activation: Activation | None
+    activation: NamedActivation | None
     dtype: torch.dtype
     device: str
 
@@ -77,7 +77,7 @@ class Affine:
 
     input: tuple[int, ...]
     residual: bool
-    activation: Activation | None
+    activation: NamedActivation | None
     dtype: torch.dtype
     device: str
 
@@ -91,7 +91,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorSpec:
     """Any other operator: what is called, and how its arguments looked in the recorded run."""
 
     name: str
@@ -106,7 +106,7 @@ class Operator:
 Weighted = Convolution | Linear | Affine
 """A layer with constants, which a kernel may want packed."""
 
-Spec = Weighted | Operator
+Spec = Weighted | OperatorSpec
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..machine.timing import interleave
 from .implementation import Implementation, Run, Timed
 from .recording import Seen, layout_of
 from .scene import Scene
-from .specs import Layer, Operator
+from .specs import Layer, OperatorSpec
 from .stretch import alone
 
 _LAYOUTS = (Format.CONTIGUOUS, Format.CHANNELS_LAST)
@@ -44,7 +44,7 @@ def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
     }
     constants = scene.constants(layer)
     weight = constants[0] if constants else None
-    trials = _as_called(scene, layer, inputs) if isinstance(layer.spec, Operator) else {}
+    trials = _as_called(scene, layer, inputs) if isinstance(layer.spec, OperatorSpec) else {}
     expected = next((call() for call in trials.values()), None)
     device = layer.spec.device
     evict = evictor(scene.graph, weight) if device == "cpu" else None

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from .implementation import Timed, Timings
 from .scene import Scene
-from .specs import Affine, Layer, Operator, Spec
+from .specs import Affine, Layer, OperatorSpec, Spec
 from .trials import evicted
 
 _LARGE = 1 << 18
-"""If all layers of a kind have fewer weights than this, saving memory is worth no time."""
+"""If all layers of a kind have fewer weights than this, no time is given up to save memory."""
 
 _CLEARLY = 1.05
-"""Times within this ratio count as the same: a machine that does anything else varies so."""
+"""Times within this ratio count as equal, because measurements vary that much."""
 
 _CACHE = 1 << 25
 """If all weights take more bytes than this, every call reads them from memory anew."""
@@ -33,8 +33,6 @@ _LIMIT = 0.2
 
 _ALWAYS = 1 << 24
 """Bytes that they may hold beyond it in any case: few compared with the whole process."""
-
-_TRANSFORMED = {"nhwc winograd4x4": 36 / 9, "nhwc winograd2x2": 16 / 9}
 
 
 def without_waste(scene: Scene, timings: Timings) -> Timings:
@@ -76,19 +74,20 @@ def _within(limit: float, kinds: Sequence[Sequence[Layer]], kept: Timings) -> Ti
 
 
 def _bytes(spec: Spec) -> float:
-    return 0.0 if isinstance(spec, (Operator, Affine)) else 4.0 * math.prod(spec.weight)
+    return 0.0 if isinstance(spec, (OperatorSpec, Affine)) else 4.0 * math.prod(spec.weight)
 
 
 def _worthwhile(
     spec: Spec, timed: tuple[Timed, ...], count: int, stream: float
 ) -> tuple[Timed, ...]:
-    if isinstance(spec, (Operator, Affine)) or math.prod(spec.weight) * count < _LARGE:
+    if isinstance(spec, (OperatorSpec, Affine)) or math.prod(spec.weight) * count < _LARGE:
         return timed
 
     def seconds(one: Timed) -> float:
-        # A trial finds small weights in a cache, where a call of the whole model does not.
-        unseen = 0.0 if evicted(spec.weight) else one.implementation.copies * _bytes(spec)
-        return one.seconds + unseen / stream
+        # A trial finds small weights in a cache, where a call of the whole model does not: it reads
+        # them from memory, all copies of them, or the model's own if a kernel holds none.
+        read = 0.0 if evicted(spec.weight) else max(1.0, one.implementation.copies) * _bytes(spec)
+        return one.seconds + read / stream
 
     def spares(other: Timed, one: Timed) -> bool:
         """Whether `other` does the same with less memory in hardly more time."""

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Tree
 
 from .._audit.review import Review, Reviewed
 from ..shown import printable
-from ..watch.calls import Site
+from ..watch.calls import CallSite
 from ..watch.effects import Effect
 from .audit_review import counted, place, story, title
 
@@ -48,7 +48,7 @@ def audit_junit(review: Review) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + Tree.tostring(suites, "unicode") + "\n"
 
 
-def _case(suite: Tree.Element, operator: str, site: Site) -> Tree.Element:
+def _case(suite: Tree.Element, operator: str, site: CallSite) -> Tree.Element:
     return Tree.SubElement(
         suite, "testcase", name=_clean(operator), classname=_clean(site.place), time="0"
     )

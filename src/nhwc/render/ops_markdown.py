@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .._ops import Operator, OperatorTable, Outcome, Row
+from .._ops import Operator, OperatorTable, Outcome, Tally
 from .._ops.table import ASPECTS, MEANING
 
 MARKS = {
@@ -86,7 +86,7 @@ def _broken(table: OperatorTable) -> Iterator[str]:
     yield "In any aspect, dtype and number of dimensions; one call of each."
     yield ""
     for op in table.operators:
-        seen: dict[tuple[str, Outcome], list[Row]] = {}
+        seen: dict[tuple[str, Outcome], list[Tally]] = {}
         for row in op.rows:
             if row.outcome in (Outcome.WRONG, Outcome.ERROR):
                 seen.setdefault((row.aspect, row.outcome), []).append(row)

@@ -92,7 +92,7 @@ class Verification:
 
 
 @dataclasses.dataclass(frozen=True)
-class Truth:
+class Answers:
     """The answers of the original to some inputs, in its own precision and in float64."""
 
     inputs: tuple[tuple[Any, ...], ...]
@@ -100,7 +100,7 @@ class Truth:
     exact: tuple[dict[str, Any], ...] | None
 
 
-def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Truth:
+def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Answers:
     """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
 
     `exact` is None if the model cannot run in float64, or `wide` is False; then before and after
@@ -109,7 +109,7 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
     # Lists: a generator would turn a StopIteration that the model raises into another error.
     answers = tuple([answer(model, one) for one in inputs])
     if not wide:
-        return Truth(tuple(inputs), answers, None)
+        return Answers(tuple(inputs), answers, None)
     exact = None
     try:
         exact = run_in_float64(
@@ -117,13 +117,13 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
         )
     except Exception:
         # A user's forward may raise anything in a precision that it was not written for.
-        return Truth(tuple(inputs), answers, None)
+        return Answers(tuple(inputs), answers, None)
     if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
         exact = None  # The output's shape depends on values (detections): not comparable.
-    return Truth(tuple(inputs), answers, exact)
+    return Answers(tuple(inputs), answers, exact)
 
 
-def verify(truth: Truth, after: Callable[..., Any]) -> Verification:
+def verify(truth: Answers, after: Callable[..., Any]) -> Verification:
     """Hold the answers of `after` against the original's.
 
     >>> net, x = nn.Linear(8, 4), torch.randn(2, 8)
@@ -218,7 +218,7 @@ def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, A
     """The leaves of what `function` returns for `inputs`, by path; both stay as they were."""
     # A model may write into its input; the next run must see the same one.
     own = cloned(inputs)
-    # It may also count its calls, or collect: every run starts from the same state.
+    # A model may also count its calls or collect results: every run starts from the same state.
     kept = preserved(function) if isinstance(function, nn.Module) else undrawn()
     with torch.no_grad(), kept:
         torch.manual_seed(0)
@@ -296,7 +296,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _defined(kind: type) -> set[str]:
-    """The names that a class or its bases define, those of `object` aside."""
+    """Return the names that a class and its bases define, except those of `object`."""
     return {name for base in kind.__mro__ if base is not object for name in vars(base)}
 
 

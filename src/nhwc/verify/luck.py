@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from . import FACTOR, Check, Truth, Verification, compare, observe
+from . import FACTOR, Answers, Check, Verification, compare, observe
 from .widened import wide_type
 
 _NEIGHBOURS = 4
 
 _NEAR = 100.0
-"""An error more than this many times the allowed one is no matter of luck."""
+"""An error more than this many times the allowed one cannot be bad luck."""
 
 
-def without_luck(found: Verification, truth: Truth, model: nn.Module) -> Verification:
+def without_luck(found: Verification, truth: Answers, model: nn.Module) -> Verification:
     """`found`, with near failures held against the original's largest error nearby instead."""
     near = {check.input for check in found.checks if _nearly_passed(check)}
     if not found.in_float64 or any(not (c.passed or _nearly_passed(c)) for c in found.checks):
@@ -45,7 +45,7 @@ def _nearly_passed(check: Check) -> bool:
 
 
 def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
-    """For each output the largest error of `model` on inputs that round to nearly these."""
+    """Return, for each output, the largest error of `model` on inputs very close to these."""
     generator = torch.Generator().manual_seed(0)
 
     def nudged(value: Any) -> Any:

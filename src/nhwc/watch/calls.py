@@ -54,7 +54,7 @@ def described(specs: Iterable[TensorSpec]) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """Where in the user's code an operator was called, and in which module."""
 
     module: str
@@ -108,7 +108,7 @@ class Call:
     index: int
     operator: str
     backward: bool
-    site: Site
+    site: CallSite
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     moves_data: bool

@@ -26,14 +26,14 @@ class Effect(Enum):
     PLAIN = "plain"
     """Contiguous in, contiguous out."""
     NEUTRAL = "neutral"
-    """No image: vectors, matrices, scalars."""
+    """The operands are no images but vectors, matrices or scalars."""
 
     def __str__(self) -> str:
         return self.value
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallEffect:
     """The effect of a call, and the earlier call that made it necessary, if one did."""
 
     effect: Effect
@@ -109,7 +109,7 @@ class Tracker:
         self._unmarked: set[int | None] = set()
         self._origin: dict[int | None, int | None] = {}
 
-    def follow(self, call: Call) -> Outcome:
+    def follow(self, call: Call) -> CallEffect:
         """Return what `call` did. Calls come in the order they were made."""
         outcome = self._judge(call)
         if call.moves_data:
@@ -133,7 +133,7 @@ class Tracker:
             return spec.format is Format.AMBIGUOUS and spec.marked
         return spec.source is not None and self._kept.get(spec.source, False)
 
-    def _judge(self, call: Call) -> Outcome:
+    def _judge(self, call: Call) -> CallEffect:
         # Tensors without strides (oneDNN's own, sparse) have none of our formats.
         images = [i for i in call.inputs if i.source is not None and len(i.strides) >= 4]
         made = [o for o in call.outputs if len(o.strides) >= 4]
@@ -144,7 +144,7 @@ class Tracker:
             made = [o for o in made if o.shape not in weights]
         name = short_name(call.operator)
         if not made or not images or name.startswith(_FRESH):
-            return Outcome(Effect.NEUTRAL)
+            return CallEffect(Effect.NEUTRAL)
         if not call.backward:
             # A gate or a bias that is broadcast over an image does not decide the image's layout.
             images = [i for i in images if i.shape == made[0].shape] or images
@@ -155,51 +155,53 @@ class Tracker:
             return self._after_last(call, last, out, origin)
         if out.format.is_last:
             # `zeros_like` and its kind fill in new numbers: they copy nothing from the image.
-            return Outcome(Effect.KEEPS) if _is_like(name) else Outcome(Effect.RESTORES, origin)
-        return Outcome(Effect.PLAIN, origin)
+            return (
+                CallEffect(Effect.KEEPS) if _is_like(name) else CallEffect(Effect.RESTORES, origin)
+            )
+        return CallEffect(Effect.PLAIN, origin)
 
-    def _in_place(self, call: Call, images: list[TensorSpec]) -> Outcome:
+    def _in_place(self, call: Call, images: list[TensorSpec]) -> CallEffect:
         if not images or not call.outputs:
-            return Outcome(Effect.NEUTRAL)
+            return CallEffect(Effect.NEUTRAL)
         if short_name(call.operator) == "copy_" and len(images) == 2:
             return self._copied(*images)
         before, after = images[0], call.outputs[0]
         if (before.shape, before.strides) != (after.shape, after.strides):
-            return Outcome(Effect.VIEWS)
-        return Outcome(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
+            return CallEffect(Effect.VIEWS)
+        return CallEffect(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
 
-    def _copied(self, target: TensorSpec, source: TensorSpec) -> Outcome:
+    def _copied(self, target: TensorSpec, source: TensorSpec) -> CallEffect:
         if not self.is_last(target):
-            return Outcome(Effect.CONVERTS if self.is_last(source) else Effect.PLAIN)
+            return CallEffect(Effect.CONVERTS if self.is_last(source) else Effect.PLAIN)
         if self.is_last(source):
-            return Outcome(Effect.KEEPS)
-        return Outcome(Effect.RESTORES, self._origin.get(source.source))
+            return CallEffect(Effect.KEEPS)
+        return CallEffect(Effect.RESTORES, self._origin.get(source.source))
 
     def _after_last(
         self, call: Call, last: list[TensorSpec], out: TensorSpec, origin: int | None
-    ) -> Outcome:
+    ) -> CallEffect:
         # A tensor that was ambiguous when it was made is not known to be channels last, nor is a
         # view of it.
         known = [i for i in last if i.densest is not None and i.source not in self._unmarked]
         known = [i for i in known if not i.format.is_last or i.marked]
         name = short_name(call.operator)
         if name in MIXING and out.densest is None:
-            return Outcome(Effect.NEUTRAL)
+            return CallEffect(Effect.NEUTRAL)
         if out.densest is None or out.format.is_last:
-            return Outcome(Effect.KEEPS)
+            return CallEffect(Effect.KEEPS)
         if name in MIXING:
             stays = out.densest == len(out.shape) - 1
-            return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
+            return CallEffect(Effect.KEEPS if stays else Effect.NEUTRAL)
         if call.asked is Format.CONTIGUOUS:
-            return Outcome(Effect.CONVERTS)
+            return CallEffect(Effect.CONVERTS)
         if not known and name != "contiguous":
             marked = all(i.marked for i in last)
-            return Outcome(Effect.LOSES if marked else Effect.MISREADS)
+            return CallEffect(Effect.LOSES if marked else Effect.MISREADS)
         if any(_same_layout(i, out) for i in known):
-            return Outcome(Effect.KEEPS)
+            return CallEffect(Effect.KEEPS)
         if name in _EXPLICIT:
-            return Outcome(Effect.CONVERTS)
-        return Outcome(Effect.LOSES, origin)
+            return CallEffect(Effect.CONVERTS)
+        return CallEffect(Effect.LOSES, origin)
 
 
 def _is_like(name: str) -> bool:

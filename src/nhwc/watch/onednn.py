@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .calls import Call, Site
+from .calls import Call, CallSite
 
 _LINE = re.compile(rb"(?:onednn|dnnl|mkldnn)_verbose,[^\n]*\n?")
 _MARK = re.compile(rb"nhwc-call,(\d+)\n")
@@ -27,7 +27,7 @@ _WEIGHTS = ("wei", "diff_wei")
 _MADE = ("dst", "diff_src", "diff_wei")
 
 
-_NOWHERE = Site("", "", "", 0, "")
+_NOWHERE = CallSite("", "", "", 0, "")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Primitive:
     call: int | None = None
     """The call's place in the run; None for what no call of this thread ran."""
     operator: str = ""
-    site: Site = _NOWHERE
+    site: CallSite = _NOWHERE
     role: str = ""
     """Of a reorder, what it copies: `input`, `output` or `weight`."""
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.weights import convolution_weights
-from .calls import Call, Site, TensorSpec, described
+from .calls import Call, CallSite, TensorSpec, described
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -46,7 +46,7 @@ class Recorder(contextlib.ExitStack):
         self.current: int | None = None
         self.names = _module_names(model)
         self.sources: dict[int, int] = {}
-        self.sites: dict[int, Site] = {}
+        self.sites: dict[int, CallSite] = {}
         self.on_call = on_call or self.calls.append
         self.made = 0
         self.failed = ""
@@ -115,7 +115,7 @@ class Recorder(contextlib.ExitStack):
             source=None if own else self.sources.get(memory, -1),
         )
 
-    def _site(self, node: Any) -> Site:
+    def _site(self, node: Any) -> CallSite:
         if node is not None and node._sequence_nr() in self.sites:
             # The backward of an operator is charged to the line that called it forward.
             return self.sites[node._sequence_nr()]
@@ -130,9 +130,9 @@ class Recorder(contextlib.ExitStack):
             walk = walk.f_back
         name, _, kind = module.partition("\0")
         if frame is None:
-            return Site(name, kind, "", 0, "")
+            return CallSite(name, kind, "", 0, "")
         file, line = frame.f_code.co_filename, frame.f_lineno
-        return Site(name, kind, file, line, linecache.getline(file, line).strip())
+        return CallSite(name, kind, file, line, linecache.getline(file, line).strip())
 
 
 class _Functions(TorchFunctionMode):
@@ -153,7 +153,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         full = resolve_name(func) or name
         if name in ("backward", "grad"):
-            # It is no operator: the dispatch mode sees the operators that it runs, one by one.
+            # A backward pass is no operator: the dispatch mode sees each of its operators.
             return func(*args, **kwargs)
         return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
 

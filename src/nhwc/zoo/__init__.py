@@ -204,7 +204,7 @@ def _from_torchvision(name: str) -> Callable[..., object]:
         ) from None
     takes = inspect.signature(builder).parameters
     nothing = {key: None for key in ("weights", "weights_backbone") if key in takes}
-    # Both spend most of their construction on drawing truncated normals, which is needless here.
+    # These two draw truncated normals for most of their construction, which is needless here.
     quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     return partial(builder, **nothing, **quick)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file is, and what to do with it, in words that fit into a sentence."""
+    """A kind of file, and advice what to do with it, as parts of a sentence."""
 
     what: str
     todo: str

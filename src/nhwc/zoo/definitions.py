@@ -6,20 +6,20 @@ import ast
 import importlib.util
 from pathlib import Path
 
-from ..watch.calls import Site
+from ..watch.calls import CallSite
 
 
-def definition_of(name: str) -> Site | None:
+def definition_of(name: str) -> CallSite | None:
     """The line that defines the model called `name`, if that names code or a file.
 
     >>> definition_of("nhwc.zoo.definitions:definition_of").source
-    'def definition_of(name: str) -> Site | None:'
+    'def definition_of(name: str) -> CallSite | None:'
     """
     where, _, what = name.rpartition(":")
     if where.endswith(".py"):
         file = Path(where)
     elif where in ("", "torchvision", "timm"):
-        return Site("", "", str(Path(name).resolve()), 1, "") if Path(name).is_file() else None
+        return CallSite("", "", str(Path(name).resolve()), 1, "") if Path(name).is_file() else None
     else:
         spec = importlib.util.find_spec(where)
         if spec is None or not spec.has_location or spec.origin is None:
@@ -28,7 +28,7 @@ def definition_of(name: str) -> Site | None:
     text = file.read_text(encoding="utf-8", errors="replace")
     line = next((node.lineno for node in ast.parse(text).body if what in _names(node)), 1)
     code = (text.splitlines() or [""])[line - 1].strip()
-    return Site("", "", str(file.resolve()), line, code)
+    return CallSite("", "", str(file.resolve()), line, code)
 
 
 def _names(node: ast.stmt) -> list[str]:

@@ -13,7 +13,7 @@ from nhwc.kernels.convolutions.conv import conv2d_candidates
 from nhwc.kernels.convolutions.spec import ConvSpec
 from nhwc.kernels.language import isa as isas
 from nhwc.kernels.layers.activations import Activation
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
 from ..cases import Case, convolutions
@@ -202,7 +202,7 @@ def test_writes_into_a_slice_and_nowhere_else(data):
             kernel.pack(case.weight, case.bias),
             None if residual is None else View("residual", shape, spec.k + 9, 3),
         )
-        Call.of(steps, 1)({"x": x, "y": y, "residual": residual})
+        Invocation.of(steps, 1)({"x": x, "y": y, "residual": residual})
         inside = y[:, 3:-6].reshape(spec.n, spec.out_h, spec.out_w, spec.k)
         case.check(inside.permute(0, 3, 1, 2), kernel.name)
         assert (y[:, :3] == 7).all()

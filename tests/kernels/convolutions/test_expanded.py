@@ -9,7 +9,7 @@ from nhwc.kernels.convolutions import expanded
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.expanded import Expansion, Window, expanded_depthwise_step
 from nhwc.kernels.layers.activations import Activation
-from nhwc.kernels.tape.invoke import Call
+from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
 
@@ -50,7 +50,7 @@ def test_bands_and_threads_change_no_bit(isa, threads, monkeypatch, scratch, bat
     results = []
     for steps in ([one], two):
         buffers = {"x": x, "wide": last(*wide), "y": last(*narrow)}
-        Call.of(steps, used)(buffers)
+        Invocation.of(steps, used)(buffers)
         results.append(buffers["y"])
     assert torch.equal(*results)
 

@@ -30,10 +30,10 @@ def special(step, *values):
     """The results of a step for one pixel of these values."""
     x = torch.tensor(values)[None, :, None, None].to(memory_format=torch.channels_last)
     y = torch.empty_like(x)
-    from nhwc.kernels.tape.invoke import Call
+    from nhwc.kernels.tape.invoke import Invocation
 
     views = (View(name, x.shape, x.shape[1]) for name in ("x", "y"))
-    Call.of([step(*views)], 1)({"x": x, "y": y})
+    Invocation.of([step(*views)], 1)({"x": x, "y": y})
     return y.flatten()
 
 

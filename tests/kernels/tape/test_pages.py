@@ -27,10 +27,10 @@ def test_pieces_follow_one_another_from_a_page_on_and_do_not_overlap():
     assert all(piece.eq(number).all() for number, piece in enumerate(pieces))
 
 
-def test_what_is_larger_than_a_block_gets_its_own_and_the_rest_goes_on(monkeypatch):
-    monkeypatch.setattr(pages, "_BLOCK", 1 << 14)
+def test_what_is_larger_than_a_block_gets_its_own_and_the_rest_goes_on():
+    block = 1 << 23
     with side_by_side():
-        first, large, second, next_block = room(100), room(1 << 14), room(100), room(4000)
+        first, large, second, next_block = room(100), room(block), room(100), room(block - 100)
     assert second.data_ptr() - first.data_ptr() == 448
     assert large.data_ptr() % PAGE == next_block.data_ptr() % PAGE == 0
     assert len({t.untyped_storage().data_ptr() for t in (first, large, next_block)}) == 3

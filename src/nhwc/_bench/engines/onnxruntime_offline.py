@@ -14,7 +14,7 @@ from .engine import Engine
 from .onnxruntime import ENGINE as ONNXRUNTIME
 
 FAMILIES = {"swin": "swin", "visiontransformer": "vit", "vit": "vit", "deit": "vit"}
-"""For a part of a class's name, the optimizer's name of its family."""
+"""The optimizer's name for a family of models, by a part of the class's name."""
 
 
 def convert(model: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> None:

@@ -14,7 +14,7 @@ from ...formats import Format, strides_of, to_format
 from ..language import isa as isas
 from ..language.compiler import Kernel
 from ..product.microkernel import TILE
-from ..tape.invoke import Call
+from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
 from . import direct, grouped, stem, winograd
 from .spec import ConvSpec
@@ -140,10 +140,12 @@ def _pixels(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 @lru_cache(maxsize=4096)
-def _call(kernel: ConvKernel, x_pixel: int, residual_pixel: int, isa: str, threads: int) -> Call:
+def _call(
+    kernel: ConvKernel, x_pixel: int, residual_pixel: int, isa: str, threads: int
+) -> Invocation:
     spec = kernel.spec
     x = View("x", (spec.n, spec.c, spec.h, spec.w), x_pixel)
     y = View("y", (spec.n, spec.k, spec.out_h, spec.out_w), spec.k)
     residual = View("residual", y.shape, residual_pixel) if residual_pixel else None
     packed = View("packed", (1, 1, 1, 1), 1)
-    return Call.of(kernel.steps(x, y, packed, residual), threads)
+    return Invocation.of(kernel.steps(x, y, packed, residual), threads)

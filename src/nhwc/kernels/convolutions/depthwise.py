@@ -46,7 +46,8 @@ _TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
 """The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
 
 _TILES = (8, 7, 4)
-"""How many neighbouring outputs a kernel may compute at once; 7 divides what 224 leads to."""
+"""How many neighbouring outputs a kernel may compute at once. 7 divides the widths that an image
+of 224 pixels has in later layers."""
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "n", "h", "w", "c", "out_h", "out_w", "r", "s"),
@@ -148,7 +149,7 @@ def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
     return Kernel(f"depthwise{size}x{size}s{stride}t{tile}", _FIELDS, emit)
 
 
-class Row(NamedTuple):
+class OutputRow(NamedTuple):
     """Channels from `first` up to `last` of a row of outputs.
 
     `out` is its first pixel in `y`, `top` the input row under its first tap, which may lie in the
@@ -162,12 +163,12 @@ class Row(NamedTuple):
     last: Value
 
 
-def _row(e: Emitter, a: Args, piece: Value) -> Row:
+def _row(e: Emitter, a: Args, piece: Value) -> OutputRow:
     rows = a.n * a.out_h
     image, top = piece % rows // a.out_h, piece % rows % a.out_h * a.stride_h - a.pad_h
     first = piece // rows * a.piece
     source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
-    return Row(piece % rows * a.out_w, top, source, first, e.min(first + a.piece, a.c))
+    return OutputRow(piece % rows * a.out_w, top, source, first, e.min(first + a.piece, a.c))
 
 
 def _emit_tiled(
@@ -181,7 +182,7 @@ def _emit_tiled(
 def emit_row(
     e: Emitter,
     a: Args,
-    row: Row,
+    row: OutputRow,
     *,
     size: int,
     stride: int,

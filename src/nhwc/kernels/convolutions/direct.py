@@ -90,8 +90,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     with e.range(begin, end) as unit:
         # Pixels are cut first, as in the layers before and after: what a thread reads it wrote.
         group = unit // a.column_parts % a.groups
-        first, last = _part(e, unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
-        panels = _part(e, unit % a.column_parts, a.column_parts, a.panels)
+        first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
+        panels = _part(unit % a.column_parts, a.column_parts, a.panels)
         each = even(e, last - first)
         with e.range(first, last, each) as at:
             into = packed + (at - first) * row_floats
@@ -105,7 +105,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         _emit_products(e, a, TileCall(e, a.tile), work, later)
 
 
-def _part(e: Emitter, index: Value, parts: Value, count: Value) -> _Span:
+def _part(index: Value, parts: Value, count: Value) -> _Span:
     return _Span(index * count // parts, (index + 1) * count // parts)
 
 
@@ -119,8 +119,8 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
     of_tile = even(e, count)
-    # What is asked for: later weights, or weights of the next panel, or pixels of the next unit,
-    # of which each panel asks for a part. The last that applies wins.
+    # Prefetch later weights, or weights of the next panel, or pixels of the next unit, of which
+    # each panel prefetches a part. The last that applies wins.
     each = (of_tile + (panels - 1)) // panels
     asked = tile.ask(later.floats, a.segment, panels * tiles)
     with e.when((later.floats == 0) & (a.row_parts == 1)):

@@ -118,8 +118,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, narrow: int, st
 def _second(e: Emitter, a: Args, channel: Value) -> tuple[Value | None, Value | None]:
     """How far the inputs of a vector's second half lie behind the first's, and its mask.
 
-    Vectors begin and end where halves of them do, and so do groups: a vector meets two at most.
-    None and None where a half is no less than a vector.
+    Vectors and groups begin and end at multiples of half a vector, so a vector meets two groups at
+    most. The result is None and None on processors whose vectors are no longer than a half.
     """
     half = e.isa.least
     if half == e.width:
@@ -139,9 +139,9 @@ def _fetch_following(e: Emitter, weights: Value, size: Value, row: Value, rows: 
 
 
 def _fetch_row(e: Emitter, a: Args, x: Value, y: Value, stride: int) -> None:
-    """Ask for the pixels under a tile, and at `y`, that the next row of outputs will come to.
+    """Prefetch the pixels under a tile, and at `y`, that the next row of outputs will use.
 
-    A vector of each pixel is too far from that of the next one for the processor to foresee.
+    A pixel's vector lies too far from the next pixel's for the processor to foresee the access.
     """
     for i in range(3, 3 + stride):
         for n in range(_TILE * stride):

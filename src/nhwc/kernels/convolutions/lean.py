@@ -130,8 +130,8 @@ def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
         tap = columns * channels
         with own.range(0, channels, _NEAR) as first, own.range(0, columns, own.width) as column:
             last = own.min(first + _NEAR, channels)
-            # What is asked for is the next stretch of channels, or behind the last the next panel:
-            # each row of elements asks for one or two of the nine taps.
+            # Prefetch the next stretch of channels, or after the last stretch the next panel:
+            # each row of elements prefetches one or two of the nine taps.
             following = own.select(last < channels, columns * _NEAR, tap * TAPS - first * columns)
             for i in range(t.size):
                 row = _Row(own, t, i, tiles)

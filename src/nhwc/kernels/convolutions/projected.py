@@ -40,7 +40,7 @@ from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
-from .depthwise import Row, Window, emit_row
+from .depthwise import OutputRow, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
@@ -151,7 +151,7 @@ def _emit(
         with e.range(first, last) as out:
             top = out * stride - a.pad_h
             source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
-            row = Row((out - first) * a.out_w, top, source, e.i64(0), a.c)
+            row = OutputRow((out - first) * a.out_w, top, source, e.i64(0), a.c)
             emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
         start = (image * a.out_h + first) * a.out_w
         _emit_products(e, a, call, _Band(start, pixels, packed))

@@ -84,7 +84,7 @@ def emit_output(e: Emitter, a: Args, t: Transform, sums: Sums, tile: Value, chan
         e.branch(a.pool != 0, pool, store)
 
     def one_by_one() -> None:
-        """Results go to the stack, and loops run over those that there are."""
+        """Store the results on the stack, then copy those inside the image in loops."""
         kept = e.stack(t.outputs**2 * e.width)
         for number, (_, _, variable) in enumerate(each):
             e.store(variable.value, kept + number * e.width)

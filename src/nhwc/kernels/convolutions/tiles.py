@@ -209,7 +209,7 @@ def _emit_panel(
 def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
     """Multiply by filters that were transformed when they were packed."""
     floats, parts = p.channels * p.columns, tiles_of(e, p.count)
-    # Where no other thread reads them, each part of a product asks for some of the next one's.
+    # If no other thread reads the next filters, each part of a product prefetches some of them.
     next_ones = e.select((p.count == p.tiles) & (parts > 1), floats, e.i64(0))
     call.ask(next_ones, p.channels, parts)
     with e.range(0, t.size**2) as element:

@@ -64,7 +64,7 @@ def optimized(assembly: str, target: Any) -> Any:
     module.verify()
     module.triple = target.triple
     options = llvm.PipelineTuningOptions(speed_level=2)
-    # The kernels are vectorised and unrolled by whoever wrote them.
+    # The kernels are written vectorised and unrolled, so LLVM must not do it again.
     options.loop_vectorization = options.slp_vectorization = False
     options.loop_unrolling = options.loop_interleaving = False
     passes = llvm.create_pass_builder(target, options)

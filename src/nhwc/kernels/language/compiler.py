@@ -40,7 +40,7 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Where the machine code lies: from memory, from disk, or compiled now."""
+        """The address of the machine code, which is looked up, loaded from disk or compiled now."""
         return address_of(self, isas.host())
 
 
@@ -105,7 +105,7 @@ def _write(file: Path, code: bytes) -> None:
 
 
 def _digest(file: Path, code: bytes) -> bytes:
-    """Of the code and of the file's name, which has all that the code was made from."""
+    """Digest the code and the file's name, which names everything that the code was made from."""
     return hashlib.sha256(file.name.encode() + b"\n" + code).hexdigest().encode()
 
 

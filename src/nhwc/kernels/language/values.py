@@ -161,7 +161,7 @@ class Writer:
         return Value(self, ir.Constant(kind, number))
 
     def alike(self, left: Any, right: Any) -> tuple[Value, Value]:
-        """Both as Values of the wider of their types."""
+        """Return both as Values of the wider of their types."""
         kinds = [v.llvm.type for v in (left, right) if isinstance(v, Value)]
         kind = next((k for k in kinds if isinstance(k, ir.VectorType)), kinds[0])
         return self.value(left, kind), self.value(right, kind)

@@ -126,7 +126,7 @@ def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
 
 def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
-    """The larger, lane by lane; not a number where either is none."""
+    """Return the larger, lane by lane; NaN where either is NaN."""
     return e.select(one == one, e.max(one, other), one)
 
 

@@ -51,7 +51,7 @@ def _nearest(size: int, wanted: int, scale: float | None) -> Tensor:
 def _linear(size: int, wanted: int, scale: float | None, align_corners: bool) -> Tensor:
     index = torch.arange(wanted, dtype=torch.float32)
     if wanted == size:
-        # 0 times the neighbour is no 0 where that is NaN.
+        # Without neighbours: 0 times a NaN is NaN.
         return _taps(index, index, torch.zeros(wanted))
     if align_corners:
         place = index * ((size - 1) / (wanted - 1) if wanted > 1 else 0.0)

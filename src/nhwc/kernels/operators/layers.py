@@ -1,4 +1,4 @@
-"""The torch operators `nhwc::...` that are no dense convolution: a table, and what serves it.
+"""The torch operators `nhwc::...` other than dense convolutions: a table, and their functions.
 
 Each call packs its weights anew, which is cheap except for a large `linear`: a model that runs
 often is better recorded as a program, which packs once.
@@ -20,7 +20,7 @@ from ...operators.windows import places
 from ..convolutions.depthwise import depthwise_step
 from ..layers import copies, elementwise, linear, normalize, pooling, resize
 from ..layers.activations import named
-from ..tape.invoke import Call
+from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
 from .conv2d import register as register_convolution
 
@@ -31,7 +31,7 @@ _IMAGES = {"x", "other", "factor", "residual", "parts"}
 
 
 @dataclass(frozen=True)
-class Operator:
+class LayerOperator:
     """`make(y, *arguments)` returns the steps, given views for images; `shape` is the result's."""
 
     name: str
@@ -121,68 +121,68 @@ def _interleaved(parts: Sequence[Tensor]) -> Shape:
 _WINDOW = "Tensor x, int[2] size, int[2] stride, int[2] padding, bool ceil_mode"
 
 OPERATORS = (
-    Operator(
+    LayerOperator(
         "depthwise",
         "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, "
         "int[2] stride, int[2] padding, int[2] dilation, str activation",
         _convolved,
         _depthwise,
     ),
-    Operator("max_pool", _WINDOW, _windows, _max_pool),
-    Operator("avg_pool", f"{_WINDOW}, bool count_include_pad", _windows, _avg_pool),
-    Operator(
+    LayerOperator("max_pool", _WINDOW, _windows, _max_pool),
+    LayerOperator("avg_pool", f"{_WINDOW}, bool count_include_pad", _windows, _avg_pool),
+    LayerOperator(
         "adaptive_avg_pool",
         "Tensor x, int[2] size",
         _resized,
         lambda y, x, size: pooling.adaptive_avgpool_step(x, y),
     ),
-    Operator(
+    LayerOperator(
         "affine",
         "Tensor x, Tensor scale, Tensor? shift, Tensor? residual, str activation",
         _same,
         _affine,
     ),
-    Operator(
+    LayerOperator(
         "activation",
         "Tensor x, str activation, float slope",
         _same,
         lambda y, x, name, slope: elementwise.activation_step(x, y, named(name), slope=slope),
     ),
-    Operator(
+    LayerOperator(
         "add",
         "Tensor x, Tensor other, str activation",
         _same,
         lambda y, x, other, name: elementwise.add_step(x, other, y, activation=named(name)),
     ),
-    Operator(
+    LayerOperator(
         "multiply",
         "Tensor x, Tensor factor",
         _same,
         lambda y, x, factor: elementwise.multiply_step(x, factor, y),
     ),
-    Operator(
+    LayerOperator(
         "linear",
         "Tensor x, Tensor weight, Tensor? bias, str activation",
         lambda x, weight, *_: (x.shape[0], weight.shape[0]),
         _linear,
     ),
-    Operator(
+    LayerOperator(
         "interleave",
         "Tensor[] parts",
         _interleaved,
         lambda y, parts: copies.interleave_steps(parts, y),
     ),
-    Operator("softmax", "Tensor x", _same, lambda y, x: normalize.softmax_step(x, y)),
-    Operator(
+    LayerOperator("softmax", "Tensor x", _same, lambda y, x: normalize.softmax_step(x, y)),
+    LayerOperator(
         "layer_norm",
         "Tensor x, Tensor? weight, Tensor? bias, float eps",
         _same,
         lambda y, x, weight, bias, eps: normalize.layer_norm_step(x, y, weight, bias, eps=eps),
     ),
-    Operator(
+    LayerOperator(
         "nearest", "Tensor x, int[2] size", _resized, lambda y, x, _: resize.nearest_step(x, y)
     ),
-    Operator(
+    LayerOperator(
         "bilinear",
         "Tensor x, int[2] size, bool align_corners",
         _resized,
@@ -205,7 +205,7 @@ def register() -> Any:
     return library
 
 
-def _run(operator: Operator, *arguments: Any) -> Tensor:
+def _run(operator: LayerOperator, *arguments: Any) -> Tensor:
     named = zip(operator.arguments, arguments, strict=True)
     given = [_as_views(operator, value) if name in _IMAGES else value for name, value in named]
     shape = operator.shape(*arguments)
@@ -235,10 +235,10 @@ def _run_steps(steps: list[Step]) -> None:
                 value = View(str(id(value.buffer)), value.shape, value.pixel, value.offset)
             args.append(value)
         renamed.append(Step(step.kernel, tuple(args), step.barrier))
-    Call.of(renamed, torch.get_num_threads())(buffers)
+    Invocation.of(renamed, torch.get_num_threads())(buffers)
 
 
-def _as_views(operator: Operator, value: Any) -> Any:
+def _as_views(operator: LayerOperator, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -258,7 +258,7 @@ def _as_views(operator: Operator, value: Any) -> Any:
     return view
 
 
-def _refuse_gradients(operator: Operator, *arguments: Any) -> Tensor:
+def _refuse_gradients(operator: LayerOperator, *arguments: Any) -> Tensor:
     flat = [one for a in arguments for one in (a if isinstance(a, list | tuple) else (a,))]
     wanted = any(isinstance(one, Tensor) and one.requires_grad for one in flat)
     if torch.is_grad_enabled() and wanted:
@@ -270,7 +270,7 @@ def _refuse_gradients(operator: Operator, *arguments: Any) -> Tensor:
         return getattr(torch.ops.nhwc, operator.name)(*arguments)  # type: ignore[no-any-return]
 
 
-def _fake(operator: Operator, *arguments: Any) -> Tensor:
+def _fake(operator: LayerOperator, *arguments: Any) -> Tensor:
     return _empty(arguments, operator.shape(*arguments))
 
 

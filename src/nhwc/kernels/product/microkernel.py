@@ -79,7 +79,7 @@ def tiles_of(e: Emitter, rows: Value) -> Value:
 
 
 def even(e: Emitter, rows: Value) -> Value:
-    """How many rows a tile has if all are about as large: the few left over would take as long."""
+    """How many rows a tile has if all are about equal: a small last tile would take as long."""
     tiles = tiles_of(e, rows)
     return (rows + tiles - 1) // tiles
 
@@ -181,8 +181,8 @@ def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
     before, last = (len(vectors) - 1) * e.width, vectors[-1]
     full, mask = t.columns >= before + last.width, last.lanes(t.columns - before)
     sums = [[own.variable(0.0) for own in vectors] for _ in range(rows)]
-    # What is stored in the end is asked for before the sums begin. Where a product is long enough,
-    # its loop asks for these rows one by one instead (`emit_product`).
+    # Prefetch the rows of the result before the sums begin. If the product is long enough, its loop
+    # prefetches these rows one by one instead (`emit_product`).
     with e.when(((t.mode & FINAL) != 0) & (t.segment < unrolled(e) * rows)):
         places = [(i, j * e.width) for i in range(rows) for j in lines(e, len(vectors))]
         for i, column in places:

@@ -28,8 +28,8 @@ from ..language.vectors import Emitter, Variable
 _LINE = 16
 """Floats in a line of the cache."""
 _AHEAD = 2048
-"""How many floats before its use a weight is asked for: two pages of memory. To come from far away
-takes that long, and the processor itself foresees reads only up to the end of a page.
+"""How many floats ahead a weight is prefetched: two pages of memory. Memory takes that long to
+answer, and the processor itself foresees reads only up to the end of a page.
 """
 
 Accumulators = list[list[Variable]]
@@ -144,7 +144,7 @@ class _Whole:
         e = self.e
         for step in range(steps):
             places = [b + (step * self.columns + j * e.width) for j in range(len(self.sums[0]))]
-            # With one vector a turn has few products, and a load for each of them: no time to ask.
+            # With one vector a turn has a load for each of its few products: no time to prefetch.
             for j in lines(e, len(places)) if len(places) > 1 else ():
                 e.prefetch(places[j] + _AHEAD, level=2)
             weights = [e.load(place) for place in places]
@@ -157,7 +157,7 @@ class _Whole:
                     a = e.after(a, [variable.value for variable in line])
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: this product has no remainder."""
 
 
 class _Half:

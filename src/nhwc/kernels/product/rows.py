@@ -33,12 +33,12 @@ FIELDS = (
     *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
     *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
 )
-"""How output pixels see input pixels.
+"""How output pixels map to input pixels.
 
 `run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1.
-`segment` is the length of the pieces that begin with a chunk of their own: run * c, or where c is a
-multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i sees input
-pixel i alone.
+`segment` is the length of the pieces that begin with a chunk of their own: run * c, or if c is a
+multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i reads only
+input pixel i.
 """
 
 
@@ -50,7 +50,7 @@ class Pixels(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Where the first of several rows of floats begins, and how far apart they are."""
+    """Several rows of floats: the address of the first, and the distance between them."""
 
     start: Value
     apart: Value

@@ -54,7 +54,7 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
             for other in placed
             if lifetimes[other].meets(lifetimes[index])
         )
-        # The last middles are those of the smallest buffers: what is small stays together.
+        # The last middles belong to the smallest buffers, so that small buffers stay together.
         centred = (middle - half for middle in reversed(middles))
         offset = next((at for at in centred if _is_free(at, size, taken)), None)
         if offset is None:

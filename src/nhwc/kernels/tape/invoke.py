@@ -14,7 +14,7 @@ from .walk import Tape
 
 
 @dataclass(frozen=True)
-class Call:
+class Invocation:
     """Steps on named buffers, bound as far as can be: `call({"x": tensor, ...})` runs them.
 
     Each run has arguments and scratch of its own, so any number of threads may run the same one.
@@ -25,11 +25,10 @@ class Call:
     _kernels: tuple[int, ...]
     _words: tuple[int, ...]
     _holes: tuple[tuple[int, object, int], ...]
-    _scratch: Mapping[Scratch, int]
     _scratch_bytes: int
 
     @classmethod
-    def of(cls, steps: Sequence[Step], threads: int) -> Call:
+    def of(cls, steps: Sequence[Step], threads: int) -> Invocation:
         """Lay out the arguments of `steps`; the buffers of their views are names."""
         words: list[int] = []
         holes: list[tuple[int, object, int]] = []
@@ -47,7 +46,7 @@ class Call:
                     holes.append((len(words), None, scratch[argument]))
                 words += bind([argument], lambda item: 0)
         kernels = tuple(step.kernel.address for step in steps)
-        return cls(tuple(steps), threads, kernels, tuple(words), tuple(holes), scratch, total)
+        return cls(tuple(steps), threads, kernels, tuple(words), tuple(holes), total)
 
     def __call__(self, buffers: Mapping[str, Tensor]) -> None:
         words = (ctypes.c_int64 * len(self._words))(*self._words)

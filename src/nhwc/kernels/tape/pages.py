@@ -19,8 +19,8 @@ PAGE = 1 << 21
 """The size of a huge page on most systems, in bytes."""
 
 _BLOCK = 1 << 25
-"""Memory is asked for in blocks of at least this size; what is not used of one takes none. For less
-malloc may give what was used before, which is in small pages already.
+"""Memory is requested in blocks of at least this size; the unused part of a block takes no memory.
+For a smaller request malloc may return memory that was used before, which lies in small pages.
 """
 
 _LINE = 16
@@ -49,7 +49,7 @@ _shelf: ContextVar[_Shelf | None] = ContextVar("shelf", default=None)
 
 @contextmanager
 def side_by_side() -> Iterator[None]:
-    """Let all that `room` gives meanwhile lie side by side.
+    """Place all memory that `room` returns inside this block side by side.
 
     >>> with side_by_side():
     ...     first, second = room(100), room(100)
@@ -76,7 +76,7 @@ def _block(size: int) -> Tensor:
     block = memory[begin : begin + size]
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
-        # Where the system does not want that it refuses, and nothing is lost.
+        # The system may refuse; the pages then stay small.
         madvise = ctypes.CDLL(None).madvise
         madvise(ctypes.c_void_p(block.data_ptr()), ctypes.c_size_t(size), ctypes.c_int(advice))
     return block.view(torch.float32)

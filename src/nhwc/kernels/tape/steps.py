@@ -90,7 +90,7 @@ Argument = int | float | Tensor | View | Scratch | None
 
 
 @dataclass(frozen=True)
-class Use:
+class Access:
     """Channels `begin` to `end` of a buffer, or a whole scratch, and whether a step writes them."""
 
     item: object
@@ -136,15 +136,15 @@ class Step:
         )
 
     @property
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[Access, ...]:
         """The buffers and scratch among the arguments."""
         found = []
         for name, argument in self.given.items():
             if isinstance(argument, View):
                 end = argument.offset + argument.shape[1]
-                found.append(Use(argument.buffer, argument.offset, end, name == "y"))
+                found.append(Access(argument.buffer, argument.offset, end, name == "y"))
             elif isinstance(argument, Scratch):
-                found.append(Use(argument, 0, 1, True))
+                found.append(Access(argument, 0, 1, True))
         return tuple(found)
 
 

@@ -123,7 +123,7 @@ def _call(function: int) -> Any:
 
 @cache
 def _is_fork() -> bool:
-    """Cached as False in whoever imported this; forgotten and then True in its forked children."""
+    """Whether this process was forked; the cached False is forgotten in a forked child."""
     return os.getpid() != _PARENT
 
 

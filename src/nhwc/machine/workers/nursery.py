@@ -87,7 +87,7 @@ def _end(number: int, grace_s: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(number, signal.SIGKILL)
     if not ended:
-        # It may not have made its own group yet.
+        # The process may not have made its own group yet.
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
         _, status = os.waitpid(number, 0)

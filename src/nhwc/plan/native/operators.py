@@ -22,7 +22,7 @@ from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ...kernels.tape.steps import Step, View
-from ...operators.activations import FUNCTIONS, Activation, of_module
+from ...operators.activations import FUNCTIONS, NamedActivation, of_module
 from ...operators.kinds import arithmetic_of
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
@@ -126,7 +126,7 @@ class _Call:
         return self._made(adaptive_avgpool_step)
 
     def _layer_norm(self) -> Emit | None:
-        """Over the last dimension, which in rows is that of the channels."""
+        """Normalize over the last dimension, which holds the channels of each row."""
         module, shape = self.module, self._out.shape
         if len(shape) == 4 or tuple(module.normalized_shape) != shape[-1:]:
             return None
@@ -144,7 +144,7 @@ class _Call:
         over_channels = given.get("dim") in (1, -3) and given.keys() <= {"input", "dim"}
         return self._made(softmax_step) if over_channels else None
 
-    def _activation(self, activation: Activation | None) -> Emit | None:
+    def _activation(self, activation: NamedActivation | None) -> Emit | None:
         code = in_ours(activation) if activation else None
         if code is None:
             return None
@@ -183,7 +183,7 @@ class _Call:
             return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
         gate = (*out[:2], 1, 1)
-        # The first operand is the factor only if its shape is not that of the result.
+        # The first operand is the factor only if it has another shape than the result.
         first = a != out
         whole, factor = (b, a) if first else (a, b)
         shared = len(out) == 4 and factor in (gate[1:], (1, *gate[1:]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +19,7 @@ from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
-from ...operators.activations import Activation
+from ...operators.activations import NamedActivation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
 
@@ -50,7 +49,7 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     return (ours("nhwc", emit, copies=0.0), *rows)
 
 
-def in_ours(activation: Activation | None) -> tuple[Code, float] | None:
+def in_ours(activation: NamedActivation | None) -> tuple[Code, float] | None:
     """Our kernels' code for an activation, and its slope; None for one that they lack."""
     return (Code.NONE, 0.0) if activation is None else code_of(activation.name, activation.numbers)
 
@@ -81,8 +80,7 @@ def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
     one = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
-    # It counts like the other kernel for linear layers, which reads weights in place.
-    return replace(_packed(ConvKernel("pointwise", True, one), spec.output), copies=0.0)
+    return _packed(ConvKernel("pointwise", True, one), spec.output)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:

@@ -1,0 +1,66 @@
+"""The arguments of a `forward` in a graph: which become inputs, and under which names and types."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from .layers import assert_none
+
+
+def optional_arguments(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments of `forward` with plain defaults, which user code branches on.
+
+    The first argument is the model's input, even if its default is None.
+    """
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    return {
+        p.name: p.default
+        for p in parameters
+        if p.default is not p.empty
+        and isinstance(p.default, _PLAIN)
+        and (p is not parameters[0] or p.default is not None)
+    }
+
+
+def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
+    """Give every argument of the graph the name and the type that `forward` declares for it."""
+    try:
+        types = typing.get_type_hints(type(module).forward)
+    except Exception:
+        types = {}
+    declared = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
+        name = parameter.name
+        if not node.target.startswith("*"):
+            node.target = name
+        # TorchScript takes an argument without a type for a tensor, which is never None.
+        node.type = types.get(name, _TENSOR_OR_NONE if parameter.default is None else None)
+    for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
+        node.target = assert_none
+        # TorchScript takes any other type for one that is never None.
+        node.all_input_nodes[0].type = _TENSOR_OR_NONE
+
+
+_TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045
+
+# Some versions of torch.fx have this function; TorchScript cannot compile it.
+_FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
+
+
+def is_sayable_argument(parameter: inspect.Parameter) -> bool:
+    """Whether generated code can have an argument of this name and this default."""
+    plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN)
+    return plain and parameter.name not in _SAID
+
+
+_SAID = {
+    *("self", "getattr", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"),
+    *("slice", "range", "operator", "math", "nhwc"),
+}
+"""Generated code uses these names itself."""
+
+_PLAIN = (type(None), bool, int, float, str)

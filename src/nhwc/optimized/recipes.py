@@ -1,0 +1,83 @@
+"""A set of input shapes that has a plan: its key, its name in words, and how to make it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..formats import format_of
+from ..plan import Identifier, Plan
+from ..plan.cuda import on_device
+
+
+@dataclass(frozen=True)
+class PlanRecipe:
+    """The kernels chosen for one set of input shapes; a program is made from it when it is needed.
+
+    `graph` is set if it was made for these shapes alone. Passes computed its weights from those of
+    the graph for all shapes, so the recipe is valid only as long as those do not change.
+    """
+
+    signature: Hashable
+    inputs: tuple[Any, ...]
+    kernels: tuple[tuple[str, Identifier], ...]
+    graph: fx.GraphModule | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A planned set of input shapes: its recipe, its program, and the weights in it."""
+
+    recipe: PlanRecipe
+    program: Callable[..., Any]
+    weights: tuple[Tensor, ...]
+
+
+def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
+    """Serve the shapes of `inputs` by the `plan` that was made of `graph` for them."""
+    recipe = PlanRecipe(signature(inputs), describe(inputs), plan.kernels)
+    return Served(recipe, on_device(plan.program, inputs), tuple(plan.weights(graph)))
+
+
+def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
+
+    >>> describe((torch.zeros(2, 3), 7))
+    ('2x3 float32', '7')
+    """
+    return tuple(_described(x) for x in inputs)
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(describe(x))}]"
+    if not isinstance(x, Tensor):
+        return repr(x)
+    last = format_of(x).is_last
+    words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
+    return " ".join([*words, "channels_last"] if last else words)
+
+
+def signature(inputs: Sequence[Any]) -> Hashable:
+    """The key of a program: shapes, types and devices of tensors, and all other values."""
+    return tuple(
+        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) and _is_plain(x) else _hashable(x)
+        for x in inputs
+    )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the numbers of `x` are those in its memory, which a kernel reads."""
+    # A fake or distributed tensor has its numbers elsewhere; a negated one stores their opposites.
+    ours = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return ours and x.layout is torch.strided and not x.is_neg()
+
+
+def _hashable(value: Any) -> Hashable:
+    plain = (int, float, bool, str, type(None))
+    # Any other value may change unnoticed: a new object equals no key, so the graph runs.
+    return (type(value), value) if isinstance(value, plain) else object()
