@@ -84,6 +84,11 @@ _EXPLICIT = frozenset(
 are called for. Most of what may be a view (`operators.kinds`) is none of these: it never copies.
 """
 
+_RESHAPING = frozenset(
+    ["reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel", "movedim", "swapaxes"]
+)
+"""Those of them that copy to NCHW where they must copy, however what they are given is marked."""
+
 _FRESH = ("new_", "empty_strided")
 """Prefixes of operators that take only the type and the device of the image they are given."""
 
@@ -191,6 +196,11 @@ class Tracker:
             stays = out.densest == len(out.shape) - 1
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
         if call.asked is Format.CONTIGUOUS:
+            return Outcome(Effect.CONVERTS)
+        if any(i.shape == out.shape and i.densest == out.densest for i in last):
+            # It returns what it was given, whatever that was taken for before.
+            return Outcome(Effect.KEEPS)
+        if not known and name in _RESHAPING:
             return Outcome(Effect.CONVERTS)
         if not known and name != "contiguous":
             marked = all(i.marked for i in last)
