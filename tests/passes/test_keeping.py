@@ -59,6 +59,11 @@ def coordinates(self, x):
     return x * self.near(x.mean(dim=3, keepdim=True)) * x.amax(2, True)
 
 
+def places(self, x):
+    maps = torch.cat((x.mean(1, keepdim=True), x.amax(dim=1, keepdim=True)), dim=1)
+    return x * F.conv2d(maps, maps.new_ones(1, 2, 3, 3), padding=1).sigmoid()
+
+
 def pooled(self, x):
     context = F.interpolate(F.relu(self.near(self.pool(x))), size=x.shape[-2:], mode="bilinear")
     return self.wide(torch.cat((x, context), dim=1))
@@ -85,6 +90,7 @@ def habit(self, x):
 CASES = {
     "sums of branches": (mend_reduction, block(branches), Reduced),
     "a mean over one side": (mend_reduction, block(coordinates), Reduced),
+    "maps of one channel": (mend_reduction, block(places), Reduced),
     "softmax over a row": (mend_softmax, block(lambda self, x: x.softmax(-1)), Softmax),
     "softmax over channels": (mend_softmax, block(lambda self, x: F.log_softmax(x, 1)), Softmax),
     "repeat": (mend_repeat, block(lambda self, x: x.repeat(2, 1, 1, 3)), Repeat),
@@ -97,6 +103,11 @@ CASES = {
     "a sum that tokens begin": (
         mend_arithmetic,
         block(lambda self, x: attended(self, x) + self.near(x)),
+        None,
+    ),
+    "a sum that tokens begin, of windows": (
+        mend_arithmetic,
+        block(lambda self, x: attended(self, x) + (x.permute(0, 2, 3, 1) * 2).permute(0, 3, 1, 2)),
         None,
     ),
     "images of tokens": (mend_tokens, block(resized_tokens), FromTokens),

@@ -154,7 +154,7 @@ class Pixel(nn.Module):
     """
 
     def forward(self, x: Tensor, size: list[int]) -> Tensor:
-        return x.expand([x.size(0), x.size(1), *size])
+        return x.expand([x.size(0), x.size(1), size[0], size[1]])
 
 
 class FromTokens(nn.Module):

@@ -5,7 +5,7 @@ the arguments that are written to. The lists here hold what the schemas leave ou
 
 Other rooms have lists that answer other questions: `graph.shapes` which calls read a size and no
 number, `graph.traced` what surely returns a single tensor, `watch.effects` whose result has no
-format to keep and who copies because the code asked for it, `passes.mend_cat_format` which views
+format to keep and who copies because the code asked for it, `passes._matching` which views
 are slices of channels.
 """
 

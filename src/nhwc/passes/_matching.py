@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import module_of
+from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Cat, ChannelNorm
 from ..operators.activations import FUNCTIONS, MODULES
@@ -79,7 +80,10 @@ _OF_PIXELS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, Cat,
 
 
 def is_made_of_pixels(node: object) -> bool:
-    """Whether a convolution made `node`, and no more than pointwise operators and slices since."""
+    """Whether a convolution or a permutation to N, C, H, W made `node`.
+
+    Nothing but pointwise operators and slices of channels may have followed.
+    """
     todo, seen = [node], set()
     while todo:
         one = todo.pop()
@@ -87,7 +91,8 @@ def is_made_of_pixels(node: object) -> bool:
             continue
         seen.add(one)
         module = module_of(one)
-        if isinstance(module, _OF_PIXELS):
+        op = module.op if isinstance(module, Fused) else module
+        if isinstance(op, _OF_PIXELS) or permutation(one) == TO_IMAGE:
             return True
         norm = isinstance(module, _BatchNorm | _DropoutNd)
         if norm or activation_of(one) is not None:

@@ -1,12 +1,14 @@
 """Sums over stacked images and over one side of an image, which torch returns in NCHW.
 
-Networks with branches (SKNet, ResNeSt) stack them, weigh them, and add them up again.
+Networks with branches (SKNet, ResNeSt) stack them, weigh them, and add them up again. Attention to
+places (CBAM) joins the mean and the maximum of all channels.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..graph import add_module, clean, erase
@@ -32,7 +34,10 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
         dims = _dims(given.get("dim"))
         plain = given.keys() <= {"input", "dim", "keepdim"} and type(keepdim) is bool and dims
         rank = ranks.get(value) if isinstance(value, fx.Node) else None
-        if not plain or rank is None or not _leaves_an_image(rank, dims, keepdim=keepdim):
+        if not plain or rank is None:
+            continue
+        kept = _leaves_an_image(rank, dims, keepdim=keepdim)
+        if not kept and not (keepdim and _leaves_a_map(node, rank, dims)):
             continue
         sites.append(Site(name_of(node), kind, True))
         with gm.graph.inserting_before(node):
@@ -53,3 +58,9 @@ def _leaves_an_image(rank: int, dims: tuple[int, ...], *, keepdim: bool) -> bool
     left = rank if keepdim else rank - len(gone)
     channels, *pixels = range(rank - 3, rank)
     return left >= 4 and channels not in gone and not gone.issuperset(pixels)
+
+
+def _leaves_a_map(node: fx.Node, rank: int, dims: tuple[int, ...]) -> bool:
+    """Whether one channel is left, and joined with others: by its strides those go on in NHWC."""
+    joined = all(user.target in (torch.cat, torch.concat) for user in node.users)
+    return rank == 4 and dims in ((1,), (-3,)) and joined

@@ -1,4 +1,4 @@
-"""Images that views make of tokens: one image alone has strides by which torch misreads it."""
+"""Images that views make of tokens, or of an image: one alone has strides that torch misreads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..graph import add_module, clean, erase
 from ..graph.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments, permutation
+from ._matching import is_made_of_pixels, named_arguments, permutation
 
 
 def mend_tokens(gm: fx.GraphModule) -> PassReport:
-    """Replace `x.transpose(1, 2).reshape(n, c, h, w)`, and a reshape to a batch of one."""
+    """Replace `x.transpose(1, 2).reshape(n, c, h, w)`, and an image's view as a batch of one."""
     sites = []
     for node in list(gm.graph.nodes):
         if node.op != "call_method" or node.target not in ("reshape", "view"):
@@ -24,7 +24,8 @@ def mend_tokens(gm: fx.GraphModule) -> PassReport:
         shape = given[0] if len(given) == 1 else given
         if not isinstance(shape, list | tuple) or len(shape) != 4 or node.kwargs:
             continue
-        if not _turns_tokens(node.args[0]) and shape[0] != 1:
+        alone = shape[0] == 1 and is_made_of_pixels(node.args[0])
+        if not alone and not _turns_tokens(node.args[0]):
             continue
         sites.append(Site(name_of(node), "image of tokens", True))
         with gm.graph.inserting_before(node):
