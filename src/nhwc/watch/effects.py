@@ -197,8 +197,8 @@ class Tracker:
             return Outcome(Effect.KEEPS if stays else Effect.NEUTRAL)
         if call.asked is Format.CONTIGUOUS:
             return Outcome(Effect.CONVERTS)
-        if any(i.shape == out.shape and i.densest == out.densest for i in last):
-            # It returns what it was given, whatever that was taken for before.
+        if any(_lies_alike(i, out) for i in last):
+            # Whatever it was taken for was made of it before.
             return Outcome(Effect.KEEPS)
         if not known and name in _RESHAPING:
             return Outcome(Effect.CONVERTS)
@@ -214,6 +214,12 @@ class Tracker:
 
 def _is_like(name: str) -> bool:
     return name.endswith("_like")
+
+
+def _lies_alike(before: TensorSpec, after: TensorSpec) -> bool:
+    """Whether each number of `after` lies where that of `before` does."""
+    steps = zip(before.shape, before.strides, after.strides, strict=False)
+    return before.shape == after.shape and all(a == b for size, a, b in steps if size > 1)
 
 
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:
