@@ -92,7 +92,7 @@ CAUSES = (
         "ghostnet",
         "interpolate",
         "a gate of one pixel is resized: such an image tells no format",
-        "left: it has one pixel at 64 alone, and at 224 nothing is lost",
+        "left: no pooling layer made it; the sweep's image of 64 is that small in the last stages",
     ),
     Cause(
         "nest_|bat_|evos",
@@ -105,13 +105,14 @@ CAUSES = (
         "coat_|pvt_v2|_cc_",
         "interpolate, pool, conv2d",
         "one image that views made of tokens has the batch stride of tokens: torch reads NCHW",
-        "`mend_tokens` gives it the strides of an image",
+        "`mend_tokens` gives it the strides of an image; one conditional convolution of "
+        "efficientnet_cc stays",
     ),
     Cause(
         "rcnn",
         "roi_align",
         "torchvision's kernel writes NCHW; it is called by code that loops over data",
-        "left: no call pays for it, and linear layers follow",
+        "left: no call pays for it",
     ),
     Cause(
         "^(mc3|r2plus1d|r3d|s3d)|lambda|lamhalo",
@@ -141,7 +142,7 @@ CAUSES = (
         "maxvit|coatnet|convit|naflex",
         "reshape, add",
         "windows, or positions in N, H, W, C order, which are no images of channels",
-        "see the rows",
+        "nothing is lost today but in naflexvit, whose sum of positions is no image",
     ),
 )
 

@@ -76,7 +76,10 @@ def whole_of_slice(node: fx.Node) -> fx.Node | None:
     return source if sliced and isinstance(source, fx.Node) else None
 
 
-_OF_PIXELS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, Cat, ChannelNorm)
+_OF_PIXELS = (
+    *(nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm2d, Cat, ChannelNorm),
+)
 
 
 def is_made_of_pixels(node: object) -> bool:

@@ -34,10 +34,8 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
         dims = _dims(given.get("dim"))
         plain = given.keys() <= {"input", "dim", "keepdim"} and type(keepdim) is bool and dims
         rank = ranks.get(value) if isinstance(value, fx.Node) else None
-        if not plain or rank is None:
-            continue
-        kept = _leaves_an_image(rank, dims, keepdim=keepdim)
-        if not kept and not (keepdim and _leaves_a_map(node, rank, dims)):
+        kept = rank is not None and _leaves_an_image(rank, dims, keepdim=keepdim)
+        if not plain or not (kept or (keepdim and _leaves_a_map(node, dims))):
             continue
         sites.append(Site(name_of(node), kind, True))
         with gm.graph.inserting_before(node):
@@ -60,7 +58,7 @@ def _leaves_an_image(rank: int, dims: tuple[int, ...], *, keepdim: bool) -> bool
     return left >= 4 and channels not in gone and not gone.issuperset(pixels)
 
 
-def _leaves_a_map(node: fx.Node, rank: int, dims: tuple[int, ...]) -> bool:
+def _leaves_a_map(node: fx.Node, dims: tuple[int, ...]) -> bool:
     """Whether one channel is left, and joined with others: by its strides those go on in NHWC."""
     joined = all(user.target in (torch.cat, torch.concat) for user in node.users)
-    return rank == 4 and dims in ((1,), (-3,)) and joined
+    return dims in ((1,), (-3,)) and joined
