@@ -114,6 +114,41 @@ def test_an_ambiguous_tensor_that_is_misread():
     assert "to_format" in finding.remedy
 
 
+def test_what_returns_the_strides_it_was_given_misreads_nothing():
+    class Groups(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(2, 4, 1)
+
+        def forward(self, x):
+            pixel = self.first(x).mean((2, 3), keepdim=True)
+            return self.last(pixel.view(1, 2, 2, 2).sigmoid())
+
+    assert not audit(Groups(), torch.rand(1, 3, 8, 8)).lost
+
+
+def test_a_reshape_that_must_copy_converts_however_its_input_is_marked():
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(2, 4, 1)
+
+        def forward(self, x):
+            pixel = self.first(x).mean((2, 3), keepdim=True)
+            return self.last(pixel.expand(-1, -1, 4, 4).reshape(1, 2, 8, 8))
+
+    report = audit(Blocks(), torch.rand(1, 3, 8, 8))
+    assert not report.lost
+    assert ("converted", "reshape", 1) in names(report.findings)
+
+
+def test_the_advice_on_circular_padding_names_what_keeps_the_format():
+    conv = nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular")
+    (finding,) = audit(nn.Sequential(nn.Conv2d(3, 8, 1), conv), torch.rand(2, 3, 8, 8)).lost
+    assert 'nn.Conv2d(padding_mode="circular"), which calls it' in finding.remedy
+    assert "nhwc.optimize pads in NHWC" in finding.remedy
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_one_image_made_of_tokens_is_misread_by_its_batch_stride(batch):
     def resized(x):

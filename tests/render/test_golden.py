@@ -32,10 +32,11 @@ from ..made_up_reports import audited, optimized
 from ..ops.test_page import example_table
 
 GOLDEN = Path(__file__).parent / "golden"
+LAST = "channels_last"
 RULES = (
-    RuleResult("permute makes the same strides", "channels_last", "channels_last", True),
-    RuleResult("a pointwise operator preserves", "channels_last", "contiguous", False),
-    RuleResult("cuda() preserves", "channels_last", "not tried: no such device", None),
+    RuleResult("Moves", "permute makes the same strides", "x.permute(0, 2)", LAST, LAST, True),
+    RuleResult("Moves", "a pointwise operator preserves", "x + 1", LAST, "contiguous", False),
+    RuleResult("Moves", "cuda() preserves", "x.cuda()", LAST, "not tried: no such device", None),
 )
 
 

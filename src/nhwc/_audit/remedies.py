@@ -126,8 +126,10 @@ def _softmax(name: str) -> str:
 
 _SPECIAL = {
     "pad": (
-        "`pad` builds its result contiguous in this mode (circular, and constant in some cases). "
-        "Reflect and replicate padding keep it; padding inside the convolution costs nothing."
+        "`pad` builds its result contiguous in circular mode, and so does "
+        'nn.Conv2d(padding_mode="circular"), which calls it. nhwc.optimize pads in NHWC. Elsewhere '
+        "convert the result once with .contiguous(memory_format=torch.channels_last). The modes "
+        "constant, reflect and replicate keep the format."
     ),
     "instance_norm": _NORM,
     "grid_sample": (

@@ -17,10 +17,13 @@ from .mended import (
     ChannelNorm,
     ChannelShuffle,
     CircularPad,
+    FromTokens,
     GridSample,
     InstanceNorm,
     Interleave,
+    Pixel,
 )
+from .ordered import Reduced, Repeat, Softmax
 
 
 def assert_none(value: Tensor | None, message: str) -> None:
@@ -104,10 +107,15 @@ LAYERS: tuple[type[nn.Module], ...] = (
     ChannelNorm,
     ChannelShuffle,
     CircularPad,
+    FromTokens,
     Fused,
     GridSample,
     InstanceNorm,
     Interleave,
+    Pixel,
+    Reduced,
+    Repeat,
+    Softmax,
     Spread,
     *FOLDED,
 )

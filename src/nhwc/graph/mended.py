@@ -21,16 +21,31 @@ def channel_is_densest(x: Tensor) -> bool:
     return x.dim() >= 4 and x.size(1) > 1 and x.stride(1) == 1
 
 
+def fits_both(x: Tensor) -> bool:
+    """Whether `x` has one channel or one pixel, so that it lies in memory as either format has it.
+
+    >>> fits_both(torch.empty(2, 8, 1, 1)), fits_both(torch.empty(2, 8, 1, 2))
+    (True, False)
+    """
+    return x.dim() >= 4 and (x.size(1) == 1 or x[0, 0].numel() == 1)
+
+
 class Cat(nn.Module):
     """`torch.cat` along the channels. torch's takes the format of its first input, and that of a
-    slice of channels is none."""
+    slice of channels is none. Here the format in which more of the channels lie decides: each input
+    is read once and written once in either."""
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
+        rank = tensors[0].dim()
+        last, others = 0, 0
         for tensor in tensors:
-            if tensor.dim() != 4 or not channel_is_densest(tensor):
-                return torch.cat(tensors, 1)
-        last = [tensor.permute(0, 2, 3, 1) for tensor in tensors]
-        return torch.cat(last, 3).permute(0, 3, 1, 2)
+            if channel_is_densest(tensor):
+                last += tensor.size(1)
+            elif tensor.dim() != rank or not fits_both(tensor):
+                others += tensor.size(1)
+        if last == 0 or others > last or rank < 4:
+            return torch.cat(tensors, 1)
+        return torch.cat([tensor.movedim(1, -1) for tensor in tensors], -1).movedim(-1, 1)
 
 
 class ChannelShuffle(nn.Module):
@@ -71,20 +86,28 @@ class Interleave(nn.Module):
 
 
 class CircularPad(nn.Module):
-    """`F.pad(mode="circular")` of images; torch's allocates its result in NCHW."""
+    """`F.pad(mode="circular")` of images and volumes; torch's allocates its result in NCHW."""
 
-    def __init__(self, padding: tuple[int, int, int, int]) -> None:
+    def __init__(self, padding: tuple[int, ...]) -> None:
         super().__init__()
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right, top, bottom = self.padding
-        if x.dim() != 4 or not channel_is_densest(x):
-            return F.pad(x, [left, right, top, bottom], mode="circular")
-        # As a volume of depth H, height W and width C the data is contiguous already.
-        volume = x.permute(0, 2, 3, 1).unsqueeze(1)
-        padded = F.pad(volume, [0, 0, left, right, top, bottom], mode="circular")
-        return padded.squeeze(1).permute(0, 3, 1, 2)
+        given = list(self.padding)
+        if x.dim() * 2 != len(given) + 4 or not channel_is_densest(x):
+            return F.pad(x, given, mode="circular")
+        if x.dim() == 4:
+            # As a volume of depth H, height W and width C the data is contiguous already.
+            volume = x.permute(0, 2, 3, 1).unsqueeze(1)
+            ends = [0, 0, given[0], given[1], given[2], given[3]]
+            return F.pad(volume, ends, mode="circular").squeeze(1).permute(0, 3, 1, 2)
+        # A row of W pixels is W*C numbers in a row: a pixel more of it is C numbers more.
+        c = x.size(1)
+        given[0], given[1] = given[0] * c, given[1] * c
+        rows = x.permute(0, 2, 3, 4, 1).flatten(3).unsqueeze(1)
+        padded = F.pad(rows, given, mode="circular").squeeze(1)
+        volumes: Tensor = padded.unflatten(3, (-1, c))
+        return volumes.permute(0, 4, 1, 2, 3)
 
     def extra_repr(self) -> str:
         return f"padding={self.padding}"
@@ -122,6 +145,27 @@ class ChannelNorm(nn.LayerNorm):
         last = input.permute(0, 2, 3, 1)
         normed = F.layer_norm(last, self.normalized_shape, self.weight, self.bias, self.eps)
         return normed.permute(0, 3, 1, 2)
+
+
+class Pixel(nn.Module):
+    """`F.interpolate` of images of one pixel, as a view in which every pixel is that one.
+
+    torch cannot tell the format of such an image, and takes it for NCHW.
+    """
+
+    def forward(self, x: Tensor, size: list[int]) -> Tensor:
+        return x.expand([x.size(0), x.size(1), size[0], size[1]])
+
+
+class FromTokens(nn.Module):
+    """`reshape` of tokens to images. One image of channels last gets the strides that say so: torch
+    reads that of the batch, which is that of the tokens otherwise, and takes it for NCHW."""
+
+    def forward(self, x: Tensor, shape: list[int]) -> Tensor:
+        images = x.reshape(shape)
+        if images.dim() != 4 or images.size(0) != 1 or not channel_is_densest(images):
+            return images
+        return images[0].permute(1, 2, 0).unsqueeze(0).permute(0, 3, 1, 2)
 
 
 class GridSample(nn.Module):

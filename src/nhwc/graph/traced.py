@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..operators import activations
 from .asked import Asked, asking
 from .assigned import assigned
 from .shapes import is_size
@@ -165,10 +166,11 @@ _TENSOR_LAYERS = {
 }
 
 _TENSOR_RESULTS = {
-    *("conv1d", "conv2d", "conv3d", "linear", "relu", "relu_", "silu", "gelu", "hardtanh", "cat"),
+    *activations.NAMES,
+    *("conv1d", "conv2d", "conv3d", "linear", "cat", "stack", "matmul", "interpolate", "pad"),
     *("add_", "sub_", "mul_", "div_", "batch_norm", "permute", "transpose", "reshape", "view"),
-    *("flatten", "contiguous", "mean", "sigmoid", "stack", "matmul", "interpolate", "pad"),
-    *("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d", "dropout", "layer_norm", "softmax"),
+    *("flatten", "contiguous", "mean", "adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"),
+    *("dropout", "layer_norm", "softmax"),
 }
 
 

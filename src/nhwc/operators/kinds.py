@@ -5,7 +5,7 @@ the arguments that are written to. The lists here hold what the schemas leave ou
 
 Other rooms have lists that answer other questions: `graph.shapes` which calls read a size and no
 number, `graph.traced` what surely returns a single tensor, `watch.effects` whose result has no
-format to keep and who copies because the code asked for it, `passes.mend_cat_format` which views
+format to keep and who copies because the code asked for it, `passes._matching` which views
 are slices of channels.
 """
 
@@ -31,7 +31,8 @@ _UNMARKED_VIEWS = {
     *("as_subclass", "as_tensor", "asarray", "numpy", "to_dense", "type", "type_as"),
     # Functions and layers that are made of views, or of nothing.
     *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "cartesian_prod"),
-    *("chain_matmul", "channel_shuffle", "channelshuffle", "einsum", "identity", "interleave"),
+    *("chain_matmul", "channel_shuffle", "channelshuffle", "einsum", "fromtokens", "identity"),
+    *("interleave", "pixel"),
     *("histogramdd", "meshgrid", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     *("unsafe_view", "align_as", "align_to", "refine_names", "rename"),
     "prod",  # torch.masked's, over no dimension

@@ -19,12 +19,19 @@ from .fold_scale import fold_scale
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .lift_functional import lift_functional
+from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
 from .mend_channel_shuffle import mend_channel_shuffle
+from .mend_contiguous import mend_contiguous
 from .mend_grid_sample import mend_grid_sample
 from .mend_instance_norm import mend_instance_norm
+from .mend_interpolate import mend_interpolate
 from .mend_pad import mend_pad
 from .mend_permute import mend_permute
+from .mend_reduction import mend_reduction
+from .mend_repeat import mend_repeat
+from .mend_softmax import mend_softmax
+from .mend_tokens import mend_tokens
 from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
@@ -42,12 +49,23 @@ FOLDING: tuple[Pass, ...] = (
 MENDING: tuple[Pass, ...] = (
     mend_permute,
     mend_channel_shuffle,
+    mend_interpolate,
     mend_cat_format,
+    mend_contiguous,
+    mend_arithmetic,
+    mend_tokens,
+    mend_reduction,
+    mend_softmax,
+    mend_repeat,
     mend_pad,
     mend_grid_sample,
     mend_instance_norm,
 )
-"""These replace operators that lose channels last by modules that keep it."""
+"""These replace operators that lose channels last by modules that keep it.
+
+A pass that asks whether a value was reshaped comes before `mend_tokens`, which makes layers of
+reshapes.
+"""
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,

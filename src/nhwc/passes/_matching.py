@@ -7,12 +7,24 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import module_of
+from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
+from ..graph.mended import Cat, ChannelNorm
 from ..operators.activations import FUNCTIONS, MODULES
+from ..operators.kinds import arithmetic_of
 
-ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+
+def arithmetic(node: fx.Node) -> str | None:
+    """`add`, `sub`, `mul` or `div`, if `node` is one of these, by torch's own name or Python's."""
+    if node.op == "call_method":
+        return arithmetic_of(str(node.target))
+    name = str(getattr(node.target, "__name__", ""))
+    known = node.target in (getattr(operator, name, None), getattr(torch, name, None))
+    return arithmetic_of(name) if node.op == "call_function" and known else None
 
 
 def activation_of(node: fx.Node) -> nn.Module | None:
@@ -43,6 +55,65 @@ def permutation(node: fx.Node) -> tuple[int, ...] | None:
     if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
         return None
     return tuple(dim % len(dims) for dim in dims)
+
+
+_SPLITS = {torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split"}
+_NARROWS = {torch.narrow, "narrow"}
+
+
+def whole_of_slice(node: fx.Node) -> fx.Node | None:
+    """The tensor of whose channels `node` is a slice, if it is one."""
+    if node.target in _NARROWS:
+        given = named_arguments(node, ("input", "dim"))
+        return given["input"] if given.get("dim") in (1, -3) else None
+    if node.target is not operator.getitem:
+        return None
+    source, index = node.args
+    if isinstance(source, fx.Node) and source.target in _SPLITS:
+        given = named_arguments(source, ("input", "sizes", "dim"))
+        return given["input"] if given.get("dim", 0) in (1, -3) else None
+    sliced = isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], slice)
+    return source if sliced and isinstance(source, fx.Node) else None
+
+
+_OF_PIXELS = (
+    *(nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm2d, Cat, ChannelNorm),
+)
+
+
+def is_made_of_pixels(node: object) -> bool:
+    """Whether a convolution or a permutation to N, C, H, W made `node`.
+
+    Nothing but pointwise operators and slices of channels may have followed.
+    """
+    todo, seen = [node], set()
+    while todo:
+        one = todo.pop()
+        if not isinstance(one, fx.Node) or one in seen:
+            continue
+        seen.add(one)
+        module = module_of(one)
+        op = module.op if isinstance(module, Fused) else module
+        if isinstance(op, _OF_PIXELS) or permutation(one) == TO_IMAGE:
+            return True
+        norm = isinstance(module, _BatchNorm | _DropoutNd)
+        if norm or activation_of(one) is not None:
+            todo.append(one.args[0])
+        elif arithmetic(one) is not None:
+            todo += one.args
+        else:
+            todo.append(whole_of_slice(one))
+    return False
+
+
+def is_reshaped(node: fx.Node) -> bool:
+    """Whether `node` is a view of four dimensions that something else was brought to."""
+    if node.op != "call_method" or node.target not in ("reshape", "view"):
+        return False
+    given = node.args[1:]
+    shape = given[0] if len(given) == 1 else given
+    return isinstance(shape, list | tuple) and len(shape) == 4
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -18,6 +18,8 @@ from ..operators.kinds import arithmetic_of, keeps_rank
 
 _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 
+_PARTS = ("chunk", "split", "tensor_split")
+
 _Ranks = dict[fx.Node, int | None]
 
 
@@ -26,12 +28,15 @@ def rank_of(node: fx.Node) -> int | None:
 
     It assumes that convolutions get batches; without a batch there is one dimension fewer.
     """
+    return ranks_of(node.graph)[node]
+
+
+def ranks_of(graph: fx.Graph) -> dict[fx.Node, int | None]:
+    """`rank_of` for every node."""
     ranks: _Ranks = {}
-    for one in node.graph.nodes:
-        ranks[one] = _rank(one, ranks)
-        if one is node:
-            break
-    return ranks[node]
+    for node in graph.nodes:
+        ranks[node] = _rank(node, ranks)
+    return ranks
 
 
 def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
@@ -51,9 +56,26 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
         return len(shape) if isinstance(shape, list | tuple) else None
     if name == "flatten":
         return _flat(_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+    if name in ("unsqueeze", "stack"):
+        given: Any = node.args[0] if node.args else None
+        rank = ranks.get(given[0] if isinstance(given, list | tuple) else given)
+        return None if rank is None else rank + 1
+    if name == "getitem":
+        return _rank_of_part(node, ranks)
     if name == "reshape_as":
         return _rank_in(node, 1, ranks)
     return _reduced(node, ranks) if name in ("mean", "sum", "amax") else None
+
+
+def _rank_of_part(node: fx.Node, ranks: _Ranks) -> int | None:
+    """The rank of a slice, or of one of the parts of a tensor that was split."""
+    source, index = node.args
+    if not isinstance(source, fx.Node):
+        return None
+    if str(getattr(source.target, "__name__", source.target)) in _PARTS:
+        return _rank_in(source, 0, ranks) if isinstance(index, int) else None
+    slices = isinstance(index, tuple) and all(isinstance(one, slice) for one in index)
+    return ranks.get(source) if slices else None
 
 
 def _rank_in(node: fx.Node, place: int, ranks: _Ranks) -> int | None:

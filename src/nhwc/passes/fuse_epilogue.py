@@ -12,7 +12,7 @@ from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of
-from ._matching import ADDITIONS, activation_of, only_user
+from ._matching import activation_of, arithmetic, only_user
 from ._ranks import asks_rank
 
 
@@ -93,7 +93,7 @@ def _replace(node: fx.Node, end: fx.Node, residual: fx.Node | None, fused: Fused
 
 
 def _is_addition(node: fx.Node) -> bool:
-    if node.target not in ADDITIONS or len(node.args) != 2 or node.kwargs:
+    if arithmetic(node) != "add" or len(node.args) != 2 or node.kwargs:
         return False
     return all(isinstance(value, fx.Node) for value in node.args)
 

@@ -1,32 +1,32 @@
-"""Keep the format through a `cat` of channels, which loses it if its first input is a slice."""
+"""Keep the format through a `cat` of channels that starts with a slice or mixes formats."""
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..graph import add_module, clean
-from ..graph.mended import Cat
+from ..graph import add_module, clean, module_of
+from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments
-
-_SPLITS = {torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split"}
-_NARROWS = {torch.narrow, "narrow"}
+from ._matching import is_reshaped, named_arguments, whole_of_slice
 
 
 def mend_cat_format(gm: fx.GraphModule) -> PassReport:
-    """Replace every `cat` of channels whose first input is a slice of channels."""
+    """Replace every channel `cat` that starts with a slice, or whose inputs may have two formats.
+
+    Reshaped values may, and so may an input of the graph beside another value.
+    """
     sites = []
     for node in list(gm.graph.nodes):
         if node.target not in (torch.cat, torch.concat):
             continue
         arguments = named_arguments(node, ("tensors", "dim"))
         tensors = arguments.get("tensors")
-        if not isinstance(tensors, list | tuple) or not tensors or not _slices(tensors[0]):
+        if not isinstance(tensors, list | tuple) or not tensors or not _may_differ(tensors):
             continue
         reason = "" if arguments.get("dim") in (1, -3) else "it does not join channels"
         if "out" in node.kwargs:
@@ -43,15 +43,16 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
     return PassReport("mend_cat_format", tuple(sites))
 
 
-def _slices(node: Any) -> bool:
-    """Whether `node` is a view of some of another tensor's channels."""
-    if not isinstance(node, fx.Node):
-        return False
-    if node.target in _NARROWS:
-        return named_arguments(node, ("input", "dim")).get("dim") in (1, -3)
-    if node.target is not operator.getitem:
-        return False
-    source, index = node.args
-    if isinstance(source, fx.Node) and source.target in _SPLITS:
-        return named_arguments(source, ("input", "sizes", "dim")).get("dim", 0) in (1, -3)
-    return isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], slice)
+def _may_differ(tensors: Sequence[Any]) -> bool:
+    """Whether the inputs may lie in memory differently, or the first one is a slice of channels."""
+    if isinstance(tensors[0], fx.Node) and whole_of_slice(tensors[0]) is not None:
+        return True
+    nodes = [node for node in tensors if isinstance(node, fx.Node)]
+    roots = {_root(node) for node in nodes}
+    unknown = any(root.op == "placeholder" for root in roots) and len(roots) > 1
+    return unknown or any(is_reshaped(n) or isinstance(module_of(n), Pixel) for n in nodes)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    whole = whole_of_slice(node)
+    return node if whole is None else _root(whole)

@@ -84,6 +84,11 @@ _EXPLICIT = frozenset(
 are called for. Most of what may be a view (`operators.kinds`) is none of these: it never copies.
 """
 
+_RESHAPING = frozenset(
+    ["reshape", "flatten", "unflatten", "view_as", "reshape_as", "ravel", "movedim", "swapaxes"]
+)
+"""Those of them that copy to NCHW where they must copy, however what they are given is marked."""
+
 _FRESH = ("new_", "empty_strided")
 """Prefixes of operators that take only the type and the device of the image they are given."""
 
@@ -194,6 +199,11 @@ class Tracker:
             return CallEffect(Effect.KEEPS if stays else Effect.NEUTRAL)
         if call.asked is Format.CONTIGUOUS:
             return CallEffect(Effect.CONVERTS)
+        if any(_lies_alike(i, out) for i in last):
+            # Whatever it was taken for was made of it before.
+            return CallEffect(Effect.KEEPS)
+        if not known and name in _RESHAPING:
+            return CallEffect(Effect.CONVERTS)
         if not known and name != "contiguous":
             marked = all(i.marked for i in last)
             return CallEffect(Effect.LOSES if marked else Effect.MISREADS)
@@ -206,6 +216,12 @@ class Tracker:
 
 def _is_like(name: str) -> bool:
     return name.endswith("_like")
+
+
+def _lies_alike(before: TensorSpec, after: TensorSpec) -> bool:
+    """Whether each number of `after` lies where that of `before` does."""
+    steps = zip(before.shape, before.strides, after.strides, strict=False)
+    return before.shape == after.shape and all(a == b for size, a, b in steps if size > 1)
 
 
 def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:

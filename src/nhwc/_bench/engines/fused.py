@@ -25,7 +25,7 @@ def folding(fused: Any) -> Folding:
 
 ENGINE = Engine(
     "fused",
-    "nhwc fuse, channels last",
+    "fuse channels last",
     prepare,
     ours=True,
     autocasts=True,

@@ -17,7 +17,7 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
 
 ENGINE = Engine(
     "fused_nchw",
-    "nhwc fuse, NCHW",
+    "fuse NCHW",
     prepare,
     ours=True,
     autocasts=True,

@@ -27,7 +27,7 @@ def prepare(model: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
 
 ENGINE = Engine(
     "fused_script",
-    "jit.script of nhwc fuse, NCHW",
+    "scripted fuse NCHW",
     prepare,
     ours=True,
     beyond="fused_nchw",

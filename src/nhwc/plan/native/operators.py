@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
+from ...graph.ordered import Softmax
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -104,6 +105,8 @@ class _Call:
             return self._made(lambda *views: interleave_steps(views[:-1], views[-1]))
         if isinstance(module, ChannelShuffle):
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
+        if isinstance(module, Softmax) and module.dim in (1, -3) and not module.logarithm:
+            return self._made(softmax_step)
         if type(module) is nn.PReLU:
             weight = module.weight
             return self._made(lambda x, y: prelu_step(x, y, weight))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from ...graph.mended import Pixel
 from ...kernels.layers.pooling import avgpool_step, maxpool_step
 from ...kernels.layers.resize import bilinear_step, nearest_step
 
@@ -62,6 +63,7 @@ MODULES: dict[type[nn.Module], Callable[[Given], Make | None]] = {
     nn.MaxPool2d: max_pool,
     nn.AvgPool2d: average_pool,
     nn.Upsample: resize,
+    Pixel: resize,
 }
 ARGUMENTS: dict[Callable[[Given], Make | None], tuple[str, ...]] = {
     max_pool: (

@@ -1,0 +1,57 @@
+"""Drop `.contiguous()` where whoever reads the result takes any format: it copies to NCHW there.
+
+The code of a model says it to be able to view the result, or from habit (CSPNet's stages do).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ..graph import clean, erase, module_of, written_into
+from ..graph.mended import Cat
+from ..graph.report import PassReport, Site
+from ._folding_sites import input_of, name_of
+
+_READERS = (_ConvNd, _BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, Cat)
+
+
+def mend_contiguous(gm: fx.GraphModule) -> PassReport:
+    """Take out each `.contiguous()` that only convolutions, norms, pools and `cat` read."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        value = input_of(node)
+        if node.op != "call_method" or node.target != "contiguous" or value is None:
+            continue
+        asked = [*node.args[1:], *node.kwargs.values()]
+        if any(given is not torch.contiguous_format for given in asked):
+            continue
+        reason = _needed(node)
+        sites.append(Site(name_of(node), "contiguous", not reason, reason))
+        if not reason:
+            erase(node, value)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("mend_contiguous", tuple(sites))
+
+
+def _needed(node: fx.Node) -> str:
+    """Why the copy has to stay; empty if nothing is lost with it."""
+    strange = [user for user in node.users if not _takes_any_format(user)]
+    if strange:
+        return f"{name_of(strange[0])} may need it"
+    last = max(node.users, key=lambda user: list(node.graph.nodes).index(user), default=node)
+    between = node.next
+    while between is not last and last is not node:
+        if written_into(between) is not None:
+            return f"{name_of(between)} writes before it is read"
+        between = between.next
+    return ""
+
+
+def _takes_any_format(user: fx.Node) -> bool:
+    if user.op == "call_module":
+        return isinstance(module_of(user), _READERS)
+    return user.target in (torch.cat, torch.concat)

@@ -1,0 +1,79 @@
+"""Images of one pixel that are resized: torch takes them for NCHW, and fills a whole image so.
+
+The pooling branch of ASPP (DeepLab) and of pyramids ends so. Every pixel of the result is that one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ..graph import add_module, clean, erase, module_of, written_into
+from ..graph.mended import Cat, Pixel
+from ..graph.report import PassReport, Site
+from ._folding_sites import input_of, name_of
+from ._matching import activation_of, arithmetic, named_arguments
+
+_NAMES = ("input", "size", "scale_factor", "mode")
+_BETWEEN = (nn.BatchNorm2d, nn.Identity, nn.Dropout, nn.Dropout2d)
+
+
+def mend_interpolate(gm: fx.GraphModule) -> PassReport:
+    """Replace F.interpolate of what was pooled to one pixel, to a size that is given."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        value = input_of(node)
+        if node.target is not F.interpolate or value is None or not is_one_pixel(value):
+            continue
+        given = named_arguments(node, _NAMES)
+        reason = _unfit(node, given)
+        sites.append(Site(name_of(node), "interpolate of one pixel", not reason, reason))
+        if not reason:
+            size = given["size"] if isinstance(given["size"], fx.Node) else list(given["size"])
+            with gm.graph.inserting_before(node):
+                call = add_module(gm.graph, "pixel", Pixel(), (value, size))
+            erase(node, call)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("mend_interpolate", tuple(sites))
+
+
+def is_one_pixel(node: Any) -> bool:
+    """Whether `node` was pooled to one pixel, and only convolved by one pixel or scaled since."""
+    module: Any = module_of(node)
+    if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
+        return module.output_size in (1, (1, 1))
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
+        return named_arguments(node, ("input", "size")).get("size") in (1, (1, 1), [1, 1])
+    if node.target in (torch.mean, "mean"):
+        given = named_arguments(node, ("input", "dim", "keepdim"))
+        dims = given.get("dim")
+        over_pixels = isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3]
+        return over_pixels and given.get("keepdim") is True
+    pointwise = isinstance(module, _BETWEEN) or activation_of(node) is not None
+    if isinstance(module, nn.Conv2d):
+        pointwise = module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid", "same")
+    return pointwise and is_one_pixel(input_of(node))
+
+
+def _unfit(node: fx.Node, given: dict[str, Any]) -> str:
+    mode, size = given.get("mode", "nearest"), given.get("size")
+    if mode not in ("nearest", "nearest-exact", "bilinear", "area") or given.get("antialias"):
+        return f"mode={mode!r} may not give that pixel everywhere"
+    pair = isinstance(size, list | tuple) and len(size) == 2
+    if not pair and not isinstance(size, fx.Node):
+        return "its size is not given as two numbers"
+    strange = [user for user in node.users if not _only_reads(user)]
+    return f"{name_of(strange[0])} may write into it, or keep it" if strange else ""
+
+
+def _only_reads(user: fx.Node) -> bool:
+    if user.op == "call_module":
+        return isinstance(module_of(user), Cat | nn.Conv2d)
+    adds = arithmetic(user) is not None and written_into(user) is None
+    return adds or user.target in (torch.cat, torch.concat)

@@ -1,0 +1,47 @@
+"""Images that views make of tokens, or of an image: one alone has strides that torch misreads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph import add_module, clean, erase
+from ..graph.mended import FromTokens
+from ..graph.report import PassReport, Site
+from ._folding_sites import name_of
+from ._matching import is_made_of_pixels, named_arguments, permutation
+
+
+def mend_tokens(gm: fx.GraphModule) -> PassReport:
+    """Replace `x.transpose(1, 2).reshape(n, c, h, w)`, and an image's view as a batch of one."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        if node.op != "call_method" or node.target not in ("reshape", "view"):
+            continue
+        given: Any = node.args[1:]
+        shape = given[0] if len(given) == 1 else given
+        if not isinstance(shape, list | tuple) or len(shape) != 4 or node.kwargs:
+            continue
+        alone = shape[0] == 1 and is_made_of_pixels(node.args[0])
+        if not alone and not _turns_tokens(node.args[0]):
+            continue
+        sites.append(Site(name_of(node), "image of tokens", True))
+        with gm.graph.inserting_before(node):
+            call = add_module(gm.graph, "image", FromTokens(), (node.args[0], list(shape)))
+        erase(node, call)
+    if sites:
+        clean(gm)
+    return PassReport("mend_tokens", tuple(sites))
+
+
+def _turns_tokens(node: Any) -> bool:
+    """Whether `node` brings the channels of tokens to the front."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target in ("transpose", torch.transpose):
+        given = named_arguments(node, ("input", "dim0", "dim1"))
+        dims = given.get("dim0"), given.get("dim1")
+        return set(dims) in ({1, 2}, {-1, -2}, {1, -1})
+    return permutation(node) == (0, 2, 1)
