@@ -67,7 +67,7 @@ def fusion():
 
 def test_folding_is_told_apart_from_the_layout():
     result = fusion()
-    text = bench_text(dataclasses.replace(result, rows=result.rows[:1]))
+    text = " ".join(bench_text(dataclasses.replace(result, rows=result.rows[:1])).split())
     assert re.search(r"folding, NCHW: 1.2\dx as fast as eager NCHW .*; folded 20 batch norms", text)
     assert re.search(r"folding, channels last: 1.2\dx as fast as eager channels last", text)
     assert re.search(r"jit.script, NCHW: 1.05x as fast as fuse NCHW", text)
