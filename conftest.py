@@ -1,4 +1,4 @@
-"""Tests and doctests remember their measurements in a folder of their own."""
+"""Tests and doctests remember their measurements in a folder of their own, and see one terminal."""
 
 import os
 
@@ -25,6 +25,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.as_posix().endswith(tuple(f"/tests/{name}" for name in PROCESSOR)):
             item.add_marker("processor")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_width():
+    """Break the lines of reports alike in every terminal, and in the workers of a parallel run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
