@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import nhwc
 from nhwc._bench import SUITES
-from nhwc._bench.step import Step as TrainingStep
-from nhwc._bench.step import autocast
+from nhwc._bench.step import StepCall, autocast
 from nhwc._bench.worker import reason_of
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import interleave
@@ -250,7 +249,7 @@ def _compare_steps(size: Size, rows: Rows, name: str, batch: int, *, how: str) -
             if layout == "nhwc":
                 model, image = nhwc.convert_(model), _nhwc(image)
             function = model if how == "eager" else _compiler(size)(model)
-            made[layout] = TrainingStep(model, function, (image,), amp=True)
+            made[layout] = StepCall(model, function, (image,), amp=True)
         return made
 
     return _timed(rows, size, ways, grad=True, model=name, how=how, batch=batch)

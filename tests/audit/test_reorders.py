@@ -121,9 +121,12 @@ def test_where_it_cannot_be_had_the_report_says_why(monkeypatch):
                 raise ValueError("give me channels last")
             return super().forward(x)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.backends.mkldnn, "enabled", False)
+    # The documented switch does nothing once any test has imported torch's own.
+    torch._C._set_mkldnn_enabled(False)
+    try:
         assert reason(net(), image()) == "oneDNN is switched off (torch.backends.mkldnn.enabled)"
+    finally:
+        torch._C._set_mkldnn_enabled(True)
     with monkeypatch.context() as patched:
         patched.setattr(torch.backends.mkldnn, "is_available", lambda: False)
         assert reason(net(), image()) == "this torch was built without oneDNN"

@@ -453,12 +453,13 @@ def test_a_wrong_plan_of_a_part_is_found(image, monkeypatch):
     import nhwc._optimize.planner as module
 
     def wrong(graph, *args, **options):
-        plan, program = make(graph, *args, **options), None
-        program = plan.program
-        monkeypatch.setattr(type(program), "__call__", lambda self, x: call(self, x) * 1.001)
+        plan = make(graph, *args, **options)
+        kind = type(plan.program)
+        call = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda self, x: call(self, x) * 1.001)
         return plan
 
-    make, call = module.make_plan, module.make_plan.__globals__["Program"].__call__
+    make = module.make_plan
     monkeypatch.setattr(module, "make_plan", wrong)
     with pytest.raises(nhwc.VerificationError, match="relative error"):
         force(made(Refining), image)

@@ -27,7 +27,7 @@ def fits_both(x: Tensor) -> bool:
     >>> fits_both(torch.empty(2, 8, 1, 1)), fits_both(torch.empty(2, 8, 1, 2))
     (True, False)
     """
-    return x.dim() >= 4 and (x.size(1) == 1 or x[0, 0].numel() == 1)
+    return x.dim() >= 4 and (x.size(1) == 1 or x.numel() == x.size(0) * x.size(1))
 
 
 class Cat(nn.Module):
@@ -36,14 +36,16 @@ class Cat(nn.Module):
     is read once and written once in either."""
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
-        rank = tensors[0].dim()
         last, others = 0, 0
         for tensor in tensors:
+            # torch leaves out an empty tensor of one dimension, wherever it stands.
+            if tensor.dim() < 4 or tensor.dim() != tensors[0].dim():
+                return torch.cat(tensors, 1)
             if channel_is_densest(tensor):
                 last += tensor.size(1)
-            elif tensor.dim() != rank or not fits_both(tensor):
+            elif not fits_both(tensor):
                 others += tensor.size(1)
-        if last == 0 or others > last or rank < 4:
+        if last == 0 or others > last:
             return torch.cat(tensors, 1)
         return torch.cat([tensor.movedim(1, -1) for tensor in tensors], -1).movedim(-1, 1)
 

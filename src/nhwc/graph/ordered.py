@@ -12,6 +12,7 @@ from torch import Tensor, nn
 def order_in_memory(x: Tensor) -> list[int]:
     """The dimensions of `x` from the one with the largest stride to the densest.
 
+    >>> import torch
     >>> order_in_memory(torch.empty(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
     [0, 2, 3, 1]
 
