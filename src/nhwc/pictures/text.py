@@ -24,24 +24,7 @@ _CUT = "  ⋯"
 
 
 def memory_text(memory: Memory, *, color: bool = False) -> str:
-    """Draw a tensor in lines of text.
-
-    >>> import torch
-    >>> from .memory import memory_of
-    >>> image = torch.empty(1, 3, 1, 4, memory_format=torch.channels_last)
-    >>> print(memory_text(memory_of(image)))
-    1x3x1x4 float32, channels_last, on cpu
-    strides  N 12   C 1   H 12   W 3
-    <BLANKLINE>
-    N 0
-      C 0           C 1           C 2
-        0  1  2  3    4  5  6  7    8  9 10 11
-    <BLANKLINE>
-    place 0
-        0  4  8  1  5  9  2  6 10  3  7 11
-    <BLANKLINE>
-    Densest first: C, W.
-    """
+    """Draw a tensor in lines of text, as the example of `show` has it."""
     wide = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     shape = "x".join(map(str, memory.shape)) or "a single number,"
     lines = textwrap.wrap(f"{shape} {memory.dtype}, {memory.format}, on {memory.device}", wide)
