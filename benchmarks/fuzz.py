@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .limits import limit_memory
+
 HARM = "nhwc_fuzz_harm"
 """The module that planted code imports. It does not exist; an attempt shows that the code ran."""
 
@@ -278,8 +280,6 @@ def _writes(args: tuple[Any, ...]) -> bool:
 
 def work(folder: Path, seed: int, first: int) -> None:
     """Run case after case, and print a line of JSON for each, until somebody ends the process."""
-    import resource
-
     import torch
 
     import nhwc
@@ -288,9 +288,7 @@ def work(folder: Path, seed: int, first: int) -> None:
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = {one.name: nhwc.load(folder / f"{one.name}.nhwc")(x) for one in files}
-    # Much of the address space is not memory, so the limit counts only what is added from now on.
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _MEMORY, taken + _MEMORY))
+    limit_memory(_MEMORY)
     faulthandler.enable()
     watch = Watch(folder)
     for number in range(first, 1 << 60):

@@ -8,11 +8,11 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from nhwc.machine.workers import Ended, Nursery, Worker
+from nhwc.machine.workers import Ended, Nursery
 
 from .judging import FAILED, REFUSED, VERBS, WRONG, Outcome
 from .ledger import Ledger, Row
@@ -36,55 +36,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     ledger = Ledger.read(args.suite)
     every = importlib.import_module(_module(args.suite)).groups()
     chosen = [group for group in every if not args.case or args.case in group]
-    todo = [group for group in chosen if args.case or args.again or group not in ledger.rows]
-    random.Random(args.seed).shuffle(todo)
-    run(args.suite, todo, ledger, verbs=args.verb or list(VERBS), seconds=args.seconds)
+    verbs = args.verb or list(VERBS)
+    for group in chosen if args.case or args.again else ():
+        ledger.rows.pop(group, None)
+    todo = {group: ledger.lacking(group, verbs) for group in chosen}
+    groups = [group for group in todo if todo[group]]
+    random.Random(args.seed).shuffle(groups)
+    run(ledger, {group: todo[group] for group in groups}, seconds=args.seconds)
     print(f"{len(ledger.rows)} of {len(every)} groups have a row")
     for (verb, verdict), number in sorted(ledger.counts.items()):
         print(f"{verb:10} {verdict:8} {number:7}")
     return 1 if any(verdict in (WRONG, FAILED) for _, verdict in ledger.counts) else 0
 
 
-def run(
-    suite: str, groups: Iterable[str], ledger: Ledger, *, verbs: Sequence[str], seconds: float
-) -> None:
-    """Run `groups`, one process for each processor core, until all are done or time is up."""
+def run(ledger: Ledger, todo: Mapping[str, Sequence[str]], *, seconds: float) -> None:
+    """Ask each group about its verbs, a process a core, until all are done or time is up."""
     end = time.monotonic() + seconds
-    waiting = iter(groups)
-    cores = len(os.sched_getaffinity(0))
-    with Nursery("benchmarks.conformance.worker", _module(suite), threads=1) as nursery:
+    suite = ledger.suite
+    with (
+        Nursery("benchmarks.conformance.worker", _module(suite), threads=1) as nursery,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
 
-        def work(_: int) -> None:
-            for group in waiting:
-                if time.monotonic() > end:
-                    return
-                row = run_group(nursery, suite, group, verbs)
-                ledger.rows[group] = row
+        def work(group: str) -> tuple[str, Row | None]:
+            late = time.monotonic() > end
+            return group, None if late else run_group(nursery, suite, group, todo[group])
+
+        for done in as_completed([pool.submit(work, group) for group in todo]):
+            group, row = done.result()
+            if row is not None:
+                ledger.rows.setdefault(group, Row()).update(row)
                 _say(group, row)
                 ledger.write()
-
-        with ThreadPoolExecutor(cores) as pool:
-            list(pool.map(work, range(cores)))
 
 
 def run_group(nursery: Nursery, suite: str, group: str, verbs: Sequence[str]) -> Row:
     """Run one group in a process of its own: whatever ends it is the outcome of its case."""
-    row, begun = Row(), group
+    row, case, asked = Row(), group, list(verbs)
     try:
         with nursery.worker() as worker:
             worker.send((_module(suite), group, list(verbs)))
-            while (said := _hear(worker)) is not None:
+            while (said := worker.hear(PATIENCE_S)) is not None:
                 if isinstance(said, Outcome):
                     row.add(said)
+                    asked.remove(said.verb)
                 else:
-                    begun = said[1]
+                    case, asked = said, list(verbs)
     except Ended as error:
-        row.add(Outcome(begun, verbs[-1], FAILED, str(error)))
+        row.add(Outcome(case, (asked or verbs)[0], FAILED, str(error)))
     return row
-
-
-def _hear(worker: Worker) -> Outcome | tuple[str, str] | None:
-    return worker.hear(PATIENCE_S)  # type: ignore[no-any-return]
 
 
 def _module(suite: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,11 @@ class Row:
         self.counts[outcome.verb, outcome.verdict] += 1
         if outcome.verdict != RIGHT:
             self.told.append(outcome)
+
+    def update(self, more: Row) -> None:
+        """Take over what other verbs said of the same group."""
+        self.counts += more.counts
+        self.told += more.told
 
     def to_dict(self) -> dict[str, Any]:
         counts = {" ".join(key): number for key, number in sorted(self.counts.items())}
@@ -55,6 +60,11 @@ class Ledger:
             stored = json.loads(ledger.path.read_text())
             ledger.rows = {group: Row.from_dict(row) for group, row in stored.items()}
         return ledger
+
+    def lacking(self, group: str, verbs: Sequence[str]) -> list[str]:
+        """Those of `verbs` that this group was not asked about."""
+        asked = {verb for verb, _ in self.rows[group].counts} if group in self.rows else set()
+        return [verb for verb in verbs if verb not in asked]
 
     def write(self) -> None:
         self.path.parent.mkdir(exist_ok=True)

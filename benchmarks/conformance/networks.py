@@ -214,7 +214,7 @@ def _dims(x: Tensor) -> int:
 
 
 def _divisor(draw: random.Random, *numbers: int) -> int:
-    whole = math.gcd(*numbers)
+    whole = max(1, math.gcd(*numbers))
     return draw.choice([n for n in range(1, whole + 1) if whole % n == 0])
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import resource
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from ..limits import limit_memory
 from .judging import FAILED, VERBS, WRONG, Case, Outcome, judge
 
 MEMORY = 8 << 30
@@ -24,10 +23,8 @@ def warm(suite: str) -> None:
 
 
 def serve(link: Connection) -> None:
-    """Answer with an outcome for each case and verb of a group, and None after each group."""
-    # Much of the address space is not memory, so the limit counts only what is added from now on.
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    """Answer with the name of each case, an outcome for each verb, and None after each group."""
+    limit_memory(MEMORY)
     while True:
         try:
             suite, group, verbs = link.recv()
@@ -36,7 +33,7 @@ def serve(link: Connection) -> None:
         chosen = {verb: VERBS[verb] for verb in verbs}
         module = importlib.import_module(suite)
         for case in module.cases(group):
-            link.send(("begins", case.name))
+            link.send(case.name)
             for outcome in judge(case, chosen):
                 link.send(_explained(case, outcome, getattr(module, "smaller", None)))
         link.send(None)

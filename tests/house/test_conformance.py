@@ -11,7 +11,7 @@ from benchmarks.conformance.ledger import Ledger, Row
 from benchmarks.conformance.page import page
 from torch import nn
 
-from nhwc.machine.workers import Nursery
+from nhwc.machine.workers import Ended, Nursery
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own samples
 
@@ -94,6 +94,46 @@ def test_a_process_that_dies_is_an_outcome():
     with Nursery("benchmarks.conformance.worker", networks.__name__, threads=1) as nursery:
         row = conformance.run_group(nursery, "networks", "no number", ["fuse"])
     assert row.counts == {("fuse", "failed"): 1}
+
+
+def test_a_death_is_told_of_the_verb_that_was_asked():
+    class Dies:
+        def __init__(self):
+            self.said = [Ended("gone"), judging.Outcome("a", "audit", "right"), "a"]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def send(self, request):
+            pass
+
+        def hear(self, patience_s):
+            said = self.said.pop()
+            if isinstance(said, Ended):
+                raise said
+            return said
+
+        def worker(self):
+            return self
+
+    row = conformance.run_group(Dies(), "opinfo", "g", ["audit", "fuse", "load"])
+    assert row.told == [judging.Outcome("a", "fuse", "failed", "gone")]
+
+
+def test_a_group_is_asked_about_the_verbs_that_it_lacks():
+    ledger = Ledger("opinfo")
+    assert ledger.lacking("g", ["audit", "fuse"]) == ["audit", "fuse"]
+    ledger.rows["g"] = Row()
+    ledger.rows["g"].add(judging.Outcome("a", "audit", "right"))
+    assert ledger.lacking("g", ["audit", "fuse"]) == ["fuse"]
+    more = Row()
+    more.add(judging.Outcome("a", "fuse", "wrong", "why"))
+    ledger.rows["g"].update(more)
+    assert ledger.lacking("g", ["audit", "fuse"]) == []
+    assert [one.why for one in ledger.told("wrong")] == ["why"]
 
 
 def test_the_page_counts_and_names_reasons(monkeypatch, tmp_path):

@@ -27,7 +27,12 @@ def fits_both(x: Tensor) -> bool:
     >>> fits_both(torch.empty(2, 8, 1, 1)), fits_both(torch.empty(2, 8, 1, 2))
     (True, False)
     """
-    return x.dim() >= 4 and (x.size(1) == 1 or x.numel() == x.size(0) * x.size(1))
+    return x.dim() >= 4 and (x.size(1) == 1 or has_one_pixel(x))
+
+
+def has_one_pixel(x: Tensor) -> bool:
+    """Whether there is no more than one number in each channel of each image, or no image."""
+    return x.numel() == x.size(0) * x.size(1)
 
 
 class Cat(nn.Module):
@@ -126,7 +131,7 @@ class InstanceNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # Half precision is left to torch, which keeps the statistics in float32.
         wide = x.dtype == torch.float32 or x.dtype == torch.float64
-        if not wide or not channel_is_densest(x) or x[0, 0].numel() == 1:
+        if not wide or not channel_is_densest(x) or has_one_pixel(x):
             return self.norm(x)  # type: ignore[no-any-return]
         dims = [2, 3] if x.dim() == 4 else [2, 3, 4]
         var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)

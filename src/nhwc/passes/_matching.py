@@ -50,8 +50,7 @@ def permutation(node: fx.Node) -> tuple[int, ...] | None:
     """Return the order of dimensions that a call of `permute` asks for."""
     if node.target not in ("permute", torch.permute):
         return None
-    given: Any = node.args[1:] or (node.kwargs.get("dims"),)
-    dims = given[0] if len(given) == 1 else given
+    dims = numbers_given(node) or node.kwargs.get("dims")
     if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
         return None
     return tuple(dim % len(dims) for dim in dims)
@@ -111,9 +110,14 @@ def is_reshaped(node: fx.Node) -> bool:
     """Whether `node` is a view of four dimensions that something else was brought to."""
     if node.op != "call_method" or node.target not in ("reshape", "view"):
         return False
-    given = node.args[1:]
-    shape = given[0] if len(given) == 1 else given
+    shape = numbers_given(node)
     return isinstance(shape, list | tuple) and len(shape) == 4
+
+
+def numbers_given(node: fx.Node) -> Any:
+    """What a method such as `view` or `permute` is given, one by one or as a list."""
+    given = node.args[1:]
+    return given[0] if len(given) == 1 else given
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..graph import module_of
 from ..graph.traced import definer
 from ..operators.kinds import arithmetic_of, keeps_rank
+from ._matching import numbers_given
 
 _KEEPING_HOMES = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 
@@ -52,8 +53,9 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
         first, second = _rank_in(node, 0, ranks), _rank_in(node, 1, ranks)
         return None if first is None or second is None else max(first, second)
     if name in ("view", "reshape"):
-        shape = node.args[1] if len(node.args) == 2 else node.args[1:]
-        return len(shape) if isinstance(shape, list | tuple) else None
+        shape = numbers_given(node)
+        # A shape that is given by name is not looked for.
+        return len(shape) if isinstance(shape, list | tuple) and shape else None
     if name == "flatten":
         return _flat(_argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
     if name in ("unsqueeze", "stack"):

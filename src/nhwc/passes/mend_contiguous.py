@@ -42,12 +42,12 @@ def _needed(node: fx.Node) -> str:
     strange = [user for user in node.users if not _takes_any_format(user)]
     if strange:
         return f"{name_of(strange[0])} may need it"
-    last = max(node.users, key=lambda user: list(node.graph.nodes).index(user), default=node)
-    between = node.next
-    while between is not last and last is not node:
-        if written_into(between) is not None:
-            return f"{name_of(between)} writes before it is read"
+    waiting, between = set(node.users), node
+    while waiting:
         between = between.next
+        waiting.discard(between)
+        if waiting and written_into(between) is not None:
+            return f"{name_of(between)} writes before it is read"
     return ""
 
 

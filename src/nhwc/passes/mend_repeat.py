@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from ..graph import add_module, clean, erase
 from ..graph.ordered import Repeat
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._matching import numbers_given
 
 
 def mend_repeat(gm: fx.GraphModule) -> PassReport:
@@ -18,8 +17,7 @@ def mend_repeat(gm: fx.GraphModule) -> PassReport:
     for node in list(gm.graph.nodes):
         if node.op != "call_method" or node.target != "repeat" or node.kwargs:
             continue
-        given: Any = node.args[1:]
-        sizes = given[0] if len(given) == 1 else given
+        sizes = numbers_given(node)
         if not isinstance(sizes, list | tuple) or len(sizes) not in (4, 5):
             continue
         sites.append(Site(name_of(node), "repeat", True))

@@ -11,7 +11,7 @@ from ..graph import add_module, clean, erase
 from ..graph.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import is_made_of_pixels, named_arguments, permutation
+from ._matching import is_made_of_pixels, named_arguments, numbers_given, permutation
 
 
 def mend_tokens(gm: fx.GraphModule) -> PassReport:
@@ -20,8 +20,7 @@ def mend_tokens(gm: fx.GraphModule) -> PassReport:
     for node in list(gm.graph.nodes):
         if node.op != "call_method" or node.target not in ("reshape", "view"):
             continue
-        given: Any = node.args[1:]
-        shape = given[0] if len(given) == 1 else given
+        shape = numbers_given(node)
         if not isinstance(shape, list | tuple) or len(shape) != 4 or node.kwargs:
             continue
         alone = shape[0] == 1 and is_made_of_pixels(node.args[0])
