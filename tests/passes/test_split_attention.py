@@ -88,3 +88,82 @@ def test_a_transformer_layer_is_optimized_and_saved(tmp_path):
     torch.testing.assert_close(fast(x), model(x))
     nhwc.save(fast, tmp_path / "layer.nhwc")
     torch.testing.assert_close(nhwc.load(tmp_path / "layer.nhwc")(x), model(x))
+
+
+class Functional(Attends):
+    """The same by the function that the module calls."""
+
+    def __init__(self, **call):
+        super().__init__()
+        self.more = {"training": False, "need_weights": False} | call
+
+    def forward(self, x, y):
+        end = self.attention.out_proj
+        weights = self.attention.in_proj_weight, self.attention.in_proj_bias
+        return nn.functional.multi_head_attention_forward(
+            x, y, y, 32, 4, *weights, None, None, False, 0.5, end.weight, end.bias, **self.more
+        )[0]
+
+
+class Native(Attends):
+    def forward(self, x, y):
+        end = self.attention.out_proj
+        weights = self.attention.in_proj_weight, self.attention.in_proj_bias
+        return torch._native_multi_head_attention(
+            x, x, x, 32, 4, *weights, end.weight, end.bias, need_weights=False
+        )[0]
+
+
+@pytest.mark.parametrize("kind", [Functional, Native])
+def test_the_functions_that_the_module_calls(kind):
+    model, inputs = kind().eval(), tokens(6, 3, 32)
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    assert "torch._native" not in changed.code and "functional.multi" not in changed.code
+    with torch.no_grad():
+        torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"training": True}, "training mode"),
+        ({"attn_mask": torch.zeros(6, 6)}, "mask"),
+        ({"static_k": torch.zeros(12, 6, 8)}, "given"),
+        ({"key_padding_mask": torch.zeros(3, 6, dtype=torch.bool)}, "mask"),
+    ],
+)
+def test_functions_left_alone_say_why(call, reason):
+    _, (report,) = rewrite(Functional(**call).eval(), split_attention)
+    assert [reason in site.reason for site in report.sites] == [True]
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_the_encoder_layer_as_torch_compile_sees_it(norm_first, activation):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            options = {"norm_first": norm_first, "activation": activation, "batch_first": True}
+            self.layer = nn.TransformerEncoderLayer(32, 4, 48, layer_norm_eps=1e-3, **options)
+            for parameter in self.parameters():
+                nn.init.normal_(parameter, std=0.3)
+
+        def forward(self, x):
+            own, end = self.layer.self_attn, self.layer.self_attn.out_proj
+            layers = self.layer.norm1, self.layer.norm2, self.layer.linear1, self.layer.linear2
+            tensors = (t for one in layers for t in (one.weight, one.bias))
+            return torch._transformer_encoder_layer_fwd(
+                *(x, 32, 4, own.in_proj_weight, own.in_proj_bias, end.weight, end.bias),
+                *(activation == "gelu", norm_first, 1e-3),
+                *tensors,
+            )[0]
+
+    model, (x, _) = Encoder().eval(), tokens(2, 6, 32)
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    assert "torch._transformer" not in changed.code
+    with torch.no_grad():
+        torch.testing.assert_close(changed(x), model(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(changed(x), model.layer(x)[0], rtol=1e-4, atol=1e-4)
