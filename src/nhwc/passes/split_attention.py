@@ -78,8 +78,8 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
             if layered:
                 erase(node, _encoder(gm, node, given))
             else:
-                weights = _of_function(gm, given) if attention is None else _of_module(attention)
                 sources = [given[name] for name in _INPUTS[:3]]
+                weights = _weights(gm, attention, given)
                 _replace_item(node, _attention(node, sources, weights))
     if any(site.applied for site in sites):
         clean(gm)
@@ -134,7 +134,10 @@ def _is_item(node: fx.Node, number: int) -> bool:
     return node.target is operator.getitem and bool(node.args[1] == number)
 
 
-def _of_module(attention: nn.MultiheadAttention) -> _Weights:
+def _weights(gm: fx.GraphModule, attention: Any, given: Mapping[str, Any]) -> _Weights:
+    """The weights of a call of the module `attention`, or of a function if there is none."""
+    if attention is None:
+        return _of_function(gm, given)
     return _Weights(
         heads=attention.num_heads,
         matrix=attention.in_proj_weight,
@@ -185,7 +188,7 @@ def _encoder(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> fx.
         active = gm.graph.call_function(F.gelu if given["use_gelu"] else F.relu, (wide,))
         return add("linear2", layer(nn.Linear, tensors("ffn", 2), {}), active)
 
-    x = given["src"]
+    x: fx.Node = given["src"]
     for number, part in ((1, attend), (2, feed)):
         if given["norm_first"]:
             x = gm.graph.call_function(operator.add, (x, part(norm(number, x))))
@@ -199,7 +202,7 @@ def _attention(node: fx.Node, sources: Sequence[fx.Node], weights: _Weights) -> 
     graph, heads = node.graph, weights.heads
     # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if weights.batch_first else (0, 0)
-    prefix = (node.target if node.op == "call_module" else node.name).replace(".", "_")
+    prefix = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
     parts: list[fx.Node] = []
     for source, same in itertools.groupby(sources):
         first, count = len(parts), len([*same])
