@@ -4,8 +4,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
-from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.convolutions.spec import IMAGE, ConvSpec, Frames
 from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.tape.invoke import Invocation
+from nhwc.kernels.tape.steps import View
 
 EPS = 2.0**-24
 SLACK = {
@@ -40,7 +42,16 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 @st.composite
-def convolutions(draw, winograd=False):
+def frames(draw):
+    """The third side of a small volume, and what filters do along it."""
+    t, dilation = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (3, 1), (3, 2)]))
+    padding = draw(st.integers(0, 2))
+    least = max(1, dilation * (t - 1) + 1 - 2 * padding)
+    return Frames(least + draw(st.integers(0, 4)), t, draw(st.integers(1, 2)), padding, dilation)
+
+
+@st.composite
+def convolutions(draw, winograd=False, deep=False):
     """Any convolution that torch accepts, small; with `winograd` 3x3 of stride 1."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     of_a_group = vectors if winograd and groups > 1 else channels
@@ -66,7 +77,19 @@ def convolutions(draw, winograd=False):
         slope=0.1,
         has_residual=draw(st.booleans()),
         has_bias=draw(st.booleans()),
+        frames=draw(frames()) if deep else IMAGE,
     )
+
+
+def in_frames(kernel, packed, x, y, residual=None, *, threads=1, change=lambda step: step):
+    """Run a kernel on images or volumes whose channels are last in `x`, `y` and `residual`."""
+    spec, deep = kernel.spec, kernel.spec.frames
+    shape = (spec.n, spec.k, deep.out_d * spec.out_h, spec.out_w)
+    views = [View("x", (spec.n, spec.c, deep.d * spec.h, spec.w), spec.c), View("y", shape, spec.k)]
+    beside = None if residual is None else View("residual", shape, spec.k)
+    buffers = {"x": x, "y": y} | ({} if residual is None else {"residual": residual})
+    steps = [change(step) for step in kernel.steps(*views, packed, beside)]
+    Invocation.of(steps, threads)(buffers)
 
 
 class Case:
@@ -80,17 +103,26 @@ class Case:
         def normal(*shape):
             return torch.randn(shape, generator=make)
 
-        self.x = normal(spec.n, spec.h, spec.w, spec.c).permute(0, 3, 1, 2)
-        self.weight = normal(spec.k, spec.c // spec.groups, spec.r, spec.s) / depth**0.5
+        deep = () if spec.frames == IMAGE else (spec.frames.d,)
+        deep_out = deep and (spec.frames.out_d,)
+        taps = deep and (spec.frames.t,)
+        self.x = normal(spec.n, *deep, spec.h, spec.w, spec.c).movedim(-1, 1)
+        self.weight = normal(spec.k, spec.c // spec.groups, *taps, spec.r, spec.s) / depth**0.5
         self.bias = normal(spec.k) if spec.has_bias else None
-        shape = (spec.n, spec.out_h, spec.out_w, spec.k)
-        self.residual = normal(*shape).permute(0, 3, 1, 2) if spec.has_residual else None
+        self.out_shape = (spec.n, *deep_out, spec.out_h, spec.out_w, spec.k)
+        self.residual = normal(*self.out_shape).movedim(-1, 1) if spec.has_residual else None
 
     def _sum(self, change):
         spec, weight = self.spec, change(self.weight.double())
         bias = None if self.bias is None else change(self.bias.double())
         x = change(self.x.double())
-        y = F.conv2d(x, weight, bias, spec.stride, spec.padding, spec.dilation, spec.groups)
+        deep = spec.frames
+        if deep == IMAGE:
+            y = F.conv2d(x, weight, bias, spec.stride, spec.padding, spec.dilation, spec.groups)
+        else:
+            stride, padding = (deep.stride, *spec.stride), (deep.padding, *spec.padding)
+            dilation = (deep.dilation, *spec.dilation)
+            y = F.conv3d(x, weight, bias, stride, padding, dilation, spec.groups)
         return y if self.residual is None else y + change(self.residual.double())
 
     def expected(self):
@@ -102,7 +134,7 @@ class Case:
         sizes = self._sum(torch.abs)
         if name.startswith("winograd") and sizes.numel():
             # An output is a difference of sums over its whole tile, and rounds with the largest.
-            sizes = F.max_pool2d(sizes, 7, 1, 3)
+            sizes = F.max_pool2d(sizes.flatten(0, -4), 7, 1, 3).view(sizes.shape)
         allowed = EPS * (SLACK[name] * self.spec.depth**0.5 * sizes + 16 * expected.abs() + 4)
         assert y.shape == expected.shape
         excess = ((y.double() - expected).abs() / allowed).max() if y.numel() else 0

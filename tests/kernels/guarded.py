@@ -9,13 +9,11 @@ from dataclasses import replace
 import torch
 
 from nhwc.kernels.convolutions.conv import conv2d_candidates
-from nhwc.kernels.convolutions.spec import ConvSpec
+from nhwc.kernels.convolutions.spec import IMAGE, ConvSpec, Frames
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.copies import PLANES
-from nhwc.kernels.tape.invoke import Invocation
-from nhwc.kernels.tape.steps import View
 
-from .cases import Case
+from .cases import Case, in_frames
 
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
@@ -40,27 +38,19 @@ def guarded(values, at_end):
 
 def run(spec, at_end):
     case = Case(spec)
-    for kernel in conv2d_candidates(spec):
-        shape = (spec.n, spec.k, spec.out_h, spec.out_w)
-        packed = guarded(kernel.pack(case.weight, case.bias), at_end)
-        buffers = {"x": guarded(case.x.permute(0, 2, 3, 1), at_end)}
-        buffers["y"] = guarded(torch.zeros(spec.pixels * spec.k), at_end)
-        residual = None
+    for kernel in conv2d_candidates(spec.folded()):
+        packed = guarded(kernel.pack(case.weight.reshape(kernel.filters), case.bias), at_end)
+        x = guarded(case.x.movedim(1, -1), at_end)
+        beside = None
         if case.residual is not None:
-            buffers["residual"] = guarded(case.residual.permute(0, 2, 3, 1), at_end)
-            residual = View("residual", shape, spec.k)
-        x = View("x", (spec.n, spec.c, spec.h, spec.w), spec.c)
-        Invocation.of(kernel.steps(x, View("y", shape, spec.k), packed, residual), 1)(buffers)
-        y = buffers["y"].reshape(spec.n, spec.out_h, spec.out_w, spec.k).permute(0, 3, 1, 2)
-        case.check(y, kernel.name)
-        if kernel.name == "stem":
-            buffers["x"], y[:] = guarded(case.x, at_end), 0.0
-            steps = [
-                as_planes(step)
-                for step in kernel.steps(x, View("y", shape, spec.k), packed, residual)
-            ]
-            Invocation.of(steps, 1)(buffers)
-            case.check(y, kernel.name)
+            beside = guarded(case.residual.movedim(1, -1), at_end)
+        y = guarded(torch.zeros(case.out_shape), at_end)
+        in_frames(kernel, packed, x, y, beside)
+        case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
+        if kernel.name == "stem" and spec.frames == IMAGE:
+            y[:] = 0.0
+            in_frames(kernel, packed, guarded(case.x, at_end), y, beside, change=as_planes)
+            case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
 
 
 def as_planes(step):
@@ -94,6 +84,10 @@ def main():
             groups = choose.choice([2, 3, 8])
             c, k = (groups * choose.choice([4, 8, 16, 24, 40]) for _ in "ck")
             spec = replace(spec, padding=(1, 1), w=16, groups=groups, c=c, k=k)
+        if choose.random() < 0.3:
+            t, padding = choose.choice([(1, 0), (3, 0), (3, 1), (2, 1)])
+            deep = Frames(choose.randint(3, 5), t, choose.choice([1, 2]), padding)
+            spec = replace(spec, frames=deep)
         if spec.out_h > 0 and spec.out_w > 0:
             run(spec, at_end=done % 2 == 0)
             done += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from ..formats import Format
+from ..formats import CHANNELS_LAST_OF, Format
 from .implementation import Choice, Timed, Timings
 from .recording import Record, Seen
 from .scene import Scene
@@ -74,7 +74,7 @@ class _Problem:
         return switch + (self._copy_seconds(seen) if converts else 0.0)
 
     def _copy_seconds(self, seen: Seen) -> float:
-        if len(seen.shape) != 4 or seen.layout is None:
+        if len(seen.shape) not in CHANNELS_LAST_OF or seen.layout is None:
             return 0.0
         if seen not in self._seconds:
             self._seconds[seen] = self._conversion(seen)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from .. import kernels
-from ..formats import Format
+from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
 from .assigning import written
@@ -205,7 +205,7 @@ class _Binder:
         seen, has = self.record.values.get(node), written(self.choice, self.record, node)
         if layout is None or has in (None, layout) or not isinstance(seen, Seen):
             return self.slots[node, None]
-        if len(seen.shape) != 4 or seen.layout is None:
+        if len(seen.shape) not in CHANNELS_LAST_OF or seen.layout is None:
             return self.slots[node, None]
         if (node, layout) not in self.slots:
             held = (self.slots[node, None],)
@@ -228,9 +228,10 @@ class _Binder:
 
 
 def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
-    last = layout is Format.CHANNELS_LAST
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return lambda x: x.contiguous(memory_format=memory_format)
+    if layout is not Format.CHANNELS_LAST:
+        return lambda x: x.contiguous()
+    of_images, of_volumes = torch.channels_last, torch.channels_last_3d
+    return lambda x: x.contiguous(memory_format=of_volumes if x.ndim == 5 else of_images)
 
 
 def _attribute(graph: fx.GraphModule, name: str) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from .. import kernels
-from ..formats import Format, to_format
+from ..formats import CHANNELS_LAST_OF, Format
 from ..machine.host_memory import trim
 from ..machine.timing import interleave
 from .implementation import Identifier, Implementation, Timed, Timings
 from .ledger import Ledger, is_time
 from .recognize import is_opaque
-from .recording import Seen
+from .recording import Seen, laid_out
 from .scene import Scene, UnknownKernel
 from .specs import Layer, OperatorSpec
 from .trials import fastest, sample, time_layer
@@ -46,7 +46,7 @@ def conversion_seconds(seen: Seen, ledger: Ledger) -> float:
     known = ledger.seconds(key)
     if known is None:
         x = sample(seen, Format.CONTIGUOUS)
-        known = fastest({"": lambda: to_format(x, Format.CHANNELS_LAST)}, seen.device)[""]
+        known = fastest({"": lambda: laid_out(x, Format.CHANNELS_LAST)}, seen.device)[""]
         ledger.put(key, known)
     return known
 
@@ -145,4 +145,4 @@ def _has_images(scene: Scene, layer: Layer) -> bool:
 def _image_in(value: Any) -> Seen | None:
     if isinstance(value, tuple):
         return next((seen for seen in map(_image_in, value) if seen), None)
-    return value if isinstance(value, Seen) and len(value.shape) == 4 else None
+    return value if isinstance(value, Seen) and len(value.shape) in CHANNELS_LAST_OF else None

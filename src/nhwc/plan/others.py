@@ -21,7 +21,7 @@ from ..operators.activations import NamedActivation, in_onednn, in_torch
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
 from .recording import Record
-from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Spec, Weighted
+from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Weighted
 
 Prepare = Callable[..., Run]
 
@@ -33,16 +33,9 @@ _UNFUSED: Attribute = ("none", [], "")
 _LAST, _PLAIN = Format.CHANNELS_LAST, Format.CONTIGUOUS
 
 
-def kernels_of_others(
-    graph: fx.GraphModule, record: Record, layer: Layer
-) -> tuple[Implementation, ...]:
+def kernels_of_others(layer: Layer) -> tuple[Implementation, ...]:
     """The kernels of others for a layer; none for an operator, which `Scene.called` calls."""
-    if isinstance(layer.spec, OperatorSpec):
-        return ()
-    found = kernels_for(layer.spec)
-    if _is_volume(layer.spec) and _views_volumes(graph, record):
-        return found[:1]
-    return found
+    return () if isinstance(layer.spec, OperatorSpec) else kernels_for(layer.spec)
 
 
 def kernels_for(spec: Weighted) -> tuple[Implementation, ...]:
@@ -51,9 +44,7 @@ def kernels_for(spec: Weighted) -> tuple[Implementation, ...]:
         return _for_linear(spec)
     if isinstance(spec, Affine):
         return _for_affine(spec)
-    if _is_volume(spec):
-        return _for_volumes(spec)
-    return _for_images(spec)
+    return _for_convolution(spec)
 
 
 def _torch(prepare: Prepare, layout: Format | None = None) -> Implementation:
@@ -61,52 +52,22 @@ def _torch(prepare: Prepare, layout: Format | None = None) -> Implementation:
     return Implementation("torch", layout, layout, prepare, copies=0.0)
 
 
-def _for_images(spec: Convolution) -> tuple[Implementation, ...]:
+def _for_convolution(spec: Convolution) -> tuple[Implementation, ...]:
     """Eager torch in both layouts, and fused kernels with weights packed for them."""
     eager = partial(_eager_convolution, spec)
+    volume = len(spec.input) == 5
+    last = torch.channels_last_3d if volume else torch.channels_last
     found = [_torch(partial(eager, layout=torch.contiguous_format), _PLAIN)]
     if not _onednn_serves(spec.dtype, spec.device):
-        found.append(_torch(partial(eager, layout=torch.channels_last), _LAST))
-        return (*found, *(fused_convolutions(spec) if spec.device.startswith("cuda") else ()))
+        found.append(_torch(partial(eager, layout=last), _LAST))
+        on_cuda = spec.device.startswith("cuda") and not volume
+        return (*found, *(fused_convolutions(spec) if on_cuda else ()))
     packed: Prepare = partial(_onednn_convolution, spec)
     found.append(Implementation("onednn", _LAST, _LAST, packed))
     if spec.input[1] <= 4:
         # Images come contiguous: the first convolution may convert them on the way.
         found.append(Implementation("onednn", _PLAIN, _LAST, packed))
     return tuple(found)
-
-
-def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
-    """Eager torch, and oneDNN's prepacked kernel in channels_last_3d.
-
-    Layouts of volumes are not planned: oneDNN's kernel converts inputs in another layout itself,
-    and its output keeps its layout through the operators between convolutions.
-    """
-    found = [_torch(partial(_eager_convolution, spec, layout=torch.contiguous_format))]
-    if _onednn_serves(spec.dtype, spec.device):
-        last = torch.channels_last_3d
-
-        def packed(weight: Tensor, bias: Tensor | None) -> Run:
-            run = _onednn_convolution(spec, weight, bias)
-            return lambda *inputs: run(*(x.contiguous(memory_format=last) for x in inputs))
-
-        found.append(Implementation("onednn", None, None, packed))
-    return tuple(found)
-
-
-def _is_volume(spec: Spec) -> bool:
-    return isinstance(spec, Convolution) and len(spec.input) == 5
-
-
-def _views_volumes(graph: fx.GraphModule, record: Record) -> bool:
-    """Whether the graph looks at the strides of a volume, which must then stay as they were."""
-    for node in graph.graph.nodes:
-        name = getattr(node.target, "__name__", node.target)
-        if name in ("view", "view_as", "as_strided", "stride") and node.all_input_nodes:
-            seen = record.tensor(node.all_input_nodes[0])
-            if seen and len(seen.shape) == 5:
-                return True
-    return False
 
 
 def _for_linear(spec: Linear) -> tuple[Implementation, ...]:
@@ -121,7 +82,8 @@ def _for_affine(spec: Affine) -> tuple[Implementation, ...]:
     """A multiplication and an addition in one pass over the data, in either layout."""
 
     def prepare(scale: Tensor, shift: Tensor) -> Run:
-        scale, shift = scale.view(1, -1, 1, 1), shift.view(1, -1, 1, 1)
+        along = (1, -1, *[1] * (len(spec.input) - 2))
+        scale, shift = scale.view(along), shift.view(along)
         activate = in_torch(spec.activation)
         if spec.residual:
             return lambda x, residual: activate(torch.addcmul(shift, x, scale).add_(residual))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from ..formats import CHANNELS_LAST_OF
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..operators.activations import of_module
@@ -70,7 +71,7 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
 
 
 def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
-    image = len(common["input"]) == 4
+    rank = len(common["input"])
     if _is_convolution(op) and len(common["input"]) == op.weight.ndim:
         geometry = _geometry(op)
         if geometry is None:
@@ -81,8 +82,8 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
     if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
-        type(op) in (nn.BatchNorm2d, BatchNorm)
-        and image
+        type(op) in (BatchNorm, {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(rank))
+        and rank in CHANNELS_LAST_OF
         and not op.training
         and op.running_mean is not None
     ):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..formats import Format, format_of
+from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
@@ -51,9 +51,9 @@ class Record:
         return value if isinstance(value, Seen) else None
 
     def image(self, node: fx.Node) -> Seen | None:
-        """The tensor that `node` returned, if it has four dimensions and so a format to plan."""
+        """The tensor that `node` returned, if it is an image or a volume: these have formats."""
         seen = self.tensor(node)
-        return seen if seen and len(seen.shape) == 4 else None
+        return seen if seen and len(seen.shape) in CHANNELS_LAST_OF else None
 
 
 def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
@@ -69,6 +69,8 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
 def layout_of(tensor: Tensor) -> Format | None:
     """CHANNELS_LAST or CONTIGUOUS, by the densest dimension; None where both or neither fits.
 
+    In plans CHANNELS_LAST is the one word for it, of images and of volumes.
+
     Rows in batches have no other layout: for them, CONTIGUOUS or None.
 
     A channel slice of a channels-last tensor is dense in its channels: it counts as channels last,
@@ -76,12 +78,23 @@ def layout_of(tensor: Tensor) -> Format | None:
     """
     if tensor.ndim == 3:
         return Format.CONTIGUOUS if tensor.is_contiguous() else None
-    if tensor.ndim != 4:
+    if tensor.ndim not in CHANNELS_LAST_OF:
         return None
     found = format_of(tensor)
     if found is Format.OTHER:
         return Format.CHANNELS_LAST if tensor.stride(1) == 1 else Format.CONTIGUOUS
-    return None if found is Format.AMBIGUOUS else found
+    if found is Format.AMBIGUOUS:
+        return None
+    return Format.CHANNELS_LAST if found.is_last else found
+
+
+def laid_out(tensor: Tensor, layout: Format) -> Tensor:
+    """An image or a volume in a layout that plans know.
+
+    >>> laid_out(torch.empty(1, 8, 2, 4, 4), Format.CHANNELS_LAST).stride()
+    (256, 1, 128, 32, 8)
+    """
+    return to_format(tensor, CHANNELS_LAST_OF[tensor.ndim] if layout.is_last else layout)
 
 
 class _Recorder(fx.Interpreter):

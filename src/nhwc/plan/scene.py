@@ -111,7 +111,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
     known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
-    found = {layer.node: kernels_of_others(graph, record, layer) for layer in layers}
+    found = {layer.node: kernels_of_others(layer) for layer in layers}
     joints: dict[fx.Node, Implementation] = {}
     if kernels.available():
         # This loads LLVM's compiler: nothing but planning has to wait for it, or to have it.

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..formats import Format, to_format
+from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import apart
 from ..machine.timing import interleave
 from .implementation import Implementation, Run, Timed
-from .recording import Seen, layout_of
+from .recording import Seen, laid_out, layout_of
 from .scene import Scene
 from .specs import Layer, OperatorSpec
 from .stretch import alone
@@ -159,9 +159,9 @@ def _bound(run: Run, inputs: Sequence[Any]) -> Callable[[], Any]:
 def _laid_out(value: Any, layout: Format | None) -> Any:
     if isinstance(value, tuple):
         return tuple(_laid_out(item, layout) for item in value)
-    if not isinstance(value, Tensor) or value.ndim != 4 or not layout:
+    if not isinstance(value, Tensor) or value.ndim not in CHANNELS_LAST_OF or not layout:
         return value
-    laid = to_format(value, layout)
+    laid = laid_out(value, layout)
     return laid if laid.data_ptr() == value.data_ptr() else apart(laid)
 
 

@@ -16,7 +16,7 @@ from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
-from ..cases import Case, convolutions
+from ..cases import Case, convolutions, in_frames
 
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -47,6 +47,32 @@ def test_winograd(isa, spec):
         case.check(y, name)
         names.append(name)
     assert names[-3:] == ["winograd4x4", "winograd2x2", "winograd4x4lean"]
+
+
+@many
+@given(spec=convolutions(deep=True), threads=st.integers(1, 2))
+def test_any_volume(isa, spec, threads):
+    in_volumes(spec, threads)
+
+
+@many
+@given(spec=convolutions(winograd=True, deep=True))
+def test_winograd_of_volumes(isa, spec):
+    assert in_volumes(spec) >= {"winograd4x4", "winograd2x2", "winograd4x4lean"}
+
+
+def in_volumes(spec, threads=1):
+    """The names of the kernels for a volume, each of which computes what float64 does."""
+    case, names = Case(spec), set()
+    with torch.inference_mode():
+        for kernel in conv2d_candidates(spec.folded()):
+            packed = kernel.pack(case.weight.reshape(kernel.filters), case.bias)
+            x, y = case.x.movedim(1, -1).contiguous(), torch.zeros(case.out_shape)
+            beside = None if case.residual is None else case.residual.movedim(1, -1).contiguous()
+            in_frames(kernel, packed, x, y, beside, threads=threads)
+            case.check(y.movedim(-1, 1), kernel.name)
+            names.add(kernel.name)
+    return names
 
 
 @many

@@ -17,7 +17,7 @@ from ..product.microkernel import TILE
 from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
 from . import direct, grouped, stem, winograd
-from .spec import ConvSpec
+from .spec import IMAGE, ConvSpec
 from .tiles import FORMS
 
 
@@ -35,11 +35,18 @@ class ConvKernel:
     exact: bool
     spec: ConvSpec
 
+    @property
+    def filters(self) -> tuple[int, ...]:
+        """The shape of its weight; that of a volume's has a side for the frames."""
+        spec, t = self.spec, self.spec.frames.t
+        return (spec.k, spec.c // spec.groups, *[t] * (t > 1), spec.r, spec.s)
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Weight and bias as one flat tensor, laid out for this kernel and this machine."""
-        wanted = (self.spec.k, self.spec.c // self.spec.groups, self.spec.r, self.spec.s)
-        if tuple(weight.shape) != wanted:
-            raise InputError(f"the weight is {tuple(weight.shape)}; the convolution has {wanted}.")
+        if tuple(weight.shape) != self.filters:
+            raise InputError(
+                f"the weight is {tuple(weight.shape)}; the convolution has {self.filters}."
+            )
         return _method(self.name).pack(self.spec, weight, bias)
 
     def steps(
@@ -77,11 +84,12 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
     >>> [k.name for k in conv2d_candidates(ConvSpec(1, 64, 56, 56, 64, 3, 3, padding=(1, 1)))]
     ['direct', 'winograd4x4', 'winograd2x2', 'winograd4x4lean']
     """
-    pointwise = spec.r == spec.s == 1
+    pointwise = spec.frames.t == spec.r == spec.s == 1
     found = [ConvKernel("pointwise" if pointwise else "direct", True, spec)]
-    if stem.serves(spec):
+    image = spec.frames == IMAGE and spec.wanted is None
+    if image and stem.serves(spec):
         found.append(ConvKernel("stem", True, spec))
-    if grouped.serves(spec):
+    if image and grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))
     if winograd.serves(spec):
         found += [ConvKernel(name, False, spec) for name in FORMS]

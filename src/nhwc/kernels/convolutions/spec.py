@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import InputError
 from ...operators.windows import places
 from ..layers.activations import Activation
 
 Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The third side of a volume: `d` frames, of which a filter sees `t`.
+
+    A volume lies in memory as its frames one after the other, each an image. There are `padding`
+    frames of zeros on both sides; if `wanted` says how many frames the result has, as many behind.
+    """
+
+    d: int = 1
+    t: int = 1
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    wanted: int | None = None
+
+    @property
+    def out_d(self) -> int:
+        """The frames of the result."""
+        if self.wanted is not None:
+            return self.wanted
+        count: int = places(
+            self.d, self.t, stride=self.stride, padding=self.padding, dilation=self.dilation
+        )
+        return count
+
+
+IMAGE = Frames()
+"""A single frame."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +49,11 @@ class ConvSpec:
     >>> spec.out_h, spec.depth, spec.gflop
     (28, 576, 0.115605504)
 
-    `slope` is the slope of leaky relu.
+    `slope` is the slope of leaky relu. `wanted` says how many rows and columns the result has,
+    where the padding behind is not that in front. Of a volume, `frames` tells the third side.
+
+    >>> ConvSpec(1, 64, 56, 56, 64, 3, 3, frames=Frames(8, 3, padding=1)).pixels
+    23328
     """
 
     n: int
@@ -37,6 +71,8 @@ class ConvSpec:
     slope: float = 0.01
     has_residual: bool = False
     has_bias: bool = True
+    frames: Frames = IMAGE
+    wanted: Pair | None = None
 
     def __post_init__(self) -> None:
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
@@ -44,7 +80,9 @@ class ConvSpec:
                 f"{self.c} channels to {self.k} cannot be cut into {self.groups} groups. "
                 "Both must be multiples of the number of groups."
             )
-        if min(self.r, self.s, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
+        deep = self.frames
+        moves = (deep.t, deep.stride, deep.dilation, self.r, self.s, *self.stride, *self.dilation)
+        if min(moves) < 1 or min(deep.padding, *self.padding) < 0:
             raise InputError(
                 f"a filter of {self.r}x{self.s} with stride {self.stride}, padding {self.padding}, "
                 f"dilation {self.dilation} is no convolution: padding may be 0, the others not."
@@ -59,6 +97,8 @@ class ConvSpec:
         return self._places(self.w, self.s, 1)
 
     def _places(self, length: int, size: int, side: int) -> int:
+        if self.wanted is not None:
+            return self.wanted[side]
         count: int = places(
             length,
             size,
@@ -71,18 +111,51 @@ class ConvSpec:
     @property
     def pixels(self) -> int:
         """Output pixels of all images: the rows of the matrix product."""
-        return self.n * self.out_h * self.out_w
+        return self.n * self.frames.out_d * self.out_h * self.out_w
 
     @property
     def depth(self) -> int:
         """The number of products in one output: the inner dimension of the matrix product."""
-        return self.r * self.s * self.c // self.groups
+        return self.frames.t * self.r * self.s * self.c // self.groups
 
     @property
     def is_flat(self) -> bool:
         """Whether each output pixel sees the one input pixel at the same place."""
-        alone = self.r == self.s == 1 and self.padding == (0, 0)
-        return alone and self.stride == (1, 1)
+        deep = self.frames
+        alone = self._of_pixels and (deep.t, deep.padding, deep.stride) == (1, 0, 1)
+        return alone and (deep.out_d, self.out_h, self.out_w) == (deep.d, self.h, self.w)
+
+    @property
+    def _of_pixels(self) -> bool:
+        """Whether a filter sees one pixel of each frame, and moves from pixel to pixel."""
+        return self.r == self.s == 1 and self.padding == (0, 0) and self.stride == (1, 1)
+
+    def folded(self) -> ConvSpec:
+        """The same convolution with one side fewer, if it looks along that side in no way.
+
+        >>> ConvSpec(1, 8, 6, 6, 8, 3, 3, frames=Frames(4)).folded().n
+        4
+        >>> folded = ConvSpec(1, 8, 6, 6, 8, 1, 1, frames=Frames(4, 3, padding=1)).folded()
+        >>> (folded.h, folded.w), (folded.r, folded.s), folded.padding
+        ((4, 36), (3, 1), (1, 0))
+        """
+        deep = self.frames
+        if deep == Frames(deep.d):
+            # Each frame is an image of its own.
+            return replace(self, n=self.n * deep.d, frames=IMAGE)
+        if self._of_pixels and deep.wanted is None and self.wanted is None:
+            # All pixels of a frame are a row of an image, as high as there are frames.
+            return replace(
+                self,
+                h=deep.d,
+                w=self.h * self.w,
+                r=deep.t,
+                frames=IMAGE,
+                stride=(deep.stride, 1),
+                padding=(deep.padding, 0),
+                dilation=(deep.dilation, 1),
+            )
+        return self
 
     @property
     def gflop(self) -> float:

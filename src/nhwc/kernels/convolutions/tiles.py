@@ -16,8 +16,10 @@ the same element of the filters. So 36 matrix products take the place of the con
 
 `_emit_input` transforms a vector of channels at a time, and writes the 36 elements in the
 micro-kernel's chunks. A tile at the border is first copied, with zeros beside the image, to a patch
-of its own. `emit_output` (tile_outputs.py) reads the 36 sums of a vector of filters and finishes
-4 x 4 pixels: what comes after the convolution costs no memory traffic of its own.
+of its own. Of a volume, the tiles of all `t` frames under a tile of the result lie one after the
+other in its row, as if they were channels (`deep`): one product sums over all of them.
+`emit_output` (tile_outputs.py) reads the 36 sums of a vector of filters and finishes 4 x 4 pixels:
+what comes after the convolution costs no memory traffic of its own.
 
 The loop over panels is around the products and the way back, so that sums are of one panel alone
 and stay in the second-level cache, as do the packed tiles of the block, which every panel reads.
@@ -44,6 +46,7 @@ from .transforms import F2, F4, Product, Transform, emit_twice
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
+    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "deep"),
     *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
     *("low", "high", "code", "slope", POOL),
@@ -69,7 +72,7 @@ class _Work(NamedTuple):
 
 
 def _tiles(a: Args) -> Value:
-    total: Value = a.n * a.tiles_h * a.tiles_w
+    total: Value = a.n * a.out_d * a.tiles_h * a.tiles_w
     return total
 
 
@@ -131,35 +134,38 @@ def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
     return a.but(
         x=(a.x.floats() + group * a.c).address(),
         y=(a.y.floats() + channel).address(),
-        weights=(a.weights.floats() + group * form.numbers * a.c * padded).address(),
+        weights=(a.weights.floats() + group * form.numbers * a.deep * padded).address(),
         bias=(a.bias.floats() + group * padded).address(),
         residual=emit_moved(e, a.residual, channel),
     )
 
 
 def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
-    """Transform one tile of all channels into the packed rows of its block."""
-    depth, corner = emit_whole(e, a.c), corner_of(a, tile, t)
+    """Transform one tile of all channels, of all frames, into the packed rows of its block."""
+    depth, corner = emit_whole(e, a.deep), corner_of(a, tile, t)
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
     first, rows = tile_of(e, tile - begin, count, even(e, count))
     # Tiles lie at even steps in the result; the input they see begins with the padding.
     top, left = corner.top - a.pad_h, corner.left - a.pad_w
-    source = a.x.floats() + ((corner.image * a.h + top) * a.w + left) * a.x_pixel
     inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
     into = packed + (first * depth + (tile - begin - first) * e.width)
+    image, front = corner.image // a.out_d, corner.image % a.out_d * a.stride_d - a.pad_d
     patch = e.stack(t.size**2 * e.width)
     function = e.function(
         "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
     )
-    with e.range(0, a.c, e.width) as c:
-        to = into + c * rows
+    with e.range(0, a.t) as tap, e.range(0, a.c, e.width) as c:
+        frame = front + tap * a.dilation_d
+        there = (frame >= 0) & (frame < a.d)
+        source = a.x.floats() + (((image * a.d + frame) * a.h + top) * a.w + left) * a.x_pixel
+        to = into + (tap * emit_whole(e, a.c) + c) * rows
 
         def gathered(c: Value = c, to: Value = to) -> None:
             mask = e.lanes(a.c - c)
             with e.range(0, t.size) as i, e.range(0, t.size) as j:
                 y, x = top + i, left + j
-                here = (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
+                here = there & (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
                 at = patch + (i * t.size + j) * e.width
                 e.store(e.vector(0.0), at)
                 with e.when(here):
@@ -169,7 +175,7 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
         def in_place(c: Value = c, to: Value = to) -> None:
             function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth)
 
-        e.branch(inside & (c + e.width <= a.c), in_place, gathered)
+        e.branch(there & inside & (c + e.width <= a.c), in_place, gathered)
 
 
 def _emit_forward(
@@ -194,13 +200,14 @@ def _emit_panel(
     first, begin = block * a.block, panel * panel_columns(e.isa)
     count = e.min(a.block, _tiles(a) - first)
     columns = e.min(e.i64(panel_columns(e.isa)), emit_whole(e, a.k) - begin)
-    filters = a.weights.floats() + begin * form.numbers * a.c
+    filters = a.weights.floats() + begin * form.numbers * a.deep
     zeros = e.stack(panel_columns(e.isa))
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
-    call.set(rows=count, each=even(e, count), a_row=emit_whole(e, a.c), segment=a.c, segments=1)
+    depth = emit_whole(e, a.deep)
+    call.set(rows=count, each=even(e, count), a_row=depth, segment=a.deep, segments=1)
     call.set(columns=columns, y_row=columns, bias=zeros, residual=0, mode=0)
-    form.multiply(e, t, call, Product(filters, a.c, columns, packed, count, _tiles(a), sums))
+    form.multiply(e, t, call, Product(filters, a.deep, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:
         source = sums + (i * columns + column)
         emit_output(e, a, t, Sums(source, count * columns), first + i, begin + column)

@@ -28,10 +28,12 @@ NaN or infinity, where the direct sum would reach only the pixels next to them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..language import isa as isas
@@ -42,13 +44,16 @@ from ..tape.pages import room
 from ..tape.steps import Scratch, Step, View, step
 from .direct import pack_direct
 from .parts import outweighs
-from .spec import ConvSpec
+from .spec import IMAGE, ConvSpec
 from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
 from .transforms import Transform
 
 
 def serves(spec: ConvSpec) -> bool:
-    """Whether Winograd's transforms apply to this convolution; groups fill a vector at least."""
+    """Whether Winograd's transforms apply to this convolution; groups fill a vector at least.
+
+    Of a volume they take rows and columns; how a filter moves from frame to frame is no matter.
+    """
     filled = spec.groups == 1 or min(_channels(spec)) >= isas.host().width
     return filled and spec.r == spec.s == 3 and spec.stride == spec.dilation == (1, 1)
 
@@ -58,8 +63,26 @@ def _channels(spec: ConvSpec) -> tuple[int, int]:
     return spec.c // spec.groups, spec.k // spec.groups
 
 
+def _deep(spec: ConvSpec) -> int:
+    """The channels of a group in all frames that a filter sees; each frame fills whole vectors."""
+    c, t, width = spec.c // spec.groups, spec.frames.t, isas.host().width
+    return c if t == 1 else t * (-(-c // width) * width)
+
+
+def _as_image(spec: ConvSpec, weight: Tensor) -> tuple[ConvSpec, Tensor]:
+    """The filters of a volume as those of an image, which has each frame's channels in turn."""
+    if spec.frames.t == 1:
+        return spec, weight
+    k, c, t, r, s = weight.shape
+    wide = _deep(spec) // t
+    filled = F.pad(weight.detach().transpose(1, 2), (0, 0, 0, 0, 0, wide - c))
+    image = replace(spec, c=spec.groups * _deep(spec), frames=IMAGE)
+    return image, filled.reshape(k, t * wide, r, s)
+
+
 def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The filters in panels, one number of each after the other; then the bias."""
+    spec, weight = _as_image(spec, weight)
     if form is LEAN4:
         return pack_direct(spec, weight, bias)
     isa, (c, k) = isas.host(), _channels(spec)
@@ -79,8 +102,8 @@ def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | Non
 
 def packed_floats(form: Form, spec: ConvSpec) -> int:
     """How many numbers `pack_winograd` returns."""
-    (c, k), width = _channels(spec), isas.host().width
-    return spec.groups * (form.numbers * c + 1) * (-(-k // width) * width)
+    k, width = spec.k // spec.groups, isas.host().width
+    return spec.groups * (form.numbers * _deep(spec) + 1) * (-(-k // width) * width)
 
 
 def winograd_steps(
@@ -94,9 +117,10 @@ def winograd_steps(
     """One step, or two where the tiles are too few to give each thread blocks of its own."""
     isa, threads, t = isas.host(), torch.get_num_threads(), form.t
     tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
-    tiles = spec.n * tiles_h * tiles_w
+    frames = spec.frames
+    tiles = spec.n * frames.out_d * tiles_h * tiles_w
     c, k = _channels(spec)
-    depth, padded_k = (-(-n // isa.width) * isa.width for n in (c, k))
+    depth, padded_k = (-(-n // isa.width) * isa.width for n in (_deep(spec), k))
     panels = -(-k // panel_columns(isa))
     # Transformed, filters are about twice as many numbers, or more.
     shared_out = outweighs(2 * k, tiles)
@@ -116,7 +140,7 @@ def winograd_steps(
         x=x,
         y=y,
         weights=packed,
-        bias=after(packed, spec.groups * form.numbers * c * padded_k),
+        bias=after(packed, spec.groups * form.numbers * _deep(spec) * padded_k),
         residual=residual,
         shared=shared,
         own=Scratch(4 * own_floats, per_thread=True),
@@ -131,6 +155,13 @@ def winograd_steps(
         out_w=spec.out_w,
         pad_h=spec.padding[0],
         pad_w=spec.padding[1],
+        d=frames.d,
+        out_d=frames.out_d,
+        t=frames.t,
+        stride_d=frames.stride,
+        pad_d=frames.padding,
+        dilation_d=frames.dilation,
+        deep=_deep(spec),
         tiles_h=tiles_h,
         tiles_w=tiles_w,
         block=cut.block,

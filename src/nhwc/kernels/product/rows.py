@@ -1,9 +1,9 @@
 """Packing: the input pixels under output pixels, laid out as the micro-kernel reads them.
 
 An output pixel sums over its window: r rows of s taps of c channels, which lie in r places of the
-image. The product wants them as one row, in chunks as long as a vector, the rows of a tile side by
-side within a chunk. Two output pixels whose window is a row of three taps, six channels, vectors of
-four floats:
+image; in a volume as many in each of t frames. The product wants them as one row, in chunks as long
+as a vector, the rows of a tile side by side within a chunk. Two output pixels whose window is a row
+of three taps, six channels, vectors of four floats:
 
     image, NHWC      aaaaaa bbbbbb cccccc dddddd ...        output 0 sees abc, output 1 bcd
 
@@ -32,6 +32,7 @@ from ..language.vectors import Emitter
 FIELDS = (
     *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
     *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
+    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d"),
 )
 """How output pixels map to input pixels.
 
@@ -87,25 +88,28 @@ def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value) ->
     packer = _Packer(e, a, pixels.rows)
     # One division per tile, not several per pixel: those would cost more than a small window.
     line = pixels.first // a.out_w
-    image, row, column = e.variable(0), e.variable(0), e.variable(0)
-    start = _Pixel(line // a.out_h, line % a.out_h, pixels.first % a.out_w)
-    image.value, row.value, column.value = start
+    frame = line // a.out_h
+    start = _Pixel(frame // a.out_d, frame % a.out_d, line % a.out_h, pixels.first % a.out_w)
+    place = [e.variable(0) for _ in start]
+    for one, value in zip(place, start, strict=True):
+        one.value = value
     with e.range(0, pixels.rows) as i:
-        here = _Pixel(image.value, row.value, column.value)
+        here = _Pixel(*(one.value for one in place))
         packer.window(x, here, into + i * e.width)
-        # Count on as an odometer does: column, then row, then image.
-        following = here.column + 1
-        next_row = here.row + e.select(following == a.out_w, e.i64(1), e.i64(0))
-        next_image = here.image + e.select(next_row == a.out_h, e.i64(1), e.i64(0))
-        column.value = e.select(following == a.out_w, e.i64(0), following)
-        row.value = e.select(next_row == a.out_h, e.i64(0), next_row)
-        image.value = next_image
+        # Count on as an odometer does: column, then row, then frame, then image.
+        carry = e.i64(1)
+        sides = (e.i64(0), a.out_d, a.out_h, a.out_w)
+        for one, value, side in reversed(list(zip(place, here, sides, strict=True))):
+            following = value + carry
+            carry = e.select(following == side, e.i64(1), e.i64(0))
+            one.value = e.select(following == side, e.i64(0), following)
 
 
 class _Pixel(NamedTuple):
     """The place of an output pixel."""
 
     image: Value
+    frame: Value
     row: Value
     column: Value
 
@@ -114,6 +118,7 @@ class _Window(NamedTuple):
     """Where the first tap of a window would lie, which may be outside of the image."""
 
     source: Value
+    front: Value
     top: Value
     left: Value
 
@@ -139,12 +144,14 @@ class _Packer:
 
     def window(self, x: Value, pixel: _Pixel, to: Value) -> None:
         e, a = self.e, self.a
+        front = pixel.frame * a.stride_d - a.pad_d
         top = pixel.row * a.stride_h - a.pad_h
         left = pixel.column * a.stride_w - a.pad_w
-        image = x + pixel.image * a.h * a.w * a.x_pixel
-        window = _Window(image + (top * a.w + left) * a.x_pixel, top, left)
+        frame = x + (pixel.image * a.d + front) * self._frame_floats()
+        window = _Window(frame + (top * a.w + left) * a.x_pixel, front, top, left)
         bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
         inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
+        inside = inside & (front >= 0) & (front + (a.t - 1) * a.dilation_d < a.d)
         e.branch(
             inside,
             lambda: self._inner_window(window.source, to),
@@ -159,8 +166,9 @@ class _Packer:
         # All runs are equally long: what masks the last vector is computed once for all.
         mask, step = e.lanes(count - whole), self._run_floats() * self.rows
         place = e.variable(here)
-        with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
-            run = source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+        with e.range(0, a.t) as m, e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+            frame = source + m * a.dilation_d * self._frame_floats()
+            run = frame + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
             to = place.value
             with e.range(0, whole, e.width) as n:
                 e.store(e.load(run + n), to + n * self.rows)
@@ -173,14 +181,17 @@ class _Packer:
         e, a = self.e, self.a
         step = self._run_floats() * self.rows
         place = e.variable(here)
-        with e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+        with e.range(0, a.t) as m, e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+            frame = window.front + m * a.dilation_d
             row, column = window.top + i * a.dilation_h, window.left + j * a.dilation_w
-            run = window.source + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+            run = window.source + m * a.dilation_d * self._frame_floats()
+            run = run + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
             to = place.value
             begin = e.min(a.run, e.max(-column, e.i64(0)))
             end = e.max(begin, e.min(a.run, a.w - column))
-            # Above or below the image a run has no taps at all.
-            end = e.select((row >= 0) & (row < a.h), end, begin)
+            # Above or below the image, or in a frame beside it, a run has no taps at all.
+            there = (row >= 0) & (row < a.h) & (frame >= 0) & (frame < a.d)
+            end = e.select(there, end, begin)
             self._run(_Part(run, to, begin, end))
             place.value = to + step
 
@@ -215,6 +226,10 @@ class _Packer:
         e = self.e
         with e.range(0, count, e.width) as i:
             e.store(e.vector(0.0), to + i * self.rows)
+
+    def _frame_floats(self) -> Value:
+        floats: Value = self.a.h * self.a.w * self.a.x_pixel
+        return floats
 
     def _run_floats(self) -> Value:
         """The room that a run of one row takes."""

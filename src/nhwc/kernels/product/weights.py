@@ -38,9 +38,9 @@ def pack_bias(bias: Tensor | None, columns: int, groups: int, isa: Isa) -> Tenso
 
 
 def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa) -> Tensor:
-    """One flat tensor: the panels of every group, then the bias. `weight` is K, C/groups, R, S."""
+    """One flat tensor: the panels of every group, then the bias. `weight` is K, C/groups, ..."""
     k = len(weight) // groups
-    taps_first = weight.detach().float().permute(0, 2, 3, 1).reshape(groups, k, -1)
+    taps_first = weight.detach().float().movedim(1, -1).reshape(groups, k, -1)
     ending = pack_bias(bias, k, groups, isa)
     packed = room((taps_first.shape[2] + 1) * len(ending))
     panels = packed[: -len(ending)].view(groups, -1)

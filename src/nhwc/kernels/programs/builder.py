@@ -64,7 +64,7 @@ class Builder:
     _outputs: list[tuple[Buffer, tuple[int, ...], Format]] = field(default_factory=list)
 
     def input(self, shape: Sequence[int]) -> Buffer:
-        """The next input: a tensor of this shape (N, C, H, W or rows), in any format."""
+        """The next input: a tensor of this shape (N, C, H, W, a volume or rows), in any format."""
         buffer = Buffer(four(shape), movable=False)
         self._inputs.append(buffer)
         return buffer
@@ -129,8 +129,9 @@ class Builder:
         """
         wanted = tuple(source.shape if shape is None else shape)
         n, c, h, w = source.shape
-        rows = len(wanted) == 3 and four(wanted) == source.shape
-        planes = not rows and (format is Format.CONTIGUOUS or wanted != source.shape)
+        same = len(wanted) in (3, 4, 5) and four(wanted) == source.shape
+        rows = same and len(wanted) == 3
+        planes = not rows and (format is Format.CONTIGUOUS or not same)
         if h * w > 1 and c > 1 and planes:
             target = self.buffer((n, c * h * w, 1, 1))
             self.add(nchw_step, source, target)
@@ -172,13 +173,20 @@ def _joined(parts: Sequence[Buffer]) -> Iterator[Buffer]:
 def four(shape: Sequence[int]) -> Shape:
     """The shape as that of an image: channels are last in rows of numbers, with or without a batch.
 
-    >>> four((8, 16)), four((2, 7, 16))
-    ((8, 16, 1, 1), (2, 16, 7, 1))
+    Of a volume the frames lie one below the other.
+
+    >>> four((8, 16)), four((2, 7, 16)), four((2, 16, 3, 8, 8))
+    ((8, 16, 1, 1), (2, 16, 7, 1), (2, 16, 24, 8))
     """
+    if len(shape) == 5:
+        n, c, d, h, w = shape
+        return n, c, d * h, w
     if len(shape) == 3:
         n, h, c = shape
         return n, c, h, 1
     if len(shape) not in (2, 4):
-        raise InputError(f"a buffer of shape {tuple(shape)}: give N, C or N, L, C or N, C, H, W.")
+        raise InputError(
+            f"a buffer of shape {tuple(shape)}: give N, C or N, L, C or N, C, H, W, or a volume's."
+        )
     n, c, h, w = (*shape, 1, 1)[:4]
     return n, c, h, w

@@ -100,7 +100,10 @@ class Program:
 
 
 def _as_image(tensor: Tensor) -> Tensor:
-    """A batch of rows of channels (N, L, C) as images one pixel wide; other tensors as they are."""
+    """A batch of rows of channels (N, L, C) as images one pixel wide, a volume as one image with
+    its frames one below the other; other tensors as they are."""
+    if tensor.dim() == 5:
+        return tensor.flatten(2, 3)
     return tensor.transpose(1, 2).unsqueeze(3) if tensor.dim() == 3 else tensor
 
 

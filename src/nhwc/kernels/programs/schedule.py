@@ -22,7 +22,8 @@ class Output:
     @property
     def strides(self) -> tuple[int, ...]:
         """The strides of the tensor."""
-        return strides_of(self.shape, self.format if len(self.shape) == 4 else Format.CONTIGUOUS)
+        last = len(self.shape) in (4, 5)
+        return strides_of(self.shape, self.format if last else Format.CONTIGUOUS)
 
 
 @dataclass(frozen=True)

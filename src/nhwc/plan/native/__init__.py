@@ -38,7 +38,7 @@ def kernels_of_ours(
 
 
 def _fits(record: Record, layer: Layer) -> bool:
-    """Whether all inputs and outputs are float32 on the CPU, as images or as rows of channels.
+    """Whether all inputs and outputs are float32 on the CPU: images, volumes or rows of channels.
 
     Operators take rows in batches, (N, L, C), only if they are contiguous: from others torch makes
     results with other strides, which later operators may ask for.
@@ -50,7 +50,7 @@ def _fits(record: Record, layer: Layer) -> bool:
         isinstance(seen, Seen)
         and seen.dtype is torch.float32
         and seen.device == "cpu"
-        and len(seen.shape) in (2, 3, 4)
+        and len(seen.shape) in (2, 3, 4, 5)
         and (weighted or len(seen.shape) != 3 or seen.layout is Format.CONTIGUOUS)
         and 0 not in seen.shape
         for seen in flat

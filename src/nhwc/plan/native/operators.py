@@ -75,7 +75,7 @@ class _Call:
             "avg_pool2d": lambda: self._called(average_pool),
             "interpolate": lambda: self._called(resize),
             "softmax": self._softmax,
-            "adaptive_avg_pool2d": self._adaptive_pool,
+            **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
         }
         find = named.get(arithmetic_of(self.name) or self.name)
         if find is not None:
@@ -95,7 +95,7 @@ class _Call:
         for kind, make in MODULES.items():
             if isinstance(module, kind):
                 return self._made(make(vars(module)))
-        if isinstance(module, nn.AdaptiveAvgPool2d):
+        if isinstance(module, (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)):
             return self._adaptive_pool()
         if isinstance(module, nn.Flatten):
             return self._flatten()
@@ -105,16 +105,16 @@ class _Call:
             return self._made(lambda *views: interleave_steps(views[:-1], views[-1]))
         if isinstance(module, ChannelShuffle):
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
-        if isinstance(module, Softmax) and module.dim in (1, -3) and not module.logarithm:
-            return self._made(softmax_step)
+        if isinstance(module, Softmax) and self._is_channels(module.dim) and not module.logarithm:
+            return self._pixelwise(softmax_step)
         if type(module) is nn.PReLU:
             weight = module.weight
-            return self._made(lambda x, y: prelu_step(x, y, weight))
+            return self._pixelwise(lambda x, y: prelu_step(x, y, weight))
         if type(module) is ChannelNorm:
             return self._made(_norm(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
-        if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d):
+        if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
             return lambda builder, constants, x: x
         return self._activation(of_module(module))
 
@@ -125,27 +125,40 @@ class _Call:
         images = len(self._seen(0).shape) == len(self._out.shape) == 4
         return self._steps(make) if make and images else None
 
+    def _pixelwise(self, make: Make) -> Emit | None:
+        """What treats each pixel alone serves volumes as well."""
+        volumes = len(self._seen(0).shape) == len(self._out.shape) == 5
+        return self._steps(make) if volumes else self._made(make)
+
+    def _is_channels(self, dim: Any) -> bool:
+        rank = len(self._out.shape)
+        return rank in (4, 5) and dim in (1, 1 - rank)
+
     def _adaptive_pool(self) -> Emit | None:
+        x, out = self._seen(0).shape, self._out.shape
+        if len(x) == len(out) == 5:
+            return self._steps(global_mean_step) if out[2:] == (1, 1, 1) else None
         return self._made(adaptive_avgpool_step)
 
     def _layer_norm(self) -> Emit | None:
         """Normalize over the last dimension, which holds the channels of each row."""
         module, shape = self.module, self._out.shape
-        if len(shape) == 4 or tuple(module.normalized_shape) != shape[-1:]:
+        if len(shape) > 3 or tuple(module.normalized_shape) != shape[-1:]:
             return None
         return self._steps(_norm(module))
 
     def _mean(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim", "keepdim"))
-        dims = given.get("dim")
-        if not isinstance(dims, (tuple, list)) or sorted(d % 4 for d in dims) != [2, 3]:
+        dims, rank = given.get("dim"), len(self._seen(0).shape)
+        if not isinstance(dims, (tuple, list)) or rank not in (4, 5):
             return None
-        return self._steps(global_mean_step) if len(self._seen(0).shape) == 4 else None
+        over_all = sorted(d % rank for d in dims) == [*range(2, rank)]
+        return self._steps(global_mean_step) if over_all else None
 
     def _softmax(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim"))
-        over_channels = given.get("dim") in (1, -3) and given.keys() <= {"input", "dim"}
-        return self._made(softmax_step) if over_channels else None
+        over_channels = self._is_channels(given.get("dim")) and given.keys() <= {"input", "dim"}
+        return self._pixelwise(softmax_step) if over_channels else None
 
     def _activation(self, activation: NamedActivation | None) -> Emit | None:
         code = in_ours(activation) if activation else None
@@ -176,7 +189,7 @@ class _Call:
     def _subtract(self) -> Emit | None:
         if not self._two():
             return self._affine(sign=-1)
-        if self._seen(0).shape != self._seen(1).shape or len(self._out.shape) != 4:
+        if self._seen(0).shape != self._seen(1).shape or len(self._out.shape) not in (4, 5):
             return None
         minus = -torch.ones(self._out.shape[1])
         return self._steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
@@ -185,11 +198,11 @@ class _Call:
         if not self._two():
             return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
-        gate = (*out[:2], 1, 1)
+        gate = (*out[:2], *[1] * (len(out) - 2)) if len(out) > 3 else (*out[:2], 1, 1)
         # The first operand is the factor only if it has another shape than the result.
         first = a != out
         whole, factor = (b, a) if first else (a, b)
-        shared = len(out) == 4 and factor in (gate[1:], (1, *gate[1:]))
+        shared = len(out) > 3 and factor in (gate[1:], (1, *gate[1:]))
         if whole != out or not (shared or factor in (out, gate)):
             return None
 
@@ -247,9 +260,9 @@ class _Call:
     def _flatten(self) -> Emit | None:
         """Put all dimensions but the batch into one."""
         seen, out = self._seen(0), self._out
-        if len(self.layer.inputs) != 1 or len(seen.shape) != 4 or len(out.shape) != 2:
+        if len(self.layer.inputs) != 1 or len(seen.shape) not in (4, 5) or len(out.shape) != 2:
             return None
-        n, c, h, w = seen.shape
+        n, c, h, w = four(seen.shape)
         if out.shape != (n, c * h * w):
             return None
         return (lambda builder, constants, x: x) if h * w == 1 else self._steps(nchw_step)

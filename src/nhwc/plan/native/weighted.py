@@ -11,7 +11,7 @@ from torch import Tensor
 from ...formats import Format
 from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
 from ...kernels.convolutions.depthwise import depthwise_step
-from ...kernels.convolutions.spec import ConvSpec
+from ...kernels.convolutions.spec import ConvSpec, Frames
 from ...kernels.convolutions.tiles import FORMS
 from ...kernels.layers.activations import Activation as Code
 from ...kernels.layers.activations import code_of
@@ -32,6 +32,8 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     if code is None:
         return ()
     if isinstance(spec, Convolution):
+        if len(spec.input) == 5:
+            return _volumes(spec, *code)
         return _convolutions(spec, *code) if len(spec.input) == 4 else ()
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
@@ -107,6 +109,28 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
     return tuple(_packed(kernel, spec.output) for kernel in conv2d_candidates(one))
 
 
+def _volumes(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
+    """Our kernels for a convolution of a volume, whose frames are images one after the other."""
+    n, c, d, h, w = spec.input
+    k, _, t, r, s = spec.weight
+    stride, padding, dilation = (
+        (sides[0], (sides[1], sides[2])) for sides in (spec.stride, spec.padding, spec.dilation)
+    )
+    one = ConvSpec(
+        *(n, c, h, w, k, r, s),
+        stride=stride[1],
+        padding=padding[1],
+        dilation=dilation[1],
+        groups=spec.groups,
+        activation=code,
+        slope=slope,
+        has_residual=spec.residual,
+        has_bias=spec.bias,
+        frames=Frames(d, t, stride[0], padding[0], dilation[0]),
+    )
+    return tuple(_packed(kernel, spec.output) for kernel in conv2d_candidates(one.folded()))
+
+
 def _of_copies(count: int, step: Emit) -> Emit:
     """`step` on an image that has each channel `count` times, one after the other."""
     if count == 1:
@@ -130,8 +154,7 @@ def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Implementation:
         return y
 
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-        r, s = kernel.spec.r, kernel.spec.s
-        return kernel.pack(weight.reshape(len(weight), -1, r, s), bias)
+        return kernel.pack(weight.reshape(kernel.filters), bias)
 
     # Winograd's kernels hold each filter of 3x3 transformed.
     copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
