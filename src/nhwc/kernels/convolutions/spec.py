@@ -36,6 +36,33 @@ class Frames:
         )
         return count
 
+    def seen(self) -> slice:
+        """The part of a filter that sees a frame of the volume at some place.
+
+        >>> Frames(1, 3, padding=1).seen(), Frames(4, 3, padding=1).seen()
+        (slice(1, 2, None), slice(0, 3, None))
+        """
+        places = range(-self.padding, -self.padding + self.stride * self.out_d, self.stride)
+        taps = [
+            m for m in range(self.t) if any(0 <= p + m * self.dilation < self.d for p in places)
+        ]
+        return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.t)
+
+    def without_unseen(self) -> Frames:
+        """The same with a filter of nothing but its `seen` part.
+
+        >>> Frames(1, 3, padding=1).without_unseen() == Frames(1)
+        True
+        """
+        seen = self.seen()
+        padding = self.padding - seen.start * self.dilation
+        if padding < 0 or seen == slice(0, self.t):
+            return self
+        cut = Frames(self.d, seen.stop - seen.start, self.stride, padding, self.dilation)
+        if (cut.t, cut.padding, self.out_d) == (1, 0, self.d == 1):
+            return Frames(self.d)
+        return cut if cut.out_d == self.out_d else replace(cut, wanted=self.out_d)
+
 
 IMAGE = Frames()
 """A single frame."""

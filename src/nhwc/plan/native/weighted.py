@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from ...formats import Format
 from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
 from ...kernels.convolutions.depthwise import depthwise_step
-from ...kernels.convolutions.spec import ConvSpec, Frames
+from ...kernels.convolutions.spec import IMAGE, ConvSpec, Frames
 from ...kernels.convolutions.tiles import FORMS
 from ...kernels.layers.activations import Activation as Code
 from ...kernels.layers.activations import code_of
@@ -19,6 +20,7 @@ from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
+from ...kernels.tape.steps import Step, View
 from ...operators.activations import NamedActivation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
@@ -32,9 +34,7 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     if code is None:
         return ()
     if isinstance(spec, Convolution):
-        if len(spec.input) == 5:
-            return _volumes(spec, *code)
-        return _convolutions(spec, *code) if len(spec.input) == 4 else ()
+        return _convolutions(spec, *code) if len(spec.input) in (4, 5) else ()
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
@@ -86,17 +86,16 @@ def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
-    n, c, h, w = spec.input
-    k, depth, r, s = spec.weight
-    # A specification may have any number of sides; our kernels take two.
+    n, c, *deep, h, w = spec.input
+    k, depth, *taps, r, s = spec.weight
     window: dict[str, Any] = {
-        "stride": (spec.stride[0], spec.stride[1]),
-        "padding": (spec.padding[0], spec.padding[1]),
-        "dilation": (spec.dilation[0], spec.dilation[1]),
+        name: tuple(getattr(spec, name)[-2:]) for name in ("stride", "padding", "dilation")
     }
-    if spec.groups == c and depth == 1 and c > 1:
-        step = one_step(spec.output, depthwise_step, **window, activation=code, slope=slope)
-        return (ours("nhwc depthwise", _of_copies(k // c, step), copies=0.0),)
+    frames = seen = IMAGE
+    if deep:
+        along = (spec.stride[0], spec.padding[0], spec.dilation[0])
+        frames = Frames(deep[0], taps[0], *along)
+        seen = frames.without_unseen()
     one = ConvSpec(
         *(n, c, h, w, k, r, s),
         **window,
@@ -105,30 +104,36 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
         slope=slope,
         has_residual=spec.residual,
         has_bias=spec.bias,
-    )
-    return tuple(_packed(kernel, spec.output) for kernel in conv2d_candidates(one))
+        frames=seen,
+    ).folded()
+    if spec.groups == c and depth == 1 and c > 1:
+        return _depthwise(one, spec.output) if one.frames == IMAGE else ()
+    part = frames.seen() if seen != frames else slice(None)
+    return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(one))
 
 
-def _volumes(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:
-    """Our kernels for a convolution of a volume, whose frames are images one after the other."""
-    n, c, d, h, w = spec.input
-    k, _, t, r, s = spec.weight
-    stride, padding, dilation = (
-        (sides[0], (sides[1], sides[2])) for sides in (spec.stride, spec.padding, spec.dilation)
-    )
-    one = ConvSpec(
-        *(n, c, h, w, k, r, s),
-        stride=stride[1],
-        padding=padding[1],
-        dilation=dilation[1],
-        groups=spec.groups,
-        activation=code,
-        slope=slope,
-        has_residual=spec.residual,
-        has_bias=spec.bias,
-        frames=Frames(d, t, stride[0], padding[0], dilation[0]),
-    )
-    return tuple(_packed(kernel, spec.output) for kernel in conv2d_candidates(one.folded()))
+def _depthwise(one: ConvSpec, shape: tuple[int, ...]) -> tuple[Implementation, ...]:
+    """Our kernel for one filter, or some, of each channel."""
+    window: dict[str, Any] = {
+        "stride": one.stride,
+        "padding": one.padding,
+        "dilation": one.dilation,
+    }
+    filters = (-1, 1, one.r, one.s)
+
+    def make(x: View, y: View, weight: Tensor, *bias: Any, **given: Any) -> Step:
+        return depthwise_step(
+            replace(x, shape=(one.n, x.shape[1], one.h, one.w)),
+            replace(y, shape=(one.n, one.k, one.out_h, one.out_w)),
+            weight.reshape(filters),
+            *bias,
+            **given,
+        )
+
+    settings: dict[str, Any] = {"activation": one.activation, "slope": one.slope}
+    step = one_step(shape, make, **window, **settings)
+    copies = one.k // one.c
+    return (ours("nhwc depthwise", _of_copies(copies, step), copies=0.0),)
 
 
 def _of_copies(count: int, step: Emit) -> Emit:
@@ -145,8 +150,10 @@ def _of_copies(count: int, step: Emit) -> Emit:
     return emit
 
 
-def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Implementation:
-    """`kernel` as an implementation, which packs its weights first."""
+def _packed(
+    kernel: ConvKernel, shape: tuple[int, ...], frames: slice = slice(None)
+) -> Implementation:
+    """`kernel` as an implementation, which packs its weights first; of volumes some `frames`."""
 
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
@@ -154,7 +161,8 @@ def _packed(kernel: ConvKernel, shape: tuple[int, ...]) -> Implementation:
         return y
 
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-        return kernel.pack(weight.reshape(kernel.filters), bias)
+        seen = weight[:, :, frames] if weight.ndim == 5 else weight
+        return kernel.pack(seen.reshape(kernel.filters), bias)
 
     # Winograd's kernels hold each filter of 3x3 transformed.
     copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
