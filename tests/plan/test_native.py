@@ -127,6 +127,12 @@ OPERATORS = {
     "nothing": lambda x: (0 + x - 0) * 1 + 0.0,
     "BatchNorm2d": nn.BatchNorm2d(8).eval(),
     "ChannelShuffle": ChannelShuffle(4),
+    **{
+        f"ConvTranspose2d {number}": nn.ConvTranspose2d(8, 6, *arguments)
+        for number, arguments in enumerate(
+            [(2, 2), (3, 2, 1, 1), (4, 2, 1), (3, (2, 1), 1), (5, 3, 0, 1), (1, 2, 0, 1), (2, 3)]
+        )
+    },
     "Linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
     "Linear of an area": nn.Sequential(nn.Flatten(), nn.Linear(8 * 7 * 6, 5)),
 }
@@ -141,6 +147,56 @@ def test_our_operator_is_torchs(name):
     graph, program, chosen = lowered(function, x)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+VOLUMES = {
+    "max_pool3d": lambda x: F.max_pool3d(x, 3, 2, 1),
+    "max_pool3d ceil": lambda x: F.max_pool3d(x, (2, 3, 2), (2, 2, 2), ceil_mode=True),
+    "MaxPool3d of frames": nn.MaxPool3d((1, 3, 2), (1, 2, 1), (0, 1, 0)),
+    "MaxPool3d over frames": nn.MaxPool3d((3, 1, 1), (2, 1, 1), (1, 0, 0)),
+    "MaxPool3d dilated": nn.MaxPool3d(2, dilation=(2, 1, 2)),
+    "AvgPool3d": nn.AvgPool3d(3, 2, 1, count_include_pad=False),
+    "AvgPool3d ceil": nn.AvgPool3d((3, 2, 3), 2, ceil_mode=True),
+    "avg_pool3d": lambda x: F.avg_pool3d(x, 2, divisor_override=5),
+    "AdaptiveAvgPool3d 1": nn.AdaptiveAvgPool3d(1),
+    "mean": lambda x: x.mean([2, 3, 4]),
+    "mean kept": lambda x: x.mean((-1, -2, -3), keepdim=True),
+    "add": lambda x: x + x * x,
+    "sub": lambda x: x * x - x,
+    "gate": lambda x: x * x.mean((2, 3, 4), keepdim=True),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "cat": lambda x: torch.cat([x.relu(), x], 1),
+    "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
+    "slice": lambda x: x[:, 3:7].relu(),
+    "SiLU": nn.SiLU(),
+    "PReLU": nn.PReLU(8, init=0.3),
+    "softmax": lambda x: torch.softmax(x, dim=1),
+    "Upsample": nn.Upsample(scale_factor=2),
+    "Upsample trilinear": nn.Upsample(scale_factor=(1.7, 0.6, 2), mode="trilinear"),
+    "interpolate aligned": lambda x: F.interpolate(x, (7, 13, 12), None, "trilinear", True),
+    "interpolate frames": lambda x: F.interpolate(x, (3, 7, 6)),
+    "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
+    "BatchNorm3d": nn.BatchNorm3d(8).eval(),
+    "Dropout3d": nn.Dropout3d().eval(),
+    **{
+        f"ConvTranspose3d {number}": nn.ConvTranspose3d(8, 5, *arguments)
+        for number, arguments in enumerate(
+            [(2, 2), (3, 2, 1, 1), ((1, 2, 2), (1, 2, 2)), (3, 1, 1), (4, 2, 1, 0, 1, False)]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+@torch.no_grad()
+def test_our_operator_on_volumes_is_torchs(name):
+    (x,) = images((2, 8, 5, 7, 6))
+    module = VOLUMES[name]
+    function = nn.Sequential(module).eval() if isinstance(module, nn.Module) else module
+    graph, program, chosen = lowered(function, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    for given in (x, x.to(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
 
 

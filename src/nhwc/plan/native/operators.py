@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from operator import getitem
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import fx, nn
 
 from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
 from ...graph.ordered import Softmax
+from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -21,7 +24,7 @@ from ...kernels.layers.elementwise import (
 )
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
-from ...kernels.programs.builder import Buffer, Builder, four
+from ...kernels.programs.builder import Buffer, Builder, Shape, four
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
 from ...operators.kinds import arithmetic_of
@@ -29,7 +32,18 @@ from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer
 from .weighted import in_ours, ours
-from .windows import ARGUMENTS, MODULES, Given, Make, average_pool, max_pool, resize
+from .windows import (
+    ARGUMENTS,
+    MODULES,
+    Given,
+    Make,
+    average_pool,
+    is_neutral,
+    max_pool,
+    of_frames,
+    of_pixels,
+    resize,
+)
 
 _OF_NAME = {
     getattr(function, "__name__", function): of_module(kind())
@@ -71,8 +85,8 @@ class _Call:
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
             "mean": self._mean,
-            "max_pool2d": lambda: self._called(max_pool),
-            "avg_pool2d": lambda: self._called(average_pool),
+            **dict.fromkeys(("max_pool2d", "max_pool3d"), lambda: self._called(max_pool)),
+            **dict.fromkeys(("avg_pool2d", "avg_pool3d"), lambda: self._called(average_pool)),
             "interpolate": lambda: self._called(resize),
             "softmax": self._softmax,
             **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
@@ -94,7 +108,7 @@ class _Call:
             return None
         for kind, make in MODULES.items():
             if isinstance(module, kind):
-                return self._made(make(vars(module)))
+                return self._windows(make, vars(module))
         if isinstance(module, (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)):
             return self._adaptive_pool()
         if isinstance(module, nn.Flatten):
@@ -107,6 +121,8 @@ class _Call:
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
         if isinstance(module, Softmax) and self._is_channels(module.dim) and not module.logarithm:
             return self._pixelwise(softmax_step)
+        if type(module) in (nn.ConvTranspose2d, nn.ConvTranspose3d):
+            return self._transposed()
         if type(module) is nn.PReLU:
             weight = module.weight
             return self._pixelwise(lambda x, y: prelu_step(x, y, weight))
@@ -119,7 +135,37 @@ class _Call:
         return self._activation(of_module(module))
 
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
-        return self._made(make(_bound(self.node, ARGUMENTS[make])))
+        return self._windows(make, _bound(self.node, ARGUMENTS[make]))
+
+    def _windows(self, make: Callable[[Given], Make | None], given: Given) -> Emit | None:
+        if len(self._seen(0).shape) != 5:
+            return self._made(make(given))
+        return self._of_volumes(make, given) if len(self._out.shape) == 5 else None
+
+    def _of_volumes(self, make: Callable[[Given], Make | None], given: Given) -> Emit | None:
+        """Windows over each frame, and then over the frames of each pixel."""
+        n, c, d, h, w = self._seen(0).shape
+        *_, deep, high, wide = self._out.shape
+        frames, pixels = of_frames(given), of_pixels(given)
+        one, two = make(frames), make(pixels)
+        if one is None or two is None:
+            return None
+        steps = [
+            (one, frames, (n * d, c, h, w), (n * d, c, high, wide)),
+            (two, pixels, (n, c, d, high * wide), (n, c, deep, high * wide)),
+        ]
+        needed = [s for s in steps if s[2] != s[3] or not is_neutral(s[1])] or steps[:1]
+        self.free = False
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+            for step, _, before, after in needed:
+                depth = d if step is one and len(needed) == 2 else deep
+                y = builder.buffer((n, c, depth, high, wide))
+                builder.add(partial(_reshaped, step, before, after), x, y)
+                x = y
+            return x
+
+        return emit
 
     def _made(self, make: Make | None) -> Emit | None:
         images = len(self._seen(0).shape) == len(self._out.shape) == 4
@@ -133,6 +179,32 @@ class _Call:
     def _is_channels(self, dim: Any) -> bool:
         rank = len(self._out.shape)
         return rank in (4, 5) and dim in (1, 1 - rank)
+
+    def _transposed(self) -> Emit | None:
+        """A transposed convolution whose filters are neither grouped nor dilated."""
+        module, x, y = self.module, self._seen(0).shape, self._out.shape
+        alone = len(self.node.args) == 1 and not self.node.kwargs
+        plain = module.groups == 1 and {*module.dilation} == {1}
+        if not alone or not plain or len(x) != module.weight.ndim:
+            return None
+        image = (1,) if len(x) == 4 else ()
+        spec = Transposed(
+            _deep(x),
+            _deep(y),
+            size=(*image, *module.kernel_size),
+            stride=(*image, *module.stride),
+            padding=(*(0 for _ in image), *module.padding),
+        )
+        self.free = False
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+            weight = module.weight if module.weight.ndim == 5 else module.weight.unsqueeze(2)
+            packed = pack_transposed(spec, weight, module.bias)
+            stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
+            builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
+            return result
+
+        return emit
 
     def _adaptive_pool(self) -> Emit | None:
         x, out = self._seen(0).shape, self._out.shape
@@ -303,6 +375,16 @@ class _Call:
 def _norm(module: Any) -> Make:
     norm, eps = (module.weight, module.bias), module.eps
     return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
+
+
+def _deep(shape: tuple[int, ...]) -> Any:
+    """The shape of a volume, or of an image as a volume of one frame."""
+    return shape if len(shape) == 5 else (*shape[:2], 1, *shape[2:])
+
+
+def _reshaped(make: Make, before: Shape, after: Shape, x: View, y: View) -> Any:
+    """The steps of `make` on the same pixels, counted as images of other sizes."""
+    return make(replace(x, shape=before), replace(y, shape=after))
 
 
 def _is_ordinary(number: float) -> bool:

@@ -1,4 +1,9 @@
-"""Pooling and resizing, from the arguments of torch's functions and modules to our steps."""
+"""Pooling and resizing, from the arguments of torch's functions and modules to our steps.
+
+A window over a volume is one over each frame, then one over the frames of each pixel: the largest
+of the largest is the largest, and so with means and with resizing. `of_frames` and `of_pixels` are
+what the arguments say of the one and of the other.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +46,51 @@ def resize(given: Given) -> Make | None:
     if mode == "nearest":
         return lambda x, y: nearest_step(x, y, scale=scale)
     align = bool(given.get("align_corners"))
-    if mode == "bilinear":
+    if mode in ("bilinear", "trilinear"):
         return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale)
     return None
+
+
+_NEUTRAL = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1, "scale_factor": 1.0}
+"""The arguments that have a number for each side, as those say it that do nothing along one."""
+
+
+def of_frames(given: Given) -> Given:
+    """The arguments for each frame of a volume, an image.
+
+    >>> of_frames({"kernel_size": 2, "padding": (1, 0, 0)})["padding"]
+    (0, 0)
+    """
+    every = {name: sides[1:] for name, sides in _sides(given).items()}
+    # The second of two steps divides.
+    return {**given, **every, **({"divisor_override": 1} if given.get("divisor_override") else {})}
+
+
+def of_pixels(given: Given) -> Given:
+    """The arguments for the frames of each pixel, which are a column of a wide image.
+
+    >>> of_pixels({"kernel_size": 2, "padding": (1, 0, 0)})["kernel_size"]
+    (2, 1)
+    """
+    first = {name: (sides[0], _NEUTRAL[name]) for name, sides in _sides(given).items()}
+    return {**given, **first}
+
+
+def is_neutral(given: Given) -> bool:
+    """Whether a window of `of_frames` or `of_pixels` leaves everything as it is."""
+    return all(side == _NEUTRAL[name] for name, sides in _sides(given).items() for side in sides)
+
+
+def _sides(given: Given) -> dict[str, tuple[Any, ...]]:
+    found = {}
+    for name in _NEUTRAL:
+        value = given.get(name)
+        if value is None and name == "stride":
+            value = given.get("kernel_size")
+        if value is not None:
+            values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+            found[name] = values * 3 if len(values) == 1 else values
+    return found
 
 
 def _window(given: Given) -> dict[str, Any]:
@@ -61,7 +108,9 @@ def _pair(value: Any) -> tuple[int, int]:
 
 MODULES: dict[type[nn.Module], Callable[[Given], Make | None]] = {
     nn.MaxPool2d: max_pool,
+    nn.MaxPool3d: max_pool,
     nn.AvgPool2d: average_pool,
+    nn.AvgPool3d: average_pool,
     nn.Upsample: resize,
     Pixel: resize,
 }
