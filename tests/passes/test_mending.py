@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nhwc import Format, format_of, to_format
+from nhwc.formats import CHANNELS_LAST_OF
 from nhwc.graph.layers import BatchNorm
-from nhwc.graph.mended import Cat, ChannelShuffle, CircularPad, GridSample, InstanceNorm, Interleave
+from nhwc.graph.mended import (
+    Cat,
+    ChannelShuffle,
+    CircularPad,
+    GridSample,
+    GroupNorm,
+    InstanceNorm,
+    Interleave,
+)
 from nhwc.passes.mend_cat_format import mend_cat_format
 from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
 from nhwc.passes.mend_grid_sample import mend_grid_sample
+from nhwc.passes.mend_group_norm import mend_group_norm
 from nhwc.passes.mend_instance_norm import mend_instance_norm
 from nhwc.passes.mend_pad import mend_pad
 
@@ -107,6 +117,16 @@ CASES = {
         mend_instance_norm,
         lambda: nn.Sequential(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
         BatchNorm,
+    ),
+    "group norm": (
+        mend_group_norm,
+        lambda: nn.Sequential(nn.GroupNorm(2, 8)),
+        GroupNorm,
+    ),
+    "plain group norm": (
+        mend_group_norm,
+        lambda: nn.Sequential(nn.GroupNorm(8, 8, affine=False)),
+        GroupNorm,
     ),
     "grid sample": (
         mend_grid_sample,
@@ -248,6 +268,21 @@ def test_an_instance_norm_in_training_mode_with_statistics_is_left():
     model = nn.Sequential(nn.InstanceNorm2d(8, track_running_stats=True)).train()
     _, [report] = rewrite(model, mend_instance_norm)
     assert "training mode" in report.skipped[0].reason
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 24, 25), (2, 8, 5, 6, 20)], ids=["image", "volume"])
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True)])
+def test_norms_keep_their_digits_where_the_mean_is_large(norm, shape):
+    kind = nn.InstanceNorm3d if len(shape) == 5 else nn.InstanceNorm2d
+    norm = kind(8, affine=True) if not isinstance(norm, nn.GroupNorm) else norm
+    model = nn.Sequential(norm).eval()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) + 100
+    last = to_format(x, CHANNELS_LAST_OF[x.ndim])
+    truth = outputs(copy.deepcopy(model).double(), (x.double(),))
+    changed, _ = rewrite(model, mend_group_norm, mend_instance_norm)
+    result = outputs(changed, (last,))
+    assert (result - truth).abs().max() < 2e-4
+    assert format_of(result) is CHANNELS_LAST_OF[x.ndim]
 
 
 def test_instance_norm_in_three_dimensions():

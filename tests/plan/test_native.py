@@ -12,7 +12,14 @@ from torch import fx, nn
 from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
-from nhwc.graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
+from nhwc.graph.mended import (
+    Cat,
+    ChannelNorm,
+    ChannelShuffle,
+    GroupNorm,
+    InstanceNorm,
+    Interleave,
+)
 from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
@@ -114,6 +121,9 @@ OPERATORS = {
     "PReLU": nn.PReLU(8, init=0.3),
     "PReLU shared": nn.PReLU(),
     "ChannelNorm": ChannelNorm(8),
+    "GroupNorm": nn.GroupNorm(2, 8),
+    "GroupNorm plain": nn.GroupNorm(4, 8, affine=False),
+    "InstanceNorm": InstanceNorm(nn.InstanceNorm2d(8, affine=True)),
     "softmax": lambda x: torch.softmax(x, dim=1),
     "Upsample": nn.Upsample(scale_factor=2),
     "Upsample bilinear": nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear"),
@@ -150,6 +160,16 @@ def test_our_operator_is_torchs(name):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 70, 60), (1, 24, 9, 20, 31)])
+@torch.no_grad()
+def test_norms_keep_their_digits_where_the_mean_is_large(shape):
+    x = images(shape)[0] + 100
+    norm = nn.GroupNorm(4, shape[1])
+    _, program, chosen = lowered(nn.Sequential(norm), x)
+    assert chosen == ["nhwc"]
+    torch.testing.assert_close(program(x), norm.double()(x.double()).float(), rtol=0, atol=1e-4)
+
+
 VOLUMES = {
     "max_pool3d": lambda x: F.max_pool3d(x, 3, 2, 1),
     "max_pool3d ceil": lambda x: F.max_pool3d(x, (2, 3, 2), (2, 2, 2), ceil_mode=True),
@@ -178,6 +198,8 @@ VOLUMES = {
     "interpolate frames": lambda x: F.interpolate(x, (3, 7, 6)),
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
+    "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),
+    "InstanceNorm": InstanceNorm(nn.InstanceNorm3d(8)),
     "Dropout3d": nn.Dropout3d().eval(),
     **{
         f"ConvTranspose3d {number}": nn.ConvTranspose3d(8, 5, *arguments)

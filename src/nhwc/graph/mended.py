@@ -145,6 +145,37 @@ class InstanceNorm(nn.Module):
         return torch.addcmul(shift, x, scale)
 
 
+class GroupNorm(nn.Module):
+    """A group norm that is as exact in channels last as torch's is in NCHW.
+
+    torch's takes the squares' mean less the mean's square there: where the mean is thirty times the
+    deviation, three digits are left.
+    """
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__()
+        self.norm = norm
+        self.groups = norm.num_groups
+        self.eps = norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.dtype == torch.float32 or x.dtype == torch.float64
+        if not wide or not channel_is_densest(x) or has_one_pixel(x):
+            return self.norm(x)  # type: ignore[no-any-return]
+        apart = x.unflatten(1, [self.groups, x.size(1) // self.groups])
+        dims = [2, 3, 4] if x.dim() == 4 else [2, 3, 4, 5]
+        var, mean = torch.var_mean(apart, dims, correction=0, keepdim=True)
+        scale = torch.rsqrt(var + self.eps)
+        shift = -mean * scale
+        each = [1, apart.size(1), apart.size(2)] + [1] * (x.dim() - 2)
+        weight, bias = self.norm.weight, self.norm.bias
+        if weight is not None:
+            scale, shift = scale * weight.reshape(each), shift * weight.reshape(each)
+        if bias is not None:
+            shift = shift + bias.reshape(each)
+        return torch.addcmul(shift, apart, scale).flatten(1, 2)
+
+
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each pixel of N, C, H, W."""
 

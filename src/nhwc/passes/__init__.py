@@ -24,6 +24,7 @@ from .mend_cat_format import mend_cat_format
 from .mend_channel_shuffle import mend_channel_shuffle
 from .mend_contiguous import mend_contiguous
 from .mend_grid_sample import mend_grid_sample
+from .mend_group_norm import mend_group_norm
 from .mend_instance_norm import mend_instance_norm
 from .mend_interpolate import mend_interpolate
 from .mend_pad import mend_pad
@@ -60,6 +61,7 @@ MENDING: tuple[Pass, ...] = (
     mend_pad,
     mend_grid_sample,
     mend_instance_norm,
+    mend_group_norm,
 )
 """These replace operators that lose channels last by modules that keep it.
 

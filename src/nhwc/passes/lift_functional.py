@@ -54,6 +54,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv_transpose3d: (_TRANSPOSE, nn.ConvTranspose3d),
     F.linear: (("input", "weight", "bias"), nn.Linear),
     F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
+    F.group_norm: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
     # Exported programs consist of these.
@@ -68,6 +69,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
         ("input", "normalized_shape", "weight", "bias", "eps"),
         nn.LayerNorm,
     ),
+    _ATEN.group_norm.default: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
     _ATEN.batch_norm.default: (_RAW_NORM, BatchNorm),
 }
 
@@ -100,6 +102,8 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
             constant = isinstance(value, fx.Node) and value.op == "get_attr"
             if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
                 return f"its {name} is computed while the model runs"
+    if kind is nn.GroupNorm and any(arguments.get(name) is None for name in ("weight", "bias")):
+        return "it has no weight or no bias"
     if kind is nn.LayerNorm and arguments.get("weight") is None and arguments.get("bias"):
         return "it has a bias and no weight"
     if kind is not BatchNorm:
@@ -139,6 +143,8 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
         if affine:
             tensors = {"weight": torch.ones_like(mean), "bias": torch.zeros_like(mean)} | tensors
         module = build(len(mean), affine=affine, device="meta", **options)
+    elif kind is nn.GroupNorm:
+        module = build(options.pop("num_groups"), len(tensors["weight"]), device="meta", **options)
     elif kind is nn.LayerNorm:
         options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
         module = build(**options, device="meta")

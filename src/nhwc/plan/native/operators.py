@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...graph.mended import Cat, ChannelNorm, ChannelShuffle, Interleave
+from ...graph.mended import (
+    Cat,
+    ChannelNorm,
+    ChannelShuffle,
+    GroupNorm,
+    InstanceNorm,
+    Interleave,
+)
 from ...graph.ordered import Softmax
 from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
@@ -22,6 +29,7 @@ from ...kernels.layers.elementwise import (
     multiply_step,
     prelu_step,
 )
+from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, Shape, four
@@ -130,6 +138,8 @@ class _Call:
             return self._made(_norm(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
+        if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
+            return self._group_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
             return lambda builder, constants, x: x
         return self._activation(of_module(module))
@@ -218,6 +228,28 @@ class _Call:
         if len(shape) > 3 or tuple(module.normalized_shape) != shape[-1:]:
             return None
         return self._steps(_norm(module))
+
+    def _group_norm(self) -> Emit | None:
+        """Group norm, or instance norm, which has a group for each channel."""
+        shape = self._out.shape
+        norm = self.module if type(self.module) is nn.GroupNorm else self.module.norm
+        n, c, h, w = four(shape)
+        groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
+        # torch refuses to normalize a single number.
+        if len(shape) not in (4, 5) or h * w * (c // groups) == 1:
+            return None
+        self.free = False
+        steps = partial(
+            group_norm_steps, groups=groups, weight=norm.weight, bias=norm.bias, eps=norm.eps
+        )
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+            pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
+            means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
+            builder.add(steps, x, pieces, means, y)
+            return y
+
+        return emit
 
     def _mean(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim", "keepdim"))

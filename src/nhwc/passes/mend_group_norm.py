@@ -1,0 +1,30 @@
+"""Replace group norm, which torch rounds badly in channels last, by a module that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from ..graph import clean, module_of, replace_module
+from ..graph.leaves import opaque_by_nature
+from ..graph.mended import GroupNorm
+from ..graph.report import PassReport, Site
+from ._folding_sites import name_of
+
+
+def mend_group_norm(gm: fx.GraphModule) -> PassReport:
+    """Wrap every group norm so that it is as exact in channels last as in NCHW."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        norm: Any = module_of(node)
+        if type(norm) is not nn.GroupNorm:
+            continue
+        own = opaque_by_nature(norm) or "forward" in vars(norm)
+        reason = "it has hooks or a forward of its own" if own else ""
+        sites.append(Site(name_of(node), "GroupNorm", not reason, reason))
+        if not reason:
+            replace_module(node, GroupNorm(norm).train(norm.training))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("mend_group_norm", tuple(sites))
