@@ -51,7 +51,7 @@ def layer_norm_step(
     )
 
 
-def _across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
+def across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
     """The lanes of a vector combined into every lane, pairs first."""
     distance = e.width // 2
     while distance:
@@ -63,7 +63,7 @@ def _across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value])
     return vector
 
 
-def _largest(e: Emitter, a: Value, b: Value) -> Value:
+def largest(e: Emitter, a: Value, b: Value) -> Value:
     """The larger; NaN where either is."""
     return e.select(a != a, a, e.max(a, b))
 
@@ -79,10 +79,10 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             value = e.load(source + c, mask)
             if mask is not None:
                 value = e.select(mask, value, e.vector(float("-inf")))
-            top.value = _largest(e, top.value, value)
+            top.value = largest(e, top.value, value)
 
         each_vector(e, 0, a.c, find_top)
-        highest = _across(e, top.value, lambda p, q: _largest(e, p, q))
+        highest = across(e, top.value, lambda p, q: largest(e, p, q))
 
         def raise_e(c: Value, mask: Value | None) -> None:
             value = emit_exp(e, e.load(source + c, mask) - highest)
@@ -90,7 +90,7 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             total.value = total.value + (value if mask is None else e.select(mask, value, 0.0))
 
         each_vector(e, 0, a.c, raise_e)
-        sum_of_all = _across(e, total.value, lambda p, q: p + q)
+        sum_of_all = across(e, total.value, lambda p, q: p + q)
 
         def divide(c: Value, mask: Value | None) -> None:
             finish(e, a, [e.load(target + c, mask) / sum_of_all], pixel, Place(c, mask))
@@ -109,7 +109,7 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
             total.value = total.value + e.load(source + c, mask)
 
         each_vector(e, 0, a.c, add)
-        mean = _across(e, total.value, lambda p, q: p + q) / channels
+        mean = across(e, total.value, lambda p, q: p + q) / channels
 
         # The mean is taken first: a difference of large squares would lose the digits.
         def add_square(c: Value, mask: Value | None) -> None:
@@ -119,7 +119,7 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
             squares.value = e.fma(apart, apart, squares.value)
 
         each_vector(e, 0, a.c, add_square)
-        variance = _across(e, squares.value, lambda p, q: p + q) / channels
+        variance = across(e, squares.value, lambda p, q: p + q) / channels
         scale = 1.0 / e.sqrt(variance + e.broadcast(e.float_of_bits(a.eps)))
 
         def normalize(c: Value, mask: Value | None) -> None:
