@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nhwc.kernels.convolutions.depthwise import depthwise_step
-from nhwc.kernels.layers import copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
@@ -205,6 +205,56 @@ def layer_norm(choose):
     )
 
 
+def attending(choose):
+    """Attention of one packed matrix or of three, of all tokens in a row or of windows of them."""
+    n, heads = choose.randint(1, 3), choose.randint(1, 3)
+    depth, outputs = choose.choice([1, 7, 16, 32]), choose.choice([3, 8, 16, 40])
+    count = choose.choice([1, 2, 9, 17, 33, 70])
+    queries = choose.choice([count, choose.randint(1, 60)])
+    size = attention.Attended(n, heads, queries, count, depth, outputs)
+    lengths, widths = (queries, count, count), (depth, depth, outputs)
+    parts = [torch.randn(n, heads, *shape) for shape in zip(lengths, widths, strict=True)]
+    orders = [torch.randperm(n * length) for length in lengths]
+    if queries == count:
+        # Each head has its queries, keys and values side by side.
+        wide, starts = 2 * depth + outputs, (0, depth, 2 * depth)
+        packed = torch.cat(parts, 3).transpose(1, 2).reshape(n * count, heads * wide)
+        inputs = [packed[orders[0].argsort()].t()[None, :, :, None]]
+        lies = tuple(attention.Lie(orders[0], start, wide) for start in starts)
+    else:
+        rows = [part.transpose(1, 2).flatten(0, 1).flatten(1) for part in parts]
+        pairs = list(zip(rows, orders, strict=True))
+        inputs = [part[order.argsort()].t()[None, :, :, None] for part, order in pairs]
+        pairs = zip(orders, widths, strict=True)
+        lies = tuple(attention.Lie(order, 0, width) for order, width in pairs)
+    scale, safe = choose.choice([1.0, 0.3, -0.7]), choose.random() < 0.5
+    shape = (choose.choice([1, n]), choose.choice([1, heads]), choose.choice([1, queries]), count)
+    bias = torch.randn(shape)
+    bias[torch.rand(shape) < choose.choice([0.0, 0.2, 1.0])] = float("-inf")
+    masked = choose.random() < 0.7
+    q, k, v = (part.double() for part in parts)
+    scores = scale * q @ k.mT + (bias.double() if masked else 0.0)
+    weights = scores.softmax(3).nan_to_num(0.0) if safe else scores.softmax(3)
+    sizes = abs(scale) * (q.abs() @ k.mT.abs()) + bias.nan_to_num(neginf=0.0).abs()
+    sizes = (1 + sizes.amax(3, keepdim=True)) * v.abs().amax(2, keepdim=True)
+    places = torch.randperm(n * queries)
+
+    def rows_of(t):
+        flat = t.expand(n, heads, queries, outputs).transpose(1, 2).reshape(n * queries, -1)
+        return flat[places.argsort()].t()[None, :, :, None]
+
+    def make(*views):
+        y = views[-1]
+        mask = attention.Mask(views[-2], *shape[:3]) if masked else None
+        where = {"lies": lies, "result_rows": places, "mask": mask}
+        q, k, v = views[:3] if queries != count else views[:1] * 3
+        return attention.attention_step(q, k, v, y, size=size, **where, scale=scale, safe=safe)
+
+    if masked:
+        inputs.append(bias.reshape(-1, count).t()[None, :, :, None])
+    return StepCase(inputs, make, rows_of(weights @ v), rows_of(sizes))
+
+
 def resized(choose):
     x = image(choose)
     wanted = (choose.randint(1, 15), choose.randint(1, 15))
@@ -226,7 +276,7 @@ def nchw(choose):
 
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
-    *(shuffle, linear_layer, softmax, layer_norm, resized, nchw),
+    *(shuffle, linear_layer, softmax, layer_norm, attending, resized, nchw),
 )
 
 BEFORE, AFTER = 3, 2

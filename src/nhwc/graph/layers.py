@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import InputError
 from .folded import FOLDED
 from .mended import (
+    Attention,
     Cat,
     ChannelNorm,
     ChannelShuffle,
@@ -103,6 +104,7 @@ class Fused(nn.Module):
 
 
 LAYERS: tuple[type[nn.Module], ...] = (
+    Attention,
     BatchNorm,
     Cat,
     ChannelNorm,

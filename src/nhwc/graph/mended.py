@@ -185,6 +185,25 @@ class ChannelNorm(nn.LayerNorm):
         return normed.permute(0, 3, 1, 2)
 
 
+class Attention(nn.Module):
+    """Attention of tokens whose rows hold queries, keys and values of all heads, side by side.
+
+    As one layer it needs no copy of the heads: our kernel reads them where they lie.
+    """
+
+    def __init__(self, heads: int, batch_first: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.batch_first = batch_first
+
+    def forward(self, rows: Tensor) -> Tensor:
+        apart = rows.unflatten(-1, [3, self.heads, rows.size(-1) // (3 * self.heads)])
+        # The sequence's place in [batch, sequence, 3, heads, channels], and where it returns to.
+        query, key, value = apart.movedim(-4 if self.batch_first else 0, -2).unbind(-4)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return mixed.movedim(-2, -3 if self.batch_first else 0).flatten(-2)
+
+
 class Pixel(nn.Module):
     """`F.interpolate` of images of one pixel, as a view in which every pixel is that one.
 

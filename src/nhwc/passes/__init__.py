@@ -18,6 +18,7 @@ from .fold_constants import fold_constants
 from .fold_scale import fold_scale
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
+from .join_attention import join_attention
 from .lift_functional import lift_functional
 from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
@@ -72,6 +73,7 @@ reshapes.
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
     split_attention,
+    join_attention,
     fold_scale,
     *MENDING,
     fuse_epilogue,

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
+from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from .lift_functional import layer
@@ -203,6 +204,12 @@ def _attention(node: fx.Node, sources: Sequence[fx.Node], weights: _Weights) -> 
     # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if weights.batch_first else (0, 0)
     prefix = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
+    ending = _linear(weights.out_matrix, weights.out_bias)
+    if len({*sources}) == 1:
+        rows = add_module(graph, f"{prefix}_in0", _projection(weights, 0, 3), (sources[0],))
+        mixing = Attention(heads, weights.batch_first)
+        mixed = add_module(graph, f"{prefix}_mixed", mixing, (rows,))
+        return add_module(graph, f"{prefix}_out", ending, (mixed,))
     parts: list[fx.Node] = []
     for source, same in itertools.groupby(sources):
         first, count = len(parts), len([*same])
@@ -217,9 +224,7 @@ def _attention(node: fx.Node, sources: Sequence[fx.Node], weights: _Weights) -> 
     mixed = graph.call_function(F.scaled_dot_product_attention, tuple(parts))
     back = graph.call_method("movedim", (mixed, -2, before))
     flat = graph.call_method("flatten", (back, -2))
-    return add_module(
-        graph, f"{prefix}_out", _linear(weights.out_matrix, weights.out_bias), (flat,)
-    )
+    return add_module(graph, f"{prefix}_out", ending, (flat,))
 
 
 def _projection(weights: _Weights, first: int, count: int) -> nn.Linear:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
@@ -58,10 +57,7 @@ class Transposed:
 
 
 class Side(NamedTuple):
-    """The taps that one class sees along a side, in their order, and the padding in front.
-
-    A tap past the end of the filter is zero.
-    """
+    """The taps that one class sees along a side, in their order, and the padding in front."""
 
     taps: tuple[int, ...]
     padding: int
@@ -76,21 +72,29 @@ def class_of(place: int, size: int, stride: int, padding: int) -> Side:
     first = (place + padding) % stride
     ahead = (place + padding) // stride
     taps = tuple(reversed(range(first, size, stride)))
-    missing = max(ahead + 1 - len(taps), 0)
-    taps = (size,) * missing + taps
     return Side(taps, len(taps) - 1 - ahead)
+
+
+def serves(spec: Transposed) -> bool:
+    """Whether each output pixel sees a tap, and none begins behind the first pixel of the input.
+
+    Zeros could stand for such taps, but zero times infinity is not zero.
+    """
+    sides = (side for sides in _classes(spec) for side in sides)
+    return all(side.taps and side.padding >= 0 for side in sides)
+
+
+def _classes(spec: Transposed) -> list[tuple[Side, ...]]:
+    places = itertools.product(*map(range, spec.stride))
+    return [tuple(map(class_of, place, spec.size, spec.stride, spec.padding)) for place in places]
 
 
 def pack_transposed(
     spec: Transposed, weight: Tensor, bias: Tensor | None
 ) -> tuple[tuple[ConvKernel, Tensor], ...]:
     """The convolutions, each with its packed filters; `weight` is C, K, frames, rows, columns."""
-    filled = F.pad(weight.detach().transpose(0, 1), (0, 1) * 3)
-    places = itertools.product(*map(range, spec.stride))
-    classes = [
-        tuple(map(class_of, place, spec.size, spec.stride, spec.padding)) for place in places
-    ]
-    parts = [_taken(filled, sides) for sides in classes]
+    filters, classes = weight.detach().transpose(0, 1), _classes(spec)
+    parts = [_taken(filters, sides) for sides in classes]
     windows = {tuple((len(side.taps), side.padding) for side in sides) for sides in classes}
     if len(windows) == 1:
         every = None if bias is None else bias.repeat(len(parts))

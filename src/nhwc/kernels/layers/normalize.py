@@ -63,7 +63,7 @@ def across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) 
     return vector
 
 
-def _largest(e: Emitter, a: Value, b: Value) -> Value:
+def largest(e: Emitter, a: Value, b: Value) -> Value:
     """The larger; NaN where either is."""
     return e.select(a != a, a, e.max(a, b))
 
@@ -79,10 +79,10 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             value = e.load(source + c, mask)
             if mask is not None:
                 value = e.select(mask, value, e.vector(float("-inf")))
-            top.value = _largest(e, top.value, value)
+            top.value = largest(e, top.value, value)
 
         each_vector(e, 0, a.c, find_top)
-        highest = across(e, top.value, lambda p, q: _largest(e, p, q))
+        highest = across(e, top.value, lambda p, q: largest(e, p, q))
 
         def raise_e(c: Value, mask: Value | None) -> None:
             value = emit_exp(e, e.load(source + c, mask) - highest)

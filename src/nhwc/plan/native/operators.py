@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from ...graph.mended import (
+    Attention,
     Cat,
     ChannelNorm,
     ChannelShuffle,
@@ -20,7 +21,13 @@ from ...graph.mended import (
     Interleave,
 )
 from ...graph.ordered import Softmax
-from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
+from ...kernels.convolutions.transposed import (
+    Transposed,
+    pack_transposed,
+    serves,
+    transposed_steps,
+)
+from ...kernels.layers.attention import Attended, Lie, attention_step
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -138,6 +145,8 @@ class _Call:
             return self._made(_norm(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
+        if type(module) is Attention:
+            return self._attention()
         if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
             return self._group_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
@@ -205,6 +214,8 @@ class _Call:
             stride=(*image, *module.stride),
             padding=(*(0 for _ in image), *module.padding),
         )
+        if not serves(spec):
+            return None
         self.free = False
 
         def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
@@ -228,6 +239,21 @@ class _Call:
         if len(shape) > 3 or tuple(module.normalized_shape) != shape[-1:]:
             return None
         return self._steps(_norm(module))
+
+    def _attention(self) -> Emit | None:
+        """Attention that reads the heads from rows of (N, L, C) or (L, N, C) where they lie."""
+        heads, shape = self.module.heads, self._out.shape
+        if len(shape) != 3:
+            return None
+        first = self.module.batch_first
+        images, tokens = shape[:2] if first else shape[1::-1]
+        c, depth = shape[2], shape[2] // heads
+        size = Attended(images, heads, tokens, tokens, depth, depth)
+        order = torch.arange(images * tokens)
+        rows = order if first else order.view(tokens, images).t().flatten()
+        lies = (Lie(rows, 0, depth), Lie(rows, c, depth), Lie(rows, 2 * c, depth))
+        settings: dict[str, Any] = {"size": size, "lies": lies, "scale": depth**-0.5}
+        return self._steps(lambda x, y: attention_step(x, x, x, y, result_rows=rows, **settings))
 
     def _group_norm(self) -> Emit | None:
         """Group norm, or instance norm, which has a group for each channel."""

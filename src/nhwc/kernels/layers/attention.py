@@ -1,0 +1,444 @@
+"""Attention, straight from the rows of tokens that linear layers write.
+
+A token is a pixel whose channels are those of all heads. A head reads some channels of each row of
+queries, keys and values, which may be one matrix or three, and writes its channels of the result.
+Nothing is permuted: for each head a thread copies what the product wants into memory of its own.
+
+    tokens, H heads of D channels              keys, transposed       values
+    +------------------------------+           +-----+-----+--        +------+
+    | q q q | k k k | v v v |      |  head h   | D deep,   |          | keys |
+    | q q q | k k k | v v v |  ... | --------> | a column  |          | deep |
+    +------------------------------+           | for a key |          +------+
+                                               +-----+-----+--            |
+                                                     |                    |
+    a block of queries, scaled  ------------>   scores + mask             |
+                                                     | exp(score - top)   v
+                                                     +-------------->  result / sum
+
+Scores of a block of queries stay in the second-level cache between the two products, which are the
+convolutions' (`TILE`): keys and values are its panels, the mask is its residual. The exponentials
+are stored as the second product wants its rows packed, and divided by their sum only at the end,
+where a row has but D numbers.
+
+Where a row lies is told by tables of row numbers. So windows, shifted or not, are read from the
+image as it lies, and the result is written to where the image wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..language import isa as isas
+from ..language.compiler import Args, Kernel
+from ..language.isa import Isa
+from ..language.loops import each_vector, emit_whole, padded
+from ..language.values import Value
+from ..language.vectors import Emitter
+from ..product.microkernel import FINAL, TILE, TileCall, even, panel_columns
+from ..tape.steps import Scratch, Step, View, bits, step
+from .activations import Activation, clamp, emit_exp
+from .normalize import across, largest
+
+_SCORES = 24 << 10
+"""The most floats of scores that a block of queries may have: with its exponentials, keys and
+values it should fit into a second-level cache."""
+_ROWS = 48
+"""The most queries in a block: from here on reading a panel costs little beside using it."""
+
+
+@dataclass(frozen=True)
+class Lie:
+    """Where the heads of queries, keys or values lie.
+
+    `rows` holds the number of the row of each token, image after image; the channels of the first
+    head begin at `first`, and those of the next one `apart` further.
+    """
+
+    rows: Tensor
+    first: int
+    apart: int
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The sizes of an attention: `depth` channels of each head are multiplied, `outputs` mixed."""
+
+    images: int
+    heads: int
+    queries: int
+    keys: int
+    depth: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Numbers added to the scores: rows of a number for each key, in order of image, head, query.
+
+    `images` and `heads` are how many of them have rows of their own; one set serves all, and a few
+    images' take turns. Where there is one query's row it serves all queries.
+    """
+
+    view: View
+    images: int
+    heads: int
+    queries: int
+
+
+def attention_step(
+    queries: View,
+    keys: View,
+    values: View,
+    y: View,
+    *,
+    size: Attended,
+    lies: tuple[Lie, Lie, Lie],
+    result_rows: Tensor,
+    scale: float,
+    mask: Mask | None = None,
+    safe: bool = False,
+) -> Step:
+    """softmax(scale * queries @ keys + mask) @ values for each head of each image.
+
+    `lies` are of queries, keys and values; `result_rows` are the rows of `y` that the queries have.
+    A query whose scores are all minus infinity gives NaN, or zeros if `safe`.
+    """
+    isa = isas.host()
+    block, parts = _cut(size, isa, torch.get_num_threads())
+    floats = sum(_rooms(size, block, isa))
+    apart = [lie.apart for lie in lies]
+    heads = [
+        view.channels(lie.first, view.shape[1])
+        for view, lie in zip((queries, keys, values), lies, strict=True)
+    ]
+    given = mask or Mask(View(None, (0, 0, 0, 0), 0), 1, 1, 1)
+    rows = given.queries if given.queries > 1 else 0
+    return step(
+        ATTENTION,
+        x=heads[0],
+        x_pixel=queries.pixel,
+        x_head=apart[0],
+        x_rows=lies[0].rows,
+        keys=heads[1],
+        keys_pixel=keys.pixel,
+        keys_head=apart[1],
+        keys_rows=lies[1].rows,
+        values=heads[2],
+        values_pixel=values.pixel,
+        values_head=apart[2],
+        values_rows=lies[2].rows,
+        mask=mask.view if mask else None,
+        mask_pixel=given.view.pixel if rows else 0,
+        mask_head=given.queries * given.view.pixel if given.heads > 1 else 0,
+        mask_n=given.heads * given.queries * given.view.pixel,
+        masks=given.images,
+        y=y,
+        y_pixel=y.pixel,
+        y_rows=result_rows,
+        n=size.images,
+        heads=size.heads,
+        queries=size.queries,
+        tokens=size.keys,
+        depth=size.depth,
+        outputs=size.outputs,
+        scale=float(scale),
+        safe=int(safe),
+        block=block,
+        row_parts=parts,
+        scratch=Scratch(4 * floats, per_thread=True),
+        scratch_floats=floats,
+        tile=TILE.address,
+    )
+
+
+def _cut(size: Attended, isa: Isa, threads: int) -> tuple[int, int]:
+    """How many queries are multiplied at once, and into how many parts those of a head are cut.
+
+    Each part packs keys and values anew, so heads are cut only where threads have too few of them.
+    """
+    tiles = max(1, min(_ROWS, _SCORES // padded(size.keys)) // isa.rows)
+    block = min(size.queries, tiles * isa.rows)
+    units, parts = size.images * size.heads, 1
+    most = -(-size.queries // isa.rows)
+    while parts < most and units * parts % threads and units * parts < 4 * threads:
+        parts += 1
+    return block, parts
+
+
+class _Rooms(NamedTuple):
+    """Floats of each part of a thread's memory, or where these parts begin."""
+
+    keys: int
+    values: int
+    queries: int
+    scores: int
+    weights: int
+    mixed: int
+    sums: int
+    bias: int
+
+
+def _rooms(size: Attended, block: int, isa: Isa) -> _Rooms:
+    keys, outputs = padded(size.keys), padded(size.outputs)
+    return _Rooms(
+        keys=keys * size.depth,
+        values=outputs * size.keys,
+        queries=block * padded(size.depth),
+        scores=block * keys,
+        weights=block * keys,
+        mixed=block * outputs,
+        sums=padded(block),
+        bias=padded(panel_columns(isa)),
+    )
+
+
+class _Memory(NamedTuple):
+    """A thread's own memory, see `_Rooms`."""
+
+    keys: Value
+    values: Value
+    queries: Value
+    scores: Value
+    weights: Value
+    mixed: Value
+    sums: Value
+    bias: Value
+
+
+def _memory(e: Emitter, a: Args, thread: Value) -> _Memory:
+    """Where the parts begin; rows of vectors as wide as here take no more than `_rooms` has."""
+    keys, outputs = emit_whole(e, a.tokens), emit_whole(e, a.outputs)
+    floats = (
+        keys * a.depth,
+        outputs * a.tokens,
+        a.block * emit_whole(e, a.depth),
+        a.block * keys,
+        a.block * keys,
+        a.block * outputs,
+        emit_whole(e, a.block),
+    )
+    places = [a.scratch.floats() + thread * a.scratch_floats]
+    for count in floats:
+        places.append(places[-1] + count)
+    return _Memory(*places)
+
+
+class _Head(NamedTuple):
+    """A head of an image."""
+
+    image: Value
+    head: Value
+
+
+class _Block(NamedTuple):
+    """Queries that are multiplied at once: the first, how many, and how many make a tile."""
+
+    first: Value
+    rows: Value
+    each: Value
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    memory, tile = _memory(e, a, thread), TileCall(e, a.tile)
+    with e.range(0, panel_columns(e.isa), e.width) as lane:
+        e.store(e.vector(0.0), memory.bias + lane)
+    low, high = (bits(bound) for bound in clamp(Activation.NONE))
+    tile.set(segments=1, bias=memory.bias, low=low, high=high, mode=FINAL)
+    begin, end = e.share(a.n * a.heads * a.row_parts, thread, threads)
+    with e.range(begin, end) as unit:
+        part, number = unit % a.row_parts, unit // a.row_parts
+        head = _Head(number // a.heads, number % a.heads)
+        with e.when((unit == begin) | (part == 0)):
+            _pack_keys(e, a, head, memory.keys)
+            _pack_values(e, a, head, memory.values)
+        first, last = (index * a.queries // a.row_parts for index in (part, part + 1))
+        with e.range(first, last, a.block) as row:
+            rows = e.min(a.block, last - row)
+            block = _Block(row, rows, even(e, rows))
+            _pack_queries(e, a, head, block, memory.queries)
+            _score(e, a, head, block, memory, tile)
+            _exponentiate(e, a, block, memory)
+            _mix(e, a, block, memory, tile)
+            _put(e, a, head, block, memory)
+
+
+def _row(e: Emitter, rows: Value, token: Value) -> Value:
+    """The number of the row of a token."""
+    return e.read(rows.integers() + token)
+
+
+def _pack_keys(e: Emitter, a: Args, head: _Head, into: Value) -> None:
+    """Transpose the keys of a head: [panel][channel][key], a vector of keys at a time."""
+    whole, wide = emit_whole(e, a.tokens), panel_columns(e.isa)
+    source = a.keys.floats() + head.head * a.keys_head
+    with e.range(0, whole, e.width) as key:
+        # Behind the last key it is repeated: what is computed of that is not stored.
+        tokens = [e.min(key + lane, a.tokens - 1) for lane in range(e.width)]
+        numbers = [_row(e, a.keys_rows, head.image * a.tokens + token) for token in tokens]
+        lines = [source + number * a.keys_pixel for number in numbers]
+        panel = key // wide * wide
+        columns = e.min(whole - panel, e.i64(wide))
+        to = into + (panel * a.depth + (key - panel))
+
+        def transpose(channel: Value, mask: Value | None) -> None:
+            turned = transposed(e, [e.load(line + channel, mask) for line in lines])
+            for number, vector in enumerate(turned):
+                place = to + (channel + number) * columns
+                if mask is None:
+                    e.store(vector, place)
+                    continue
+                with e.when(channel + number < a.depth):
+                    e.store(vector, place)
+
+        each_vector(e, 0, a.depth, transpose)
+
+
+def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
+    """As many vectors as a vector has lanes, the first of which holds the first lane of each row.
+
+    Two halves of all rows are shuffled into one another, as cards are, until each is in its place.
+    """
+    half = len(rows) // 2
+    for _ in range(half.bit_length()):
+        pairs = zip(rows[:half], rows[half:], strict=True)
+        rows = [
+            e.shuffle(one, [at for lane in lanes for at in (lane, e.width + lane)], other)
+            for one, other in pairs
+            for lanes in (range(half), range(half, e.width))
+        ]
+    return rows
+
+
+def _pack_values(e: Emitter, a: Args, head: _Head, into: Value) -> None:
+    """Copy the values of a head: [panel][key][channel]."""
+    whole, wide = emit_whole(e, a.outputs), panel_columns(e.isa)
+    source = a.values.floats() + head.head * a.values_head
+    with e.range(0, a.tokens) as key:
+        number = _row(e, a.values_rows, head.image * a.tokens + key)
+        line = source + number * a.values_pixel
+
+        def copy(channel: Value, mask: Value | None) -> None:
+            panel = channel // wide * wide
+            columns = e.min(whole - panel, e.i64(wide))
+            to = into + (panel * a.tokens + key * columns + (channel - panel))
+            e.store(e.load(line + channel, mask), to)
+
+        each_vector(e, 0, a.outputs, copy)
+
+
+def _pack_queries(e: Emitter, a: Args, head: _Head, block: _Block, into: Value) -> None:
+    """Scale some queries, and pack them as rows of the product."""
+    source = a.x.floats() + head.head * a.x_head
+    scale, floats = e.broadcast(e.float_of_bits(a.scale)), emit_whole(e, a.depth)
+    first = head.image * a.queries + block.first
+    with e.range(0, block.rows) as row:
+        line = source + _row(e, a.x_rows, first + row) * a.x_pixel
+        to, rows = _packed(e, block, row, floats, into)
+
+        def copy(channel: Value, mask: Value | None) -> None:
+            e.store(e.load(line + channel, mask) * scale, to + channel * rows)
+
+        each_vector(e, 0, a.depth, copy)
+
+
+def _packed(
+    e: Emitter, block: _Block, row: Value, floats: Value, into: Value
+) -> tuple[Value, Value]:
+    """Where the first chunk of a packed row lies, and how many rows its tile has."""
+    first = row // block.each * block.each
+    return into + (first * floats + (row - first) * e.width), e.min(block.each, block.rows - first)
+
+
+def _score(
+    e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory, tile: TileCall
+) -> None:
+    """Multiply some queries by all keys, and add the mask."""
+    wide, apart = panel_columns(e.isa), emit_whole(e, a.tokens)
+    own = head.image % a.masks * a.mask_n + head.head * a.mask_head + block.first * a.mask_pixel
+    tile.set(rows=block.rows, each=block.each, a=memory.queries, a_row=emit_whole(e, a.depth))
+    tile.set(segment=a.depth, y_row=apart, residual_row=a.mask_pixel)
+    with e.range(0, a.tokens, wide) as column:
+        masked = a.mask.floats() + (own + column)
+        tile(
+            b=memory.keys + column * a.depth,
+            columns=e.min(a.tokens - column, e.i64(wide)),
+            y=memory.scores + column,
+            residual=e.select(a.mask != 0, masked.address(), e.i64(0)),
+        )
+
+
+def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
+    """Bring scores to exponentials, packed as rows of the product, and keep what divides them."""
+    floats, lowest = emit_whole(e, a.tokens), e.vector(float("-inf"))
+    with e.range(0, block.rows) as row:
+        line = memory.scores + row * floats
+        to, rows = _packed(e, block, row, floats, memory.weights)
+        top, total = e.variable(float("-inf")), e.variable(0.0)
+
+        def find_top(key: Value, mask: Value | None) -> None:
+            value = e.load(line + key, mask)
+            top.value = largest(
+                e, top.value, value if mask is None else e.select(mask, value, lowest)
+            )
+
+        each_vector(e, 0, a.tokens, find_top)
+        highest = across(e, top.value, lambda p, q: largest(e, p, q))
+        # Where all scores are minus infinity, all exponentials are zero if zero is subtracted.
+        lost = e.lanes(e.select(a.safe != 0, e.i64(e.width), e.i64(0))) & (highest == lowest)
+        highest = e.select(lost, e.vector(0.0), highest)
+
+        def raise_e(key: Value, mask: Value | None) -> None:
+            value = emit_exp(e, e.load(line + key, mask) - highest)
+            value = value if mask is None else e.select(mask, value, e.vector(0.0))
+            e.store(value, to + key * rows)
+            total.value = total.value + value
+
+        each_vector(e, 0, a.tokens, raise_e)
+        divisor = across(e, total.value, lambda p, q: p + q)
+        e.store(e.select(lost, e.vector(1.0), divisor), memory.sums + row, e.lanes(1))
+
+
+def _mix(e: Emitter, a: Args, block: _Block, memory: _Memory, tile: TileCall) -> None:
+    """Multiply the exponentials of some queries by the values."""
+    wide = panel_columns(e.isa)
+    tile.set(a=memory.weights, a_row=emit_whole(e, a.tokens), segment=a.tokens)
+    tile.set(y_row=emit_whole(e, a.outputs), residual=0)
+    with e.range(0, a.outputs, wide) as column:
+        tile(
+            b=memory.values + column * a.tokens,
+            columns=e.min(a.outputs - column, e.i64(wide)),
+            y=memory.mixed + column,
+        )
+
+
+def _put(e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory) -> None:
+    """Divide by the sums, and store each query's result in its row."""
+    first = head.image * a.queries + block.first
+    with e.range(0, block.rows) as row:
+        line = memory.mixed + row * emit_whole(e, a.outputs)
+        divisor = e.broadcast(e.read(memory.sums + row))
+        to = a.y.floats() + (_row(e, a.y_rows, first + row) * a.y_pixel + head.head * a.outputs)
+
+        def divide(channel: Value, mask: Value | None) -> None:
+            e.store(e.load(line + channel, mask) / divisor, to + channel, mask)
+
+        each_vector(e, 0, a.outputs, divide)
+
+
+ATTENTION = Kernel(
+    "attention",
+    (
+        *("x", "x_pixel", "x_head", "x_rows"),
+        *("keys", "keys_pixel", "keys_head", "keys_rows"),
+        *("values", "values_pixel", "values_head", "values_rows"),
+        *("mask", "mask_pixel", "mask_head", "mask_n", "masks"),
+        *("y", "y_pixel", "y_rows"),
+        *("n", "heads", "queries", "tokens", "depth", "outputs", "scale", "safe"),
+        *("block", "row_parts", "scratch", "scratch_floats", "tile"),
+    ),
+    _emit,
+)
