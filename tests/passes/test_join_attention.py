@@ -49,6 +49,7 @@ def test_packed_attention_is_one_layer(kind, shape):
     changed, (report,) = rewrite(model, join_attention)
     assert [site.applied for site in report.sites] == [True]
     assert any(isinstance(part, Attention) for part in changed.modules())
+    assert not any(name in changed.code for name in ("scaled_dot", "permute", "unbind"))
     with torch.no_grad():
         torch.testing.assert_close(changed(x), model(x))
         torch.testing.assert_close(script(changed)(x), model(x))

@@ -40,10 +40,12 @@ def join_attention(gm: fx.GraphModule) -> PassReport:
             reason = "its result is not put into rows of tokens"
         sites.append(Site(name_of(node), "attention", not reason, reason))
         if found and ending and not reason:
-            heads = found[1][3]
+            rows, heads = found[0], found[1][3]
             with gm.graph.inserting_before(ending):
-                joined = add_module(gm.graph, f"{node.name}_joined", Attention(heads), (found[0],))
+                joined = add_module(gm.graph, f"{rows.name}_joined", Attention(heads), (rows,))
+            swapped = ending.args[0]
             erase(ending, joined)
+            _erase_unused(swapped, until=rows)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("join_attention", tuple(sites))
@@ -72,6 +74,17 @@ def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:
     if not isinstance(shape, (list, tuple)) or not _are_rows_of(rows, list(shape)):
         return None
     return rows, list(shape)
+
+
+def _erase_unused(node: Any, until: fx.Node) -> None:
+    """Erase a node and all that it alone was computed from, down to `until`."""
+    if node is until or node.users:
+        return
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        if source.op in ("call_function", "call_method"):
+            _erase_unused(source, until)
 
 
 def _is_item(value: Any) -> bool:
