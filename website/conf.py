@@ -17,10 +17,13 @@ default_role = "code"
 highlight_language = "text"
 
 myst_heading_anchors = 4
+# A file of the repository that is shown as a page may begin with any heading.
+suppress_warnings = ["myst.header"]
 nb_execution_mode = "off"
 # A page is read without a host: what widgets would fetch is left out.
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
-mathjax_path = ""
+# No page has an equation, and none may fetch what draws them from a host.
+mathjax_path = "no-equations.js"
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -47,7 +50,7 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 
-def _in_markdown(app, what, name, obj, options, lines):  # noqa: PLR0913
+def _in_markdown(app, what, name, obj, options, lines):
     """Dashes and backticks mean the same in a docstring and on a page; a blank line ends a list."""
     text = "\n".join(lines)
     lines[:] = re.sub(r"(?m)^(?=- )(?<!\n\n)", "", text).split("\n")

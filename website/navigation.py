@@ -20,7 +20,9 @@ class Section:
 GENERATED = frozenset({"limits", "contributing", "api"})
 """Pages that the build writes: parts of the README, of CONTRIBUTING.md, and from docstrings."""
 
-LATER = frozenset({"recipes", "trainers", "versions", "conformance", "faults", "releasing"})
+LATER = frozenset(
+    {"recipes", "trainers", "versions", "conformance", "faults", "questions", "releasing"}
+)
 """Pages that have a place already and may not be written yet."""
 
 SECTIONS = (

@@ -84,16 +84,18 @@ class Site:
             if re.match(r"\w+:|#", link):
                 return found[0]
             path, _, anchor = link.partition("#")
-            place = self._place((origin.parent / unquote(path)).resolve(), origin)
+            place = self._place((origin.parent / unquote(path)).resolve(), anchor, origin)
             there = os.path.relpath(place, Path(name).parent)
             return f"{label}({there}{'#' if anchor else ''}{anchor})"
 
         return relinked
 
-    def _place(self, file: Path, origin: Path) -> str:
+    def _place(self, file: Path, anchor: str, origin: Path) -> str:
         """Where `file` lies in the folder that Sphinx reads."""
         if not file.exists():
             raise DeadLink(f"{origin.relative_to(ROOT)} links to {file}, which is not there.")
+        if file == ROOT / "README.md" and anchor == "limits":
+            return "limits.md"
         if file in HOMES:
             return f"{HOMES[file]}.md"
         if file.parent == DOCS and file.suffix in (".md", ".ipynb", ".png", ".svg"):
