@@ -1,4 +1,4 @@
-"""The reference of the API: which names stand on its page, in which order. Docstrings say the rest."""
+"""The reference of the API: which names stand on its page. Docstrings say the rest."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ GROUPS = (
     Group("Notebooks", "", (), ("nhwc.notebook.Bar",)),
     Group(
         "Errors",
-        "Everything that nhwc raises on purpose is one of these. A message says in one line what is "
-        "wrong with its value, where, and what to do.",
+        "Everything that nhwc raises on purpose is one of these. A message says in one line what "
+        "is wrong with its value, where, and what to do.",
         (),
         (
             "nhwc.NhwcError",
@@ -75,9 +75,10 @@ def api_page() -> str:
 
 
 WORDS = """\
-Verbs are functions, and what they return are frozen dataclasses: `to_dict()` and `to_json()` hold all that a
-page shows. Examples run in the tests. Names that begin with an underscore are no part of what stays the same
-between versions; classes of such a module are here because verbs return them."""
+Verbs are functions, and what they return are frozen dataclasses: `to_dict()` and `to_json()` hold
+all that a page shows. Examples run in the tests. Names that begin with an underscore are no part of
+what stays the same between versions; classes of such a module are here because verbs return them.
+"""
 
 
 def _entry(directive: str, name: str) -> str:

@@ -65,7 +65,8 @@ FRAME = """<script>
 if (parent !== window) {
   const tell = () => parent.postMessage({ nhwcHeight: document.body.offsetHeight }, "*");
   addEventListener("message", (event) => {
-    if (event.source === parent && event.data.nhwcTheme) document.documentElement.dataset.theme = event.data.nhwcTheme;
+    const theme = event.source === parent && event.data.nhwcTheme;
+    if (theme) document.documentElement.dataset.theme = theme;
   });
   new ResizeObserver(tell).observe(document.body);
   tell();
