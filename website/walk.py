@@ -72,13 +72,13 @@ def looked_at(site: Path) -> list[str]:
 
 
 def _requests(browser) -> list[str]:  # type: ignore[no-untyped-def]
-    """What was asked for beyond files since the last question."""
+    """What hosts were asked for since the last question; chrome:// is the browser's own page."""
     urls = []
     for entry in browser.get_log("performance"):
         event = json.loads(entry["message"])["message"]
         if event["method"] == "Network.requestWillBeSent":
             urls.append(event["params"]["request"]["url"])
-    return [url for url in urls if urlsplit(url).scheme not in ("file", "data", "blob", "about")]
+    return [url for url in urls if urlsplit(url).scheme in ("http", "https", "ws", "wss", "ftp")]
 
 
 def main() -> int:
