@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test golden arm lint bench browser clean
+.PHONY: demo test golden arm lint bench docs docs-check browser clean
 .DEFAULT_GOAL := demo
 
 # torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
@@ -50,6 +50,15 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m nhwc bench resnet50
+
+# The site, in build/site: open index.html there, no server is needed.
+docs: $(READY)
+	@$(PIP) -c constraints.txt -e ".[docs]"
+	@rm -rf build/reports
+	@$(BIN)/python -m website.build
+
+docs-check: docs browser
+	@$(BIN)/python -m website.walk
 
 browser:
 	@bash .ci/install-browser

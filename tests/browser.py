@@ -32,8 +32,11 @@ FLAGS = [
 
 
 @contextlib.contextmanager
-def opened(page: Path) -> Iterator:
-    """Yield a driver with `page` loaded; fail at the end if the console complained of anything."""
+def opened(page: Path, *, network: bool = False) -> Iterator:
+    """Yield a driver with `page` loaded; fail at the end if the console complained of anything.
+
+    With `network` its log "performance" has every request.
+    """
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -41,7 +44,8 @@ def opened(page: Path) -> Iterator:
     with tempfile.TemporaryDirectory() as profile:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        logs = {"browser": "ALL", **({"performance": "ALL"} if network else {})}
+        options.set_capability("goog:loggingPrefs", logs)
         service = webdriver.ChromeService(shutil.which("chromedriver"))
         driver = webdriver.Chrome(options=options, service=service)
         try:
