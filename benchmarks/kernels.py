@@ -10,10 +10,8 @@ only the operations of the direct sum are counted.
 """
 
 import argparse
-import ctypes
 import json
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,45 +20,13 @@ import torch.nn.functional as F
 
 from nhwc.formats import Format, strides_of
 from nhwc.kernels import conv2d_candidates, prepare
-from nhwc.kernels.language.compiler import Kernel
-from nhwc.kernels.tape import threads
+from nhwc.kernels.tape.fastest import peak_flops
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import interleave
 
 from .layers import MODELS, layers
-
-_SUMS = 12
-
-
-def _emit_peak(e, a, thread, threads):
-    """Multiply-adds on registers alone, in enough chains to hide their latency."""
-    sums = [e.variable(float(i)) for i in range(_SUMS)]
-    factor = e.load(a.y.floats())
-    with e.range(0, a.rounds):
-        for one in sums:
-            one.value = e.fma(one.value, factor, factor)
-    for number, one in enumerate(sums):
-        e.store(one.value, a.y.floats() + (thread * _SUMS + number) * e.width)
-
-
-PEAK = Kernel("peak", ("y", "rounds"), _emit_peak)
-
-
-def peak_gflops() -> float:
-    """The multiplications and additions per second that all threads reach together."""
-    from nhwc.kernels.language.isa import host
-
-    room, rounds, count = torch.zeros(4096), 2_000_000, torch.get_num_threads()
-    args = (ctypes.c_int64 * 2)(room.data_ptr(), rounds)
-    enter = threads.region(PEAK.address, ctypes.addressof(args), count)
-    best = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        enter()
-        best = min(best, time.perf_counter() - start)
-    return 2e-9 * rounds * _SUMS * host().width * count / best
 
 
 @dataclass(frozen=True)
@@ -184,7 +150,7 @@ def main(argv=None):
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     prepare()
-    peak = peak_gflops()
+    peak = peak_flops() / 1e9
     where = str(Environment.here())
     print(f"{where}, {peak:.0f} GFLOP/s at most")
     rows = []
@@ -196,7 +162,7 @@ def main(argv=None):
             theirs = ours = 0.0
             for times, spec in layers(model, args.batch):
                 row = Row(name_of(spec), times, spec.gflop, *measure(spec, args.rounds))
-                peak = max(peak, peak_gflops())
+                peak = max(peak, peak_flops() / 1e9)
                 print(row.text(peak), flush=True)
                 theirs, ours = theirs + times * row.theirs_s, ours + times * row.ours_s
                 rows.append(row)

@@ -153,6 +153,22 @@ nhwc bench efficientnet_b0 mobilenet_v3_large regnet_y_400mf regnet_y_1_6gf regn
     --variants eager,optimized,onnxruntime,openvino -o benchmarks/results/others.json
 ```"""
 
+DEPLOY = """\
+One model of each family that people deploy, detectors and segmentation among them. *Of the peak* is
+the share of this machine's arithmetic that `nhwc optimize` reaches, by the operations of the direct
+sums: Winograd may pass 100 %.
+
+```
+nhwc bench --suite deploy --seconds 2 --resume -o benchmarks/results/deploy.json
+```"""
+
+VOLUMES = """\
+Video models of torchvision, and networks of MONAI where it is installed.
+
+```
+nhwc bench --suite volumes --seconds 2 --resume -o benchmarks/results/volumes.json
+```"""
+
 PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
@@ -241,6 +257,8 @@ SECTIONS = (
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("Other models", OTHERS, "others.json", _suite),
+    ("What people deploy", DEPLOY, "deploy.json", _suite),
+    ("Volumes", VOLUMES, "volumes.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
     ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("The blog's suite", BLOG, "blog.json", _published),
@@ -260,7 +278,9 @@ NOTHING = "Nothing has been recorded yet."
 def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
     """Every engine's speed on some rows; with `last`, the means and the counts below."""
     variants = [v for v in suite.variants if v != "eager"]
+    floors = any(row.floor for row in rows)
     head = ["model", "eager ms", *map(label, variants), "ahead", "aim", "error"]
+    head += ["floor ms", "of the peak"] * floors
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
         eager, own, found = row.measurement("eager"), row.measurement("optimized"), ahead(row)
@@ -272,7 +292,7 @@ def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
         )
         lines.append(
             f"| {row.case.model} | {eager.median_s * 1e3:.1f} | {' | '.join(cells)} | {lead} "
-            f"| {aim(row.case.model):.1f} | {own.error:.0e} |"
+            f"| {aim(row.case.model):.1f} | {own.error:.0e} |{_floor(row) * floors}"
             if eager and own
             else f"| {row.case.model} | {row.failure or 'not measured'} |"
         )
@@ -316,6 +336,13 @@ def ahead(row: Row) -> Comparison | None:
 
 def aim(model: str) -> float:
     return next((ratio for start, ratio in TARGETS.items() if model.startswith(start)), 1.0)
+
+
+def _floor(row: Row) -> str:
+    share = row.share_of_peak("optimized")
+    if row.floor is None or share is None:
+        return " - | - |"
+    return f" {row.floor.seconds * 1e3:.1f} | {share:.0%} |"
 
 
 def _times(comparison: Comparison | None) -> str:

@@ -19,10 +19,9 @@ import torch
 
 import nhwc
 from nhwc._optimize.report import LayerReport, OptimizeReport
+from nhwc.kernels.tape.fastest import peak_flops
 from nhwc.machine.environment import Environment
 from nhwc.operators.windows import places
-
-from .kernels import peak_gflops
 
 _CONVOLUTION = re.compile(
     r"conv2d (\d+)x(\d+)x(\d+)x(\d+) w(\d+)x(\d+)x(\d+)x(\d+) "
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--batch", type=int, default=1)
     args = parser.parse_args(argv)
-    peak = peak_gflops()
+    peak = peak_flops() / 1e9
     print(f"{Environment.here()}, {peak:.0f} GFLOP/s at most, batch {args.batch}, 224x224")
     for name in args.models:
         model = nhwc.load_model(name)

@@ -182,7 +182,7 @@ def _set_up(
             side.worker.end()
         else:
             side.facts["setup_s"] += took_s
-    return dataclasses.replace(row, propagation=found["propagation"])
+    return dataclasses.replace(row, propagation=found["propagation"], floor=found["floor"])
 
 
 def _convert(

@@ -12,6 +12,7 @@ from ..errors import FileError
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, Samples
 from .engines import ENGINES, find_engine
+from .floor import Floor
 
 SCHEMA = 1
 
@@ -103,13 +104,17 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """One case with all its variants, measured side by side in one run."""
+    """One case with all its variants, measured side by side in one run.
+
+    `floor` is what its arithmetic alone would take; None where that is unknown.
+    """
 
     case: Case
     measurements: tuple[Measurement, ...] = ()
     failure: str = ""
     propagation: str = ""
     published: Published | None = None
+    floor: Floor | None = None
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
@@ -150,6 +155,11 @@ class Row:
         """The fastest of nhwc's own variants, or the fastest of all others."""
         field = [m for m in self.measured if find_engine(m.variant).ours == ours]
         return min(field, key=lambda m: m.median_s, default=None)
+
+    def share_of_peak(self, variant: str) -> float | None:
+        """The share of the machine's arithmetic that a call of `variant` reaches."""
+        found = self.measurement(variant)
+        return self.floor.seconds / found.median_s if self.floor and found else None
 
     @property
     def judgement(self) -> str:
@@ -245,6 +255,7 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
         "failure": row.failure,
         "propagation": row.propagation,
         "published": asdict(row.published) if row.published else None,
+        "floor": asdict(row.floor) if row.floor else None,
         "measurements": [_measurement_to_dict(m) for m in row.measurements],
     }
 
@@ -263,6 +274,8 @@ def _row_from_dict(data: dict[str, Any]) -> Row:
         failure=data["failure"],
         propagation=data["propagation"],
         published=Published(**data["published"]) if data["published"] else None,
+        # Results that were written before floors were measured have none.
+        floor=Floor(**data["floor"]) if data.get("floor") else None,
     )
 
 

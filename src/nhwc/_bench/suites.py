@@ -1,4 +1,4 @@
-"""The published figures, and the cases that reproduce them."""
+"""Suites: models to measure together, most with the published figures that they reproduce."""
 
 from __future__ import annotations
 
@@ -43,21 +43,66 @@ _ICELAKE = (
     *_WIDE,
 )
 
+# One of each family that people deploy, the most downloaded first.
+_DEPLOY = (
+    *("timm:mobilenetv3_small_100", "timm:resnet50.a1_in1k", "timm:vit_base_patch16_224"),
+    *("timm:efficientnet_b0", "timm:convnext_tiny", "timm:swin_tiny_patch4_window7_224"),
+    *("timm:vit_small_patch14_dinov2", "timm:deit_tiny_patch16_224", "timm:mobilenetv2_100"),
+    *("timm:convnextv2_nano", "timm:mobilenetv4_conv_small", "timm:tf_efficientnetv2_s"),
+    *("densenet121", "timm:regnety_016", "timm:seresnext50_32x4d", "timm:repvgg_a2"),
+    *("timm:mobilevit_s", "timm:mobilevitv2_100", "timm:efficientvit_b1", "timm:efficientvit_m2"),
+    *("timm:levit_128", "timm:fastvit_t8", "timm:ghostnetv2_100", "timm:edgenext_small"),
+    *("timm:repvit_m1_1", "timm:poolformer_s12", "timm:caformer_s18", "timm:hgnetv2_b0"),
+    *("timm:maxvit_tiny_tf_224", "timm:coatnet_0_rw_224", "timm:tiny_vit_5m_224"),
+    *("timm:beit_base_patch16_224", "timm:eva02_small_patch14_224", "timm:mixer_b16_224"),
+    *("timm:pvt_v2_b0", "timm:inception_next_tiny", "timm:starnet_s1", "timm:lcnet_100"),
+    *("timm:cspdarknet53", "timm:dla34", "timm:hrnet_w18"),
+    *("deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50"),
+    "ssdlite320_mobilenet_v3_large",
+)
+_VOLUMES = (
+    *("r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v2_s", "swin3d_t"),
+    *("monai:UNet", "monai:SegResNet", "monai:DynUNet", "monai:SwinUNETR"),
+)
+
+_IMAGE = (3, 224, 224)
+
+_INPUTS = {
+    "inception_v3": (3, 299, 299),
+    "timm:vit_small_patch14_dinov2": (3, 518, 518),
+    "timm:tf_efficientnetv2_s": (3, 300, 300),
+    **dict.fromkeys(
+        (
+            *("timm:mobilevit_s", "timm:mobilevitv2_100", "timm:fastvit_t8"),
+            *("timm:edgenext_small", "timm:cspdarknet53"),
+            *("deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50"),
+        ),
+        (3, 256, 256),
+    ),
+    "ssdlite320_mobilenet_v3_large": (3, 320, 320),
+    **dict.fromkeys(("r3d_18", "mc3_18", "r2plus1d_18"), (3, 16, 112, 112)),
+    **dict.fromkeys(("s3d", "mvit_v2_s", "swin3d_t"), (3, 16, 224, 224)),
+    **dict.fromkeys(
+        ("monai:UNet", "monai:SegResNet", "monai:DynUNet", "monai:SwinUNETR"), (1, 64, 64, 64)
+    ),
+}
+"""What a model takes, without the batch, where that is no image of 224 pixels."""
+
 
 @dataclass(frozen=True)
 class Suite:
-    """Models with one published claim about them all; the sources give ranges, no single figures.
+    """Models to measure together, and what was published about them all, if anything was.
 
-    `per_core`, where set, makes the batch that many images per core of the machine. The claim does
-    not hold for `controls`: what it is about is missing in them. `also` are variants that the
-    source shows beside those of the claim.
+    The sources give ranges, no single figures. `per_core`, where set, makes the batch that many
+    images per core of the machine. The claim does not hold for `controls`: what it is about is
+    missing in them. `also` are variants that the source shows beside those of the claim.
     """
 
     name: str
     about: str
     models: tuple[str, ...]
-    published: Published
-    batch: int = 1
+    published: Published | None = None
+    batches: tuple[int, ...] = (1,)
     per_core: int = 0
     train: bool = False
     amp: bool = False
@@ -66,8 +111,9 @@ class Suite:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """What the source compares."""
-        return (self.published.before, self.published.after, *self.also)
+        """What the source compares; eager, where there is none."""
+        claim = self.published
+        return (claim.before, claim.after, *self.also) if claim else ("eager", *self.also)
 
     def chosen_models(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the models of the suite that are named, or all."""
@@ -113,18 +159,18 @@ class Suite:
     ) -> list[Task]:
         """Return every model at every batch and thread count, with the claim's variants added."""
         chosen = tuple(dict.fromkeys((*self.variants, *variants)))
-        own = (self.per_core * available_cores() if self.per_core else self.batch,)
+        own = (self.per_core * available_cores(),) if self.per_core else self.batches
         mixed = self.precision(amp, device)
         return [
             Task(
-                Case(model, ((batch, 3, side, side),), count, self.train, mixed, device, seed),
+                Case(model, ((batch, *shape),), count, self.train, mixed, device, seed),
                 chosen,
                 None if model in self.controls else self.published,
             )
             for count in threads or (available_cores(),)
             for batch in batches or own
             for model in self.chosen_models(models)
-            for side in (299 if model == "inception_v3" else 224,)
+            for shape in (_INPUTS.get(model, _IMAGE),)
         ]
 
 
@@ -158,7 +204,7 @@ SUITES = (
         "folding batch norm makes ResNet-18 faster, jit.script too (no figures given)",
         ("resnet18",),
         Published(None, None, "eager", "fused_nchw", FX_TUTORIAL),
-        batch=10,
+        batches=(10,),
         controls=("vgg11",),
         also=("fused_script", "channels_last", "fused"),
     ),
@@ -167,9 +213,21 @@ SUITES = (
         "channels last trains ResNet-50 22 % faster (V100, mixed precision, batch 200)",
         ("resnet50",),
         Published(1.22, 1.22, "eager", "channels_last", APEX),
-        batch=8,
+        batches=(8,),
         train=True,
         amp=True,
     ),
+    Suite(
+        "deploy",
+        "what people deploy: one model of each family, detectors and segmentation among them",
+        _DEPLOY,
+        batches=(1, 4),
+    ),
+    Suite(
+        "volumes",
+        "video and medical volumes (MONAI's need pip install monai)",
+        _VOLUMES,
+        batches=(1, 2),
+    ),
 )
-"""The published claims; `--batch 200 --device cuda` makes `apex` the original comparison."""
+"""`--batch 200 --device cuda` makes `apex` the original comparison."""

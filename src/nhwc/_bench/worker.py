@@ -26,6 +26,7 @@ from ..models.kinds import module_of
 from ..models.vision import import_torchvision_if_present
 from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
+from .floor import find_floor
 from .peak import peak_bytes, reset_peak, resident_bytes
 from .propagation import propagation
 from .results import Case
@@ -178,12 +179,16 @@ def _inference(function: Callable[..., Any], arguments: tuple[Any, ...], case: C
 
 
 def tell_truth(built: Built, request: dict[str, Any]) -> dict[str, Any]:
-    """Save the model's float64 answer, and say how the model propagates its memory format."""
+    """Save the model's float64 answer; say how it keeps its memory format, and what its floor is.
+
+    The floor is that of float32: other precisions have other peaks.
+    """
     case = built.case
     clean = "" if case.train else propagation(built.model, built.inputs)
+    floor = None if case.train or case.amp else find_floor(built.model, built.inputs)
     truth = find_truth(built.model, built.inputs, train=case.train, amp=case.amp)
     truth.save(Path(request["truth"]))
-    return {"propagation": clean}
+    return {"propagation": clean, "floor": floor}
 
 
 def warm() -> None:

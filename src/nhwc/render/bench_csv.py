@@ -21,6 +21,8 @@ FIELDS = (
         "setup_s",
         "peak_bytes",
         "error",
+        "flop",
+        "share_of_peak",
         "propagation",
         "published",
         "judgement",
@@ -73,6 +75,9 @@ def _measured(row: Row, measurement: Measurement, baseline: str) -> dict[str, ob
         "peak_bytes": "" if measurement.peak_bytes is None else measurement.peak_bytes,
         "error": "" if math.isnan(measurement.error) else measurement.error,
     }
+    share = row.share_of_peak(measurement.variant)
+    if row.floor is not None and share is not None:
+        values |= {"flop": row.floor.flop, "share_of_peak": share}
     gain = row.gain(measurement.variant)
     if gain is not None:
         values |= {"step": find_engine(measurement.variant).step, "step_gain": gain.ratio}

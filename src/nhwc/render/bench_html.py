@@ -35,6 +35,7 @@ def _row(row: Row, result: Benchmark) -> dict[str, Any]:
         "case": str(row.case),
         "propagation": row.propagation,
         "published": claim and {"low": claim.low, "high": claim.high, "text": str(claim)},
+        "floor": words.floor(row),
         "source": claim.where if claim else "",
         "judgement": row.judgement,
         "own": own.variant if own else None,

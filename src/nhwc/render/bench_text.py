@@ -133,6 +133,7 @@ def _lines(row: Row, result: Benchmark) -> list[str]:
     lines = [words.answer(row, result.baseline), *words.step_lines(row)]
     if row.propagation:
         lines.append(f"channels last: {row.propagation}")
+    lines.append(words.floor(row))
     if row.published:
         lines.append(f"published: {row.published} ({row.published.where}): {row.judgement} here")
     return [line for line in lines if line]
@@ -149,6 +150,8 @@ def _many(result: Benchmark) -> list[str]:
     steps = [v for v in words.steps(result) if find_engine(v).beyond != result.baseline]
     peers = not all(row.isolates for row in result.rows)
     head += [words.step(variant) for variant in steps]
+    floors = any(row.floor for row in result.rows)
+    head += ["floor ms", "of the peak"] * floors
     head += ["propagation"] * audited + ["best peer", "ours/peer", ""] * peers
     table = [head]
     for row in result.rows:
@@ -160,6 +163,9 @@ def _many(result: Benchmark) -> list[str]:
         line += [row.judgement] if any(name.startswith("published") for name in head) else []
         gains = [row.gain(variant) for variant in steps]
         line += [_marked(gain.ratio, gain.verdict) if gain else "-" for gain in gains]
+        if floors:
+            line += [words.bare_ms(row.floor.seconds) if row.floor else "-"]
+            line += [words.share_of_peak(row) or "-"]
         table.append([*line, *[row.propagation] * audited, *_against(row) * peers])
     means = [f"{words.times(result.geometric_mean(variant))} " for variant in shown]
     alone = [

@@ -82,6 +82,28 @@ def step_lines(row: Row) -> list[str]:
     return lines
 
 
+def share_of_peak(row: Row) -> str:
+    """The share of the machine's arithmetic that the fastest variant of ours reaches, or nothing.
+
+    >>> share_of_peak(Row(Case("net", ((1, 3, 8, 8),), 1)))
+    ''
+    """
+    own = row.best(ours=True)
+    share = row.share_of_peak(own.variant) if own else None
+    return "" if share is None else f"{share:.0%}"
+
+
+def floor(row: Row) -> str:
+    """Say what the arithmetic of a call would take alone, and how near to that it comes."""
+    share = share_of_peak(row)
+    if row.floor is None or not share:
+        return ""
+    return (
+        f"floor: {row.floor.flop / 1e9:.3g} GFLOP take {milliseconds(row.floor.seconds)} at the "
+        f"{row.floor.peak_flops / 1e9:.0f} GFLOP/s that this machine reaches; ours reaches {share}"
+    )
+
+
 def folding(measurement: Measurement) -> str:
     """Say how many batch norms an engine folded; nothing of an engine that folds none.
 

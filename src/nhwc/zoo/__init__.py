@@ -1,4 +1,4 @@
-"""From a name to a model: torchvision, timm, `package.module:callable`, `file.py:callable`."""
+"""From a name to a model: torchvision, timm, MONAI, `package:callable`, `file.py:callable`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ..files.container import is_saved
 from ..models.kinds import module_of
 from ..models.vision import import_torchvision, import_torchvision_if_present
 from .archives import kind_of
+from .monai import monai_builder
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
 
@@ -36,10 +37,10 @@ def load_model(
 ) -> nn.Module:
     """Build the model called `name`, in eval mode, with random weights unless `weights` is a file.
 
-    The name is `resnet50` or `torchvision:resnet50`, `timm:NAME`, `package.module:callable` or
-    `file.py:callable`, whose callable takes no arguments and returns the model, or a file that
-    `nhwc.save` wrote. A callable that takes `num_classes`, as torchvision's and timm's do, gets
-    `classes` where that is given.
+    The name is `resnet50` or `torchvision:resnet50`, `timm:NAME`, `monai:UNet`,
+    `package.module:callable` or `file.py:callable`, whose callable takes no arguments and returns
+    the model, or a file that `nhwc.save` wrote. A callable that takes `num_classes`, as
+    torchvision's and timm's do, gets `classes` where that is given.
 
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
@@ -93,6 +94,8 @@ def find_builder(name: str) -> Callable[..., object]:
         return _from_torchvision(what)
     if where == "timm":
         return _from_timm(what)
+    if where == "monai":
+        return monai_builder(what)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     found = getattr(module, what, None)
     if isinstance(found, nn.Module):

@@ -45,7 +45,7 @@ function table(row) {
 }
 
 function card(row) {
-  const notes = [row.propagation && `channels last: ${row.propagation}`,
+  const notes = [row.floor, row.propagation && `channels last: ${row.propagation}`,
     row.published && `published ${row.published.text}: ${row.judgement}`].filter(Boolean);
   return make("details", { class: `card row ${single ? "single" : ""}`, open: single },
     make("summary", { title: row.source },
