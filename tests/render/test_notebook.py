@@ -15,9 +15,13 @@ from torch import nn
 
 import nhwc
 from nhwc import audit
-from nhwc._bench import Case, Progress
+from nhwc._bench import Case, Progress, compare
+from nhwc._ops import Difference, check_rules
+from nhwc._ops.rules import Rule, Section
+from nhwc._train import Point, Recipe, Training
 from nhwc.displayed import Displayed, html_of, text_of
 from nhwc.notebook import Bar
+from nhwc.pictures.html import memory_html
 from nhwc.render.audit_html import audit_html
 
 from ..browser import needs_browser, opened
@@ -43,6 +47,33 @@ def test_every_result_knows_how_it_looks():
         assert len(text) < 5000
         # Where a frame is taken out, what stands beside it tells the same.
         assert frame.startswith(f"<div><pre>{html.escape(text)}</pre>")
+
+
+def test_a_small_result_shows_the_words_of_the_command_line():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8)).eval()
+    report = nhwc.fuse(net).report
+    point = Point("train", 0, 1, 1, 1, 1, 1, 9, 9, 2, 2, 50, 50, 90, 90, 0.1)
+    training = Training(Recipe(), (point,), one().environment)
+    (rule,) = check_rules(
+        sections=[Section("s", (Rule("a claim", "1", "x = torch.rand(1, 2)\n'<1>'"),))]
+    )
+    shown = {
+        "nothing got slower": compare(one(), one()),
+        "2-D float32: keeps -&gt; loses": Difference(
+            "pad", "forward", 2, "float32", "keeps", "loses"
+        ),
+        "1: 0 + 1": next(part for part in report if part.applied),
+        "its input comes from 2, not from a convolution": report,
+        "Loss 2.00": training,
+        "FAIL  a claim: &lt;1&gt;, not 1": rule,
+    }
+    for words, result in shown.items():
+        frame = result._repr_html_()
+        text = result._repr_mimebundle_()["text/plain"]
+        assert frame.startswith(f"<pre>{html.escape(text)}</pre>")
+        assert words in frame, frame
+    # A rule's tensors are drawn below its program.
+    assert memory_html(rule.drawn[0].memory) in rule._repr_html_()
 
 
 @needs_browser[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..displayed import Displayed
 from ..errors import InputError
 from ..machine.environment import Environment
 from ..machine.timing import Comparison
@@ -25,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Changes(Displayed):
     """Every variant of every case that both runs measured."""
 
     before: Environment

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ..displayed import Displayed
 from .table import ASPECTS, Operator, OperatorTable
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Displayed):
     """One entry that differs between two tables."""
 
     title: str

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..displayed import Displayed
 from ..errors import InputError
 from ..machine.environment import Environment
 from .distributed import rank_and_world, sum_over_processes
@@ -45,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Displayed):
     """A run: its points in order, and where it stopped if it was told to."""
 
     recipe: Recipe

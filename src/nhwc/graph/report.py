@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..displayed import Displayed
+
 
 @dataclass(frozen=True)
 class Site:
@@ -29,7 +31,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class PassReport:
+class PassReport(Displayed):
     """Every site that one pass looked at, in the order of the graph, and how long it took.
 
     >>> PassReport("fold", (Site("bn1", "conv1 + bn1", True),)).applied
@@ -66,7 +68,7 @@ class Opaque:
 
 
 @dataclass(frozen=True)
-class FuseReport:
+class FuseReport(Displayed):
     """The report of `fuse`: pass by pass, and the parts that could not be traced."""
 
     passes: tuple[PassReport, ...]

@@ -1,4 +1,4 @@
-"""Results in a notebook: the page that the command line writes, inside of a frame."""
+"""Results in a notebook: the page that the command line writes, in a frame; small ones as text."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import html
 from importlib.resources import files
 
 from .._audit import Audit
-from .._bench import Benchmark
-from .._ops import OperatorTable
+from .._bench import Benchmark, Changes
+from .._ops import Difference, OperatorTable, RuleResult
 from .._optimize import OptimizeReport
+from .._train import Training
 from ..displayed import html_of, text_of
+from ..graph.report import FuseReport, PassReport
+from ..pictures.html import memory_html
 from .audit_html import audit_html
 from .audit_text import audit_text
 from .bench_html import bench_html
-from .bench_text import bench_text
+from .bench_text import bench_text, changes_text
+from .fuse_text import fuse_text, pass_text
 from .ops_html import ops_html
-from .ops_text import ops_text
+from .ops_rules_text import rule_text
+from .ops_text import difference_text, ops_text
 from .optimize_html import optimize_html
 from .optimize_text import optimize_text
+from .train_text import training_text
 
 HEIGHT = 800
 """The most pixels that a page takes up; what is longer scrolls inside of its frame."""
@@ -36,6 +42,11 @@ def framed(page: str, text: str) -> str:
         # Pages hold many double quotes, which need no escape between single ones.
         f"onload='{_attribute(script)}' srcdoc='{_attribute(page)}'></iframe></div>"
     )
+
+
+def _lines(text: str) -> str:
+    """Text as the command line would print it: what is small needs no page."""
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _attribute(text: str) -> str:
@@ -80,3 +91,63 @@ def _(result: OperatorTable) -> str:
 @html_of.register
 def _(result: OperatorTable) -> str:
     return framed(ops_html(result), ops_text(result))
+
+
+@text_of.register
+def _(result: Changes) -> str:
+    return changes_text(result)
+
+
+@html_of.register
+def _(result: Changes) -> str:
+    return _lines(changes_text(result))
+
+
+@text_of.register
+def _(result: Difference) -> str:
+    return difference_text([result]).partition("\n")[0]
+
+
+@html_of.register
+def _(result: Difference) -> str:
+    return _lines(difference_text([result]).partition("\n")[0])
+
+
+@text_of.register
+def _(result: PassReport) -> str:
+    return pass_text(result)
+
+
+@html_of.register
+def _(result: PassReport) -> str:
+    return _lines(pass_text(result))
+
+
+@text_of.register
+def _(result: FuseReport) -> str:
+    return fuse_text(result)
+
+
+@html_of.register
+def _(result: FuseReport) -> str:
+    return _lines(fuse_text(result))
+
+
+@text_of.register
+def _(result: Training) -> str:
+    return training_text(result)
+
+
+@html_of.register
+def _(result: Training) -> str:
+    return _lines(training_text(result))
+
+
+@text_of.register
+def _(result: RuleResult) -> str:
+    return rule_text(result)
+
+
+@html_of.register
+def _(result: RuleResult) -> str:
+    return "".join([_lines(rule_text(result)), *(memory_html(one.memory) for one in result.drawn)])

@@ -25,6 +25,11 @@ def rules_text(found: Sequence[RuleResult], *, color: bool = False) -> str:
     return "\n".join([*lines, summary(found), ""])
 
 
+def rule_text(rule: RuleResult) -> str:
+    """One rule with its program, as it came out here."""
+    return f"{WORDS[rule.passed]}  {rule.claim}: {outcome(rule)}\n\n{rule.program}\n"
+
+
 def outcome(rule: RuleResult) -> str:
     """What was measured, with what should have been, and what it is on other machines."""
     if rule.passed is False:

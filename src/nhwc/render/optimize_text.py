@@ -24,7 +24,7 @@ def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> 
         _verdict(report, color),
         "",
         "passes",
-        *(line for one in report.passes if one.sites for line in _pass(one)),
+        *(line for one in report.passes if one.sites for line in pass_lines(one)),
         wrap(
             f"nothing to do: {', '.join(one.name for one in report.passes if not one.sites)}", "  "
         ),
@@ -52,7 +52,8 @@ def _verdict(report: OptimizeReport, color: bool) -> str:
     return text.replace(head, paint(head, "green" if good else "yellow", color), 1)
 
 
-def _pass(report: PassReport) -> list[str]:
+def pass_lines(report: PassReport) -> list[str]:
+    """What one pass changed, and what it left alone for which reason."""
     applied, skipped = len(report.applied), report.skipped
     lines = [f"  {report.name:<28}{plural(applied, 'change') if applied else '-'}"]
     if skipped:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._train import Point
+from .._train import Point, Training
 
 
 def log_line(point: Point) -> str:
@@ -21,3 +21,13 @@ def log_line(point: Point) -> str:
         f"Prec@1 {point.prec1:.1f} ({point.mean_prec1:.1f}) "
         f"Prec@5 {point.prec5:.1f} ({point.mean_prec5:.1f})"
     )
+
+
+def training_text(run: Training) -> str:
+    """The last line of the log of each epoch, and its test."""
+    last = {(point.phase, point.epoch): point for point in run.points}
+    lines = [log_line(point) for point in last.values()]
+    if run.stopped_at is not None:
+        epoch, batch = run.stopped_at
+        lines.append(f"stopped in epoch {epoch} after batch {batch}")
+    return "\n".join([*lines, str(run.environment), ""])

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...displayed import Displayed
 from ...formats import Format, convert_, format_of
 from ...pictures import Memory, memory_of
 
@@ -60,7 +61,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class RuleResult:
+class RuleResult(Displayed):
     """A rule's claim and what was measured; `passed` is None where it could not be tried."""
 
     section: str
