@@ -140,7 +140,10 @@ OPERATORS = {
     **{
         f"ConvTranspose2d {number}": nn.ConvTranspose2d(8, 6, *arguments)
         for number, arguments in enumerate(
-            [(2, 2), (3, 2, 1, 1), (4, 2, 1), (3, (2, 1), 1), (5, 3, 0, 1), (1, 2, 0, 1), (2, 3)]
+            [
+                *((2, 2), (3, 2, 1, 1), (4, 2, 1), (3, (2, 1), 1), (5, 3, 0, 1)),
+                *((1, 2, 0, 1), (2, 3), (2, 2, 1), (2, 3, 1), ((3, 1), 4, 1, 2)),
+            ]
         )
     },
     "Linear": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
