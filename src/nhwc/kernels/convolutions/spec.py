@@ -109,7 +109,9 @@ class ConvSpec:
             )
         deep = self.frames
         moves = (deep.t, deep.stride, deep.dilation, self.r, self.s, *self.stride, *self.dilation)
-        if min(moves) < 1 or min(deep.padding, *self.padding) < 0:
+        # Where the size of the result is given, padding below zero skips pixels.
+        skips = self.wanted is None and min(deep.padding, *self.padding) < 0
+        if min(moves) < 1 or skips:
             raise InputError(
                 f"a filter of {self.r}x{self.s} with stride {self.stride}, padding {self.padding}, "
                 f"dilation {self.dilation} is no convolution: padding may be 0, the others not."

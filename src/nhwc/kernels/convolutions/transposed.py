@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
@@ -57,44 +58,44 @@ class Transposed:
 
 
 class Side(NamedTuple):
-    """The taps that one class sees along a side, in their order, and the padding in front."""
+    """The taps that one class sees along a side, in their order, and the padding in front.
+
+    A tap past the end of the filter is zero. Padding below zero skips pixels.
+    """
 
     taps: tuple[int, ...]
     padding: int
 
 
-def class_of(place: int, size: int, stride: int, padding: int) -> Side:
-    """The taps for output pixels `place`, `place + stride`, ... along a side.
+def class_of(place: int, size: int, stride: int, padding: int, *, count: int) -> Side:
+    """The taps for the `count` output pixels `place`, `place + stride`, ... along a side.
 
-    >>> class_of(0, 3, 2, 1), class_of(1, 3, 2, 1)
+    >>> class_of(0, 3, 2, 1, count=4), class_of(1, 3, 2, 1, count=4)
     (Side(taps=(1,), padding=0), Side(taps=(2, 0), padding=0))
     """
     first = (place + padding) % stride
-    ahead = (place + padding) // stride
     taps = tuple(reversed(range(first, size, stride)))
-    return Side(taps, len(taps) - 1 - ahead)
-
-
-def serves(spec: Transposed) -> bool:
-    """Whether each output pixel sees a tap, and none begins behind the first pixel of the input.
-
-    Zeros could stand for such taps, but zero times infinity is not zero.
-    """
-    sides = (side for sides in _classes(spec) for side in sides)
-    return all(side.taps and side.padding >= 0 for side in sides)
-
-
-def _classes(spec: Transposed) -> list[tuple[Side, ...]]:
-    places = itertools.product(*map(range, spec.stride))
-    return [tuple(map(class_of, place, spec.size, spec.stride, spec.padding)) for place in places]
+    if not taps:
+        # So far in front of the image that it sees none: a zero times infinity would be no zero.
+        return Side((size,), count)
+    return Side(taps, len(taps) - 1 - (place + padding) // stride)
 
 
 def pack_transposed(
     spec: Transposed, weight: Tensor, bias: Tensor | None
 ) -> tuple[tuple[ConvKernel, Tensor], ...]:
     """The convolutions, each with its packed filters; `weight` is C, K, frames, rows, columns."""
-    filters, classes = weight.detach().transpose(0, 1), _classes(spec)
-    parts = [_taken(filters, sides) for sides in classes]
+    filled = F.pad(weight.detach().transpose(0, 1), (0, 1) * 3)
+    places = itertools.product(*map(range, spec.stride))
+    sides = list(zip(spec.size, spec.stride, spec.padding, spec.places, strict=True))
+    classes = [
+        tuple(
+            class_of(at, *side, count=count)
+            for at, (*side, count) in zip(place, sides, strict=True)
+        )
+        for place in places
+    ]
+    parts = [_taken(filled, sides) for sides in classes]
     windows = {tuple((len(side.taps), side.padding) for side in sides) for sides in classes}
     if len(windows) == 1:
         every = None if bias is None else bias.repeat(len(parts))

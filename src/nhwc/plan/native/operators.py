@@ -24,7 +24,6 @@ from ...graph.ordered import Softmax
 from ...kernels.convolutions.transposed import (
     Transposed,
     pack_transposed,
-    serves,
     transposed_steps,
 )
 from ...kernels.layers.attention import Attended, Lie, attention_step
@@ -214,8 +213,6 @@ class _Call:
             stride=(*image, *module.stride),
             padding=(*(0 for _ in image), *module.padding),
         )
-        if not serves(spec):
-            return None
         self.free = False
 
         def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
