@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers.activations import Activation
+from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
@@ -255,6 +257,57 @@ def attending(choose):
     return StepCase(inputs, make, rows_of(weights @ v), rows_of(sizes))
 
 
+def group_norm(choose):
+    groups = choose.randint(1, 3)
+    x = image(choose, c=groups * choose.choice(CHANNELS)) + choose.choice([0.0, 300.0])
+    n, c, h, w = x.shape
+    weight, bias = torch.randn(c), torch.randn(c)
+    norm = {"weight": weight, "bias": bias, "eps": 0.1, "groups": groups}
+    activation = choose.choice(list(Activation))
+    grouped = x.double().view(n, groups, -1)
+    deviation = (grouped.var(2, correction=0, keepdim=True) + 0.1).sqrt()
+    normal = ((grouped - grouped.mean(2, keepdim=True)) / deviation).view(x.shape)
+    total = normal * weight.double()[:, None, None] + bias.double()[:, None, None]
+    # A number of x is rounded before the mean is taken from it.
+    rounded = x.abs().amax() / deviation.min()
+    pieces = torch.zeros(n * pieces_of(c, h * w), 2 * c, 1, 1)
+    rooms = [pieces, torch.zeros(n, 2 * c, 1, 1)]
+
+    def make(x, pieces, means, y):
+        how = {**norm, "activation": activation, "slope": 0.1}
+        return group_norm_steps(x, pieces, means, y, **how)
+
+    sizes = 1 + weight.abs().max() * (1 + rounded) + bias.abs().max()
+    return StepCase([x, *rooms], make, ACTIVATIONS[activation](total), sizes, 40.0)
+
+
+def transposed(choose):
+    """A transposed convolution of an image, or of a volume whose frames lie one below the other."""
+    n, c, k = choose.randint(1, 2), choose.choice(CHANNELS[:12]), choose.choice(CHANNELS[:12])
+    sides = [choose.randint(1, 4) for _ in range(3)]
+    size, stride = ([choose.randint(1, 4) for _ in range(3)] for _ in range(2))
+    padding = [choose.randint(0, (one - 1) // 2) for one in size]
+    if choose.random() < 0.5:
+        sides[0] = size[0] = stride[0] = 1
+        padding[0] = 0
+    x, weight = torch.randn(n, c, *sides), torch.randn(c, k, *size)
+    bias = torch.randn(k) if choose.random() < 0.5 else None
+    where = {"stride": stride, "padding": padding}
+    wide = None if bias is None else bias.double()
+    expected = F.conv_transpose3d(x.double(), weight.double(), wide, **where)
+    sizes = F.conv_transpose3d(x.abs(), weight.abs(), None if bias is None else bias.abs(), **where)
+    sides = {"size": tuple(size), "stride": tuple(stride), "padding": tuple(padding)}
+    spec = Transposed(tuple(x.shape), tuple(expected.shape), **sides)
+    packed = pack_transposed(spec, weight, bias)
+    stacked = torch.zeros(spec.stacked).flatten(2, 3)
+
+    def make(x, stacked, y):
+        return transposed_steps(spec, packed, x, stacked, y)
+
+    below = [one.flatten(2, 3) for one in (expected, sizes)]
+    return StepCase([x.flatten(2, 3), stacked], make, *below, 16.0)
+
+
 def resized(choose):
     x = image(choose)
     wanted = (choose.randint(1, 15), choose.randint(1, 15))
@@ -276,7 +329,8 @@ def nchw(choose):
 
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
-    *(shuffle, linear_layer, softmax, layer_norm, attending, resized, nchw),
+    *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
+    *(resized, nchw),
 )
 
 BEFORE, AFTER = 3, 2
