@@ -516,3 +516,31 @@ def test_what_is_no_plain_file_is_written_to(tmp_path, monkeypatch):
     assert os.read(reader, 9) == b"said"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_output_that_is_full_is_one_line(monkeypatch, capsys, buffering):
+    """A full stdout is an error; a full stderr only takes the words away."""
+    table = "docs/operators-torch-2.13-cpu.json"
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["ops", "--diff", table, table]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: cannot write to standard output: No space left on device.")
+    assert said.count("\n") == 1
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert main(["ops", "--diff", table, "none.json"]) == 2
+
+
+def test_streams_that_were_closed_lead_nowhere():
+    """Else the next file to be opened would be number 1, and get what is printed."""
+    code = (
+        "import sys, os, nhwc.__main__ as start;"
+        "start._open_closed_streams();"
+        "print('out'); print('err', file=sys.stderr);"
+        "assert os.open(os.devnull, os.O_WRONLY) > 2"
+    )
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" <&- >&- 2>&-'])
+    assert done.returncode == 0
