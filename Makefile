@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test golden arm lint bench browser clean
+.PHONY: demo test golden arm lint bench matrix release-check browser clean
 .DEFAULT_GOAL := demo
 
 # torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
@@ -50,6 +50,15 @@ lint: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m nhwc bench resnet50
+
+# Every Python and torch that can be had here, one after the other: hours, and 7 GB for a while.
+matrix: $(READY)
+	@$(BIN)/python -m benchmarks.matrix $(ARGS)
+
+# docs/releasing.md says what is checked.
+release-check: $(READY)
+	@$(PIP) build twine
+	@$(BIN)/python -m benchmarks.release
 
 browser:
 	@bash .ci/install-browser

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from nhwc import _public
 from nhwc.cli import VERBS, main
 from nhwc.cli.common import parse_shape
 from nhwc.cli.outputs import write_file
+from nhwc.kernels.language.isa import ALL as ISAS
 
 from ..made_up import one
 
@@ -215,7 +217,12 @@ def test_the_version_names_torch_and_the_processor(capsys):
         main(["--version"])
     assert stop.value.code == 0
     here = nhwc.Environment.here()
-    assert capsys.readouterr().out == f"nhwc {nhwc.__version__}; {here}\n"
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == f"nhwc {nhwc.__version__}; {here}"
+    found = {line.split()[0]: line.split(maxsplit=1)[1] for line in rest}
+    assert list(found) == ["python", "kernels", "models", "engines", "cache"]
+    assert found["kernels"].partition(",")[0] in [isa.name for isa in ISAS]
+    assert f"numpy {numpy.__version__}" in found["python"]
     assert torch.__version__ in str(here)
 
 

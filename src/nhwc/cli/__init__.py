@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from .. import __version__
 from ..errors import InputError, NhwcError, ProcessLost, is_out_of_memory
 from ..shown import printable
 from .interrupt import ends_at_once
@@ -103,12 +102,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print version, processor and torch, with which a bug report should begin."""
+    """Print what was found on the machine."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from ..machine.environment import Environment
+        from .version import version_text
 
-        put(f"nhwc {__version__}; {Environment.here()}")
+        put(version_text())
         parser.exit()
 
 
