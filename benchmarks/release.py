@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -142,12 +143,12 @@ def _works(folder: Path) -> None:
     # This environment's packages are seen from there, so torch is not installed again.
     _run(sys.executable, "-m", "venv", str(folder / "venv"))
     sites = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    here = next(path for path in sys.path if path.endswith("site-packages"))
+    here = sysconfig.get_paths()["purelib"]
     _run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(_wheel(folder)))
     (sites / "others.pth").write_text(here + "\n")
-    _run(python, "-m", "nhwc", "--version", cwd=folder)
+    _run(python, "-I", "-m", "nhwc", "--version", cwd=folder)
     saved = ROOT / "tests" / "files" / "data" / "version-1.nhwc"
-    _run(python, "-c", _WORKS, str(saved), cwd=folder)
+    _run(python, "-I", "-c", _WORKS, str(saved), cwd=folder)
 
 
 _TYPED = """
