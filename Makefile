@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test golden arm lint bench docs docs-check browser clean
+.PHONY: demo test golden arm lint bench docs docs-check matrix release-check browser clean
 .DEFAULT_GOAL := demo
 
 # torch comes first and alone: a later resolve finds it installed and leaves its build as it is.
@@ -59,6 +59,15 @@ docs: $(READY)
 
 docs-check: docs browser
 	@$(BIN)/python -m website.walk
+
+# Every Python and torch that can be had here, one after the other: hours, and 7 GB for a while.
+matrix: $(READY)
+	@$(BIN)/python -m benchmarks.matrix $(ARGS)
+
+# docs/releasing.md says what is checked.
+release-check: $(READY)
+	@$(PIP) build twine
+	@$(BIN)/python -m benchmarks.release
 
 browser:
 	@bash .ci/install-browser

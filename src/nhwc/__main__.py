@@ -1,9 +1,11 @@
 """`python -m nhwc` and the installed `nhwc`: ready for Ctrl-C before anything large is imported."""
 
+import os
 import sys
 
 
 def main() -> int:
+    _open_closed_streams()
     try:
         from .cli import main
 
@@ -11,6 +13,13 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Open what was closed by `>&-`: else the next file to be opened would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 if __name__ == "__main__":

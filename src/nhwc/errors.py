@@ -59,3 +59,23 @@ def missing(package: str, extra: str) -> MissingPackage:
     "matplotlib is not installed: pip install 'nhwc[plot]'."
     """
     return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")
+
+
+_NO_MEMORY = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "calculation overflowed",
+    "multiplication overflow",
+)
+"""Phrases in torch's RuntimeErrors about a tensor that does not fit into memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, which is no fault of a file or a model.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("bad value"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)

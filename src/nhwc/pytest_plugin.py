@@ -67,13 +67,14 @@ def _written(report: Audit, request: pytest.FixtureRequest, count: int) -> Path 
     folder = request.config.getoption("--nhwc-report")
     if folder is None:
         return None
+    from .machine.disk import replace_file
     from .render.audit_html import audit_html
 
     page = Path(
         request.config.invocation_params.dir, folder, _file_name(request.node.nodeid, count)
     )
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(audit_html(report), encoding="utf-8")
+    replace_file(page, [audit_html(report).encode()])
     request.node.user_properties.append((_PAGE, str(page)))
     return page
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from nhwc import _public
 from nhwc.cli import VERBS, main
 from nhwc.cli.common import parse_shape
 from nhwc.cli.outputs import write_file
+from nhwc.kernels.language.isa import ALL as ISAS
 
 from ..made_up import one
 
@@ -215,7 +217,12 @@ def test_the_version_names_torch_and_the_processor(capsys):
         main(["--version"])
     assert stop.value.code == 0
     here = nhwc.Environment.here()
-    assert capsys.readouterr().out == f"nhwc {nhwc.__version__}; {here}\n"
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == f"nhwc {nhwc.__version__}; {here}"
+    found = {line.split()[0]: line.split(maxsplit=1)[1] for line in rest}
+    assert list(found) == ["python", "kernels", "models", "engines", "cache"]
+    assert found["kernels"].partition(",")[0] in [isa.name for isa in ISAS]
+    assert f"numpy {numpy.__version__}" in found["python"]
     assert torch.__version__ in str(here)
 
 
@@ -516,3 +523,31 @@ def test_what_is_no_plain_file_is_written_to(tmp_path, monkeypatch):
     assert os.read(reader, 9) == b"said"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_output_that_is_full_is_one_line(monkeypatch, capsys, buffering):
+    """A full stdout is an error; a full stderr only takes the words away."""
+    table = "docs/operators-torch-2.13-cpu.json"
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["ops", "--diff", table, table]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: cannot write to standard output: No space left on device.")
+    assert said.count("\n") == 1
+    with open("/dev/full", "w", buffering) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert main(["ops", "--diff", table, "none.json"]) == 2
+
+
+def test_streams_that_were_closed_lead_nowhere():
+    """Else the next file to be opened would be number 1, and get what is printed."""
+    code = (
+        "import sys, os, nhwc.__main__ as start;"
+        "start._open_closed_streams();"
+        "print('out'); print('err', file=sys.stderr);"
+        "assert os.open(os.devnull, os.O_WRONLY) > 2"
+    )
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" <&- >&- 2>&-'])
+    assert done.returncode == 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import InputError, ModelFailed, NhwcError
+from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
@@ -154,6 +154,8 @@ def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
     except NhwcError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         text = " ".join(str(error).split())[:300].rstrip(".")
         advice = "Check the input's shape and type, and that the model runs by itself."
         if "view size is not compatible" in text:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ..errors import NhwcError
+from ..errors import NhwcError, is_out_of_memory
 from ..graph import Captured, capture, capture_closed
 from ..graph.report import Opaque, PassReport
 from ..machine.host_memory import trim
@@ -55,6 +55,8 @@ def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten
     except NhwcError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         said = " ".join(str(error).split())[:200]
         reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
         closed = capture_closed(unplanned(task.model), reason)

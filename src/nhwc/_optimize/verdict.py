@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import ModelFailed
+from ..errors import ModelFailed, is_out_of_memory
 from ..machine.host_memory import raw, trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
@@ -133,6 +133,8 @@ def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "

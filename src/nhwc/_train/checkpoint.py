@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import FileError, InputError
+from ..errors import FileError, InputError, is_out_of_memory
 from ..formats import Format, to_format
 from ..machine.disk import replace_file
 
@@ -39,6 +39,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(data, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
         raise FileError(
             f"{path} is no checkpoint: damaged, or not written by nhwc train. Use another one."
         ) from error

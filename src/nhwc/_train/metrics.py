@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -41,12 +42,14 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._open.close()
+        with self._told():
+            self._open.close()
 
     def add(self, point: Point) -> None:
-        if self._table is None:
-            self._table = self._create()
-        self._table.writerow(point.to_dict())
+        with self._told():
+            if self._table is None:
+                self._table = self._create()
+            self._table.writerow(point.to_dict())
         if point.phase == "train":
             self._scalars(point, loss=point.loss, prec1=point.prec1, lr=point.lr)
             self._scalars(point, images_per_s=point.images_per_s)
@@ -54,12 +57,9 @@ class MetricsLog:
             self._scalars(point, loss=point.mean_loss, prec1=point.mean_prec1)
 
     def _create(self) -> csv.DictWriter[str]:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # Line by line, so that the file always holds every point of the run so far.
-            file = (self._folder / "metrics.csv").open("w", newline="", buffering=1)
-        except OSError as error:
-            raise InputError(f"cannot write to {self._folder}: {error.strerror or error}") from None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Line by line, so that the file always holds every point of the run so far.
+        file = (self._folder / "metrics.csv").open("w", newline="", buffering=1)
         self._open.enter_context(file)
         self._board = _tensorboard(self._folder)
         if self._board is not None:
@@ -68,6 +68,14 @@ class MetricsLog:
         table.writeheader()
         table.writerows(point.to_dict() for point in self._earlier)
         return table
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Name the folder that cannot be written to: the disk may be full by now."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(f"cannot write to {self._folder}: {error.strerror or error}") from None
 
     def _scalars(self, point: Point, **values: float) -> None:
         if self._board is not None:

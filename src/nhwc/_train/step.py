@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from ..errors import InputError, ModelFailed, NhwcError
+from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format
 from .distributed import speaks_of_peers
 
@@ -114,12 +114,12 @@ def explained(images: Tensor) -> Iterator[None]:
     """Turn what the model raises into ModelFailed, which names the shape of the batch."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise ModelFailed(
-            f"out of memory with a batch of {tuple(images.shape)}. Use a smaller one; accumulation "
-            "makes several count as one."
-        ) from error
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+    except (TypeError, ValueError, IndexError, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise ModelFailed(
+                f"out of memory with a batch of {tuple(images.shape)}. Use a smaller one; "
+                "accumulation makes several count as one."
+            ) from error
         if isinstance(error, NhwcError) or speaks_of_peers(error):
             raise
         first = str(error).strip().partition("\n")[0]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InputError, NhwcError
+from ..errors import InputError, NhwcError, is_out_of_memory
 from ..formats import Format, convert_
 from ..machine.environment import Environment
 from .data import Data
@@ -108,6 +108,8 @@ class Trainer:
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
         except (RuntimeError, ValueError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
             first = str(error).strip().splitlines()[-1].strip()
             raise InputError(f"{name} does not fit this model and optimizer: {first}") from error
         if self.step.scaler.is_enabled() and state["scaler"]:

@@ -17,11 +17,10 @@ import traceback
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from .. import __version__
-from ..errors import InputError, NhwcError, ProcessLost
+from ..errors import InputError, NhwcError, ProcessLost, is_out_of_memory
 from ..shown import printable
 from .interrupt import ends_at_once
-from .progress import quiet
+from .progress import drop, put, quiet, say
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
@@ -43,10 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         return _run([word for word in argv if word != "--debug"])
     except BrokenPipeError:
         # The reader of our output has gone (`nhwc audit ... | head`); keep the exit quiet too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         return 0
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted\n")
         return 130
     except Exception as error:
         if "--debug" in argv:
@@ -73,25 +72,14 @@ def _run(argv: list[str]) -> int:
 def _say(error: Exception) -> None:
     line = f"error: {printable(' '.join(_words(error).split()), keep='')}"
     if not _is_said(error, line):
-        print(line, file=sys.stderr)
-
-
-_NO_MEMORY = (
-    "allocate memory",
-    "not enough memory",
-    "out of memory",
-    "bad_alloc",
-    "calculation overflowed",
-    "multiplication overflow",
-)
-"""Phrases in torch's RuntimeErrors about a tensor that does not fit into memory."""
+        say(line + "\n")
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, NhwcError):
         return str(error)
     first = str(error).strip().partition("\n")[0] or type(error).__name__
-    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+    if is_out_of_memory(error):
         return f"out of memory: {first}. Use a smaller input, batch or model."
     return f"{type(error).__name__}: {first}. This was not foreseen; --debug shows where it arose."
 
@@ -114,12 +102,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print version, processor and torch, with which a bug report should begin."""
+    """Print what was found on the machine."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from ..machine.environment import Environment
+        from .version import version_text
 
-        print(f"nhwc {__version__}; {Environment.here()}")
+        put(version_text())
         parser.exit()
 
 
@@ -169,7 +157,7 @@ def _no_verb(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         return 0
     from .completion import completion
 
-    print(completion(args.completion, *make_parser(VERBS)))
+    put(completion(args.completion, *make_parser(VERBS)))
     return 0
 
 

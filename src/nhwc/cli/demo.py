@@ -15,7 +15,7 @@ from ..render.optimize_text import optimize_text
 from ..zoo import load_model, randomize_batchnorm_
 from .common import colors
 from .outputs import check_outputs, write_file
-from .progress import note
+from .progress import note, put
 
 MODEL = "shufflenet_v2_x1_0"
 PAGE = Path("nhwc-demo.html")
@@ -31,15 +31,15 @@ def run(args: argparse.Namespace) -> int:
     model = randomize_batchnorm_(load_model(MODEL))
     x = torch.rand(1, 3, 224, 224)
     before = audit(model, x, convert=True, name=MODEL)
-    print(audit_text(before, color=colors()))
+    put(audit_text(before, color=colors()) + "\n")
 
     note("2. optimizing it for this machine (the first time, kernels are compiled and kept) ...")
     fast = optimize(model, x)
-    print(optimize_text(fast.report, MODEL, color=colors()))
+    put(optimize_text(fast.report, MODEL, color=colors()) + "\n")
 
     note("3. auditing the graph it became ...")
     after = audit(fast.portable, x, convert=True, name=f"{MODEL}, optimized")
-    print(audit_text(after, color=colors()))
+    put(audit_text(after, color=colors()) + "\n")
 
     write_file(args.output, audit_html(before).encode())
     note(f"The first audit as a page: {args.output.resolve()}")

@@ -21,7 +21,7 @@ from ..render.optimize_text import optimize_text
 from ..shown import printable
 from .common import add_model_arguments, build, colors, parse_shape
 from .outputs import check_outputs, write_file, write_output
-from .progress import note, quiet
+from .progress import note, quiet, say
 
 FORMATS = ("text", "json", "html")
 _REPORTS = {
@@ -134,7 +134,7 @@ class _Line:
 
     def show(self, text: str) -> None:
         if self._live:
-            print(f"\r\033[K{printable(text[:100], keep='')}", end="", file=sys.stderr, flush=True)
+            say(f"\r\033[K{printable(text[:100], keep='')}")
 
     def __exit__(self, *_: object) -> None:
         self.show("")

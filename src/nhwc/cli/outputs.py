@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import InputError, missing
 from ..machine.disk import replace_file
 from ..render.text import to_show
-from .progress import note
+from .progress import note, put
 
 PICTURES = (".svg", ".png")
 
@@ -69,12 +69,12 @@ def write_output(text: str, path: Path | None) -> None:
     """Print `text`, or write it to `path`; if that fails, print it and raise."""
     text = to_show(text)
     if path is None:
-        _print(text)
+        put(text)
         return
     try:
         write_file(path, text.encode())
     except InputError:
-        _print(text)
+        put(text)
         raise
     note(f"wrote {path}")
 
@@ -90,10 +90,6 @@ def write_file(path: Path, data: bytes) -> None:
             replace_file(path, [data])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _print(text: str) -> None:
-    print(text, end="" if text.endswith("\n") else "\n")
 
 
 def _check_place(path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Messages on stderr about the work: notes, and a line that says how far it is."""
+"""What a command says: output on stdout; notes and how far the work is on stderr."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
 from contextvars import ContextVar
+from typing import TextIO
 
+from ..errors import InputError
 from ..render.text import duration, to_show
 from ..shown import printable
 
@@ -17,7 +20,37 @@ quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 def note(text: str) -> None:
     """Print a note about the work on stderr; stdout is for data."""
     if not quiet.get():
-        print(to_show(text), file=sys.stderr)
+        say(to_show(text) + "\n")
+
+
+def say(text: str) -> None:
+    """Write to stderr; if that is full or gone, the work goes on without a word."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        drop(sys.stderr)
+
+
+def put(text: str) -> None:
+    """Print a piece of output on stdout; raise InputError where that cannot be written to.
+
+    A reader that has gone is a BrokenPipeError, which is no fault of anybody's.
+    """
+    try:
+        print(text, end="" if text.endswith("\n") else "\n", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop(sys.stdout)
+        raise InputError(
+            f"cannot write to standard output: {error.strerror or error}. Name a file: -o FILE."
+        ) from None
+
+
+def drop(stream: TextIO) -> None:
+    """Lead what is still to be written nowhere: the interpreter would try again as it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class ProgressLine:
@@ -42,11 +75,9 @@ class ProgressLine:
         bar = "█" * done + "░" * (20 - done)
         line = f"{bar} {share:4.0%} {text}{left}" if self._live else f"{share:4.0%} {text}{left}"
         wide = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{line[:wide]}" if self._live else line + "\n")
-        sys.stderr.flush()
+        say(f"\r\x1b[K{line[:wide]}" if self._live else line + "\n")
 
     def clear(self) -> None:
         """Erase the line, so that the next output stands alone."""
         if self._live and not quiet.get():
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            say("\r\x1b[K")

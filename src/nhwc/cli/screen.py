@@ -11,7 +11,7 @@ from .._train import Point, Recipe
 from .._train.distributed import rank_and_world
 from ..machine.environment import Environment
 from ..render.train_text import log_line
-from .progress import ProgressLine, note
+from .progress import ProgressLine, note, put
 
 
 def headline(
@@ -40,7 +40,7 @@ class Screen:
     def show(self, point: Point) -> None:
         self.clear()
         if self._text:
-            print(log_line(point), flush=True)
+            put(log_line(point))
 
     def tick(self, epoch: int, batch: int) -> None:
         done, total = epoch * self._batches + batch, self._epochs * self._batches

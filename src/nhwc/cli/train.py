@@ -38,7 +38,7 @@ from ..zoo import load_model
 from .common import check_fits, parse_device
 from .interrupt import Interrupt
 from .outputs import check_folder, check_outputs, check_plot, write_file
-from .progress import note
+from .progress import note, put
 from .screen import OnceEach, Screen, headline
 from .values import MANY, MOST, SEEDS, whole
 
@@ -273,7 +273,7 @@ def _finish(args: argparse.Namespace, run: Training, checkpoint: Path | None) ->
         write_file(args.plot, training_plot(run, args.plot.suffix[1:]))
         note(f"wrote {args.plot}")
     if args.format == "json":
-        print(json.dumps(run.to_dict()))
+        put(json.dumps(run.to_dict()))
     if run.stopped_at:
         epoch, batch = run.stopped_at
         saved = f"; go on with --resume {checkpoint}" if checkpoint else "; nothing was saved"
@@ -296,7 +296,7 @@ def _evaluate(
         convert_(model)
     point = evaluate(model.to(device), data.val, recipe, device=device)
     if rank_and_world()[0] == 0:
-        print(log_line(point) if args.format == "text" else json.dumps(point.to_dict()))
+        put(log_line(point) if args.format == "text" else json.dumps(point.to_dict()))
     return 0
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..errors import is_out_of_memory
 from .examples import Example
 from .plain import Foreign
 
@@ -65,6 +66,8 @@ class Budget:
             except (Foreign, OverBudget):
                 raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 raise OverBudget(str(error)) from error
 
     def spend(self, work: float) -> None:

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..errors import FileError, NhwcError
+from ..errors import FileError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..machine.disk import replace_file
 from ..machine.host_memory import from_file, raw
@@ -98,6 +98,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     except NhwcError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise damaged(path, f"its list of tensors makes no sense ({shown(error)})") from error
 
 

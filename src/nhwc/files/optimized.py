@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError, NhwcError
+from ..errors import InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
@@ -70,6 +70,8 @@ def _check_readable(header: dict[str, Any], tensors: list[Tensor]) -> None:
     try:
         restore(header, tensors)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(
             f"the model cannot be saved: it has {error}. Name or write that part another way, or "
             "keep the model as code and weights."
@@ -89,7 +91,9 @@ def _for_sizes(
     try:
         inputs = [Example.of(text).drawn() for text in examples[0]]
         sized = made or capture_sized(graph, inputs)[0]
-    except Exception:
+    except Exception as why:
+        if is_out_of_memory(why):
+            raise
         raise error from None
     if len(examples) > 1:
         raise InputError(
@@ -129,6 +133,8 @@ def load(path: str | Path) -> Optimized:
     except NhwcError:
         raise
     except (Foreign, Exception) as error:
+        if is_out_of_memory(error):
+            raise
         raise damaged(path, f"it describes no model ({shown(error)})") from error
     return _planned(graph, planned, header["exact"])
 
@@ -164,7 +170,9 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
             with torch.no_grad():
                 answer = dict(flatten(graph(*inputs)))
             plan = make_plan(graph, inputs, ledger, exact=exact)
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             continue  # Without a plan a call runs the graph, which says what is wrong.
         if not verify(Answers((inputs,), (answer,), None), plan.program).passed:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..errors import InputError
+from ..errors import InputError, is_out_of_memory
 from ..machine.host_memory import apart
 from .leaves import HOOKS
 
@@ -48,6 +48,8 @@ def own_copy(model: nn.Module) -> nn.Module:
             _copy_slots(module, memo)
         return result
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(
             f"cannot copy the {type(model).__name__}: {error}. "
             "Take what copy.deepcopy refuses off the model first."

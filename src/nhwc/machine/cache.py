@@ -13,11 +13,11 @@ import contextlib
 import logging
 import os
 import stat
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from ..shown import shown
+from .disk import replace_file
 from .environment import cache_dir
 
 _log = logging.getLogger("nhwc")
@@ -61,14 +61,7 @@ def write_own(path: Path, content: bytes) -> None:
     if not make_own(path.parent):
         return
     with contextlib.suppress(OSError, ValueError):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:20]}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_file(path, [content], private=True)
 
 
 def make_own(folder: Path) -> bool:

@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
+"""Linux makes a file without a name for this flag; it vanishes with the process that writes it."""
 
-def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, private: bool = False) -> None:
     """Write beside `path` and rename: readers see the old file or the new one, whole.
 
-    Raises OSError as the system does; no half-written file is left behind.
+    Raises OSError as the system does; no half-written file is left behind, and where the system
+    has files without a name, not even by a process that is killed. A `private` file is its
+    owner's alone, and may be lost if the machine loses power.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    folder = path.parent
+    # The name does not repeat that of the file, which may be as long as a name can be.
+    name = folder / f".nhwc-{secrets.token_hex(8)}"
+    handle, named = _opened(folder, name, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(parts)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
+            file.flush()
+            if not private:
+                # The rename may reach the disk before the content, which must not be lost then.
+                os.fsync(handle)
+            if not named:
+                _give_name(handle, name)
+                named = True
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        if named:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
         raise
+
+
+def _opened(folder: Path, name: Path, mode: int) -> tuple[int, bool]:
+    """Open a new file for writing, and say whether it has its name; the umask narrows `mode`."""
+    if _UNNAMED:
+        # Not every file system has such files, and naming one later goes through /proc.
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_WRONLY | os.O_CLOEXEC | _UNNAMED, mode)
+            if os.path.exists(_link_to(handle)):
+                return handle, False
+            os.close(handle)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(name, flags, mode), True
+
+
+def _give_name(handle: int, name: Path) -> None:
+    # Only with a folder's descriptor does Python ask for the link to be followed.
+    folder = os.open(name.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.link(_link_to(handle), name, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _link_to(handle: int) -> str:
+    return f"/proc/self/fd/{handle}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
-from ..errors import InputError
+from ..errors import InputError, is_out_of_memory
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.cuda import on_device
@@ -144,9 +144,11 @@ class Optimized(nn.Module):
                 except UnknownKernel as error:
                     del self._recipes[key]
                     warnings.warn(f"{error} Until then the graph runs.", stacklevel=5)
-                except (Unplannable, RuntimeError, TypeError, ValueError):
-                    # Weights of another type or device, say: the graph answers rightly.
-                    del self._recipes[key]
+                except (Unplannable, RuntimeError, TypeError, ValueError, MemoryError) as error:
+                    # Weights of another type or device, say: the graph answers rightly. Memory
+                    # may be there again at the next call.
+                    if not is_out_of_memory(error):
+                        del self._recipes[key]
             return self._programs.get(key)
 
     def _accepts(self) -> bool:

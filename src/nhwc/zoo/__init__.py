@@ -18,7 +18,14 @@ from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from ..errors import InputError, MissingPackage, ModelNotFound, NhwcError, missing
+from ..errors import (
+    InputError,
+    MissingPackage,
+    ModelNotFound,
+    NhwcError,
+    is_out_of_memory,
+    missing,
+)
 from ..files.container import is_saved
 from ..models.kinds import module_of
 from ..models.vision import import_torchvision, import_torchvision_if_present
@@ -70,6 +77,8 @@ def _built(name: str, builder: Callable[..., object]) -> object:
     except NhwcError:
         raise
     except (Exception, SystemExit) as error:  # whatever a user's code raises
+        if is_out_of_memory(error):
+            raise
         raise InputError(
             f"{name} raised {_said(error)}. "
             "Name a callable that takes no arguments and returns the model."
@@ -161,6 +170,8 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     except FileNotFoundError:
         raise InputError(f"no such weights file: {path}") from None
     except Exception as error:  # a damaged file makes the unpickler raise anything
+        if is_out_of_memory(error):
+            raise
         raise InputError(
             f"{path} is no file of plain tensors ({kind_of(path).what}). "
             "Save it with torch.save(model.state_dict(), ...)."
@@ -170,6 +181,8 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         first = str(error).strip().splitlines()[-1].strip()
         raise InputError(f"{path} does not fit the model: {first}") from error
     return model
@@ -255,6 +268,8 @@ def _from_file(path: Path) -> ModuleType:
         with contextlib.redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotFound(f"{path} could not be run: {_said(error)}.") from error
     finally:
         sys.path.remove(str(path.parent.resolve()))
@@ -267,4 +282,6 @@ def _from_package(name: str) -> ModuleType:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelNotFound(f"cannot import {name!r}: {_said(error)}.") from error
