@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
 from ..operators.activations import NamedActivation, in_onednn, in_torch
+from ..operators.unseen import sees_no_column
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
 from .recording import Record
@@ -68,6 +69,8 @@ def _for_images(spec: Convolution) -> tuple[Implementation, ...]:
     if not _onednn_serves(spec.dtype, spec.device):
         found.append(_torch(partial(eager, layout=torch.channels_last), _LAST))
         return (*found, *(fused_convolutions(spec) if spec.device.startswith("cuda") else ()))
+    if _deadly(spec):
+        return tuple(found)
     packed: Prepare = partial(_onednn_convolution, spec)
     found.append(Implementation("onednn", _LAST, _LAST, packed))
     if spec.input[1] <= 4:
@@ -82,7 +85,11 @@ def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
     Layouts of volumes are not planned: oneDNN's kernel converts inputs in another layout itself,
     and its output keeps its layout through the operators between convolutions.
     """
-    found = [_torch(partial(_eager_convolution, spec, layout=torch.contiguous_format))]
+    eager: Prepare = partial(_eager_convolution, spec, layout=torch.contiguous_format)
+    if _deadly(spec):
+        # The layer before may have left channels last.
+        return (_torch(lambda *weights: _of_contiguous(eager(*weights))),)
+    found = [_torch(eager)]
     if _onednn_serves(spec.dtype, spec.device):
         last = torch.channels_last_3d
 
@@ -92,6 +99,17 @@ def _for_volumes(spec: Convolution) -> tuple[Implementation, ...]:
 
         found.append(Implementation("onednn", None, None, packed))
     return tuple(found)
+
+
+def _of_contiguous(run: Run) -> Run:
+    return lambda *inputs: run(*(x.contiguous() for x in inputs))
+
+
+def _deadly(spec: Convolution) -> bool:
+    """Whether oneDNN's kernels for channels last would kill the process."""
+    geometry = {"stride": spec.stride, "padding": spec.padding, "dilation": spec.dilation}
+    row = {name: numbers[-1] for name, numbers in geometry.items()}
+    return sees_no_column(spec.input[-1], spec.weight[-1], **row)
 
 
 def _is_volume(spec: Spec) -> bool:
