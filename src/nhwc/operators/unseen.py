@@ -1,8 +1,8 @@
 """Convolutions that kill the process in channels last, known before they run.
 
-In oneDNN 3.12.0 the kernels `brg_conv_fwd` make the code that adds the bias to columns of padding by
-the taps that touch the image. If a whole row sees nothing but padding there are none, and they call
-code that was never made: docs/upstream/conv3d-channels-last-crash.md.
+In oneDNN 3.12.0 the kernels `brg_conv_fwd` make the code that adds the bias to columns of padding
+by the taps that touch the image. A row that sees nothing but padding has none, and they call code
+that was never made: docs/upstream/conv3d-channels-last-crash.md.
 """
 
 from __future__ import annotations
