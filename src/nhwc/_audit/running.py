@@ -19,6 +19,7 @@ from ..models.kinds import check_devices, check_initialized
 from ..models.trees import some, tensors_of
 from ..optimized import Optimized
 from ..watch.recorder import Recorder, is_users
+from .deadly import NoDeath
 
 
 class Run:
@@ -150,7 +151,7 @@ def _is_compiled(module: nn.Module) -> bool:
 def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
     """Run the model; turn its exception into an error that says what is wrong with the input."""
     try:
-        run.go()
+        run.go(NoDeath())
     except NhwcError:
         raise
     except Exception as error:

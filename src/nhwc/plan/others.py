@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
 from ..operators.activations import NamedActivation, in_onednn, in_torch
+from ..operators.unseen import sees_no_column
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
 from .recording import Record
@@ -62,12 +63,21 @@ def _for_convolution(spec: Convolution) -> tuple[Implementation, ...]:
         found.append(_torch(partial(eager, layout=last), _LAST))
         on_cuda = spec.device.startswith("cuda") and not volume
         return (*found, *(fused_convolutions(spec) if on_cuda else ()))
+    if _deadly(spec):
+        return tuple(found)
     packed: Prepare = partial(_onednn_convolution, spec)
     found.append(Implementation("onednn", _LAST, _LAST, packed))
     if spec.input[1] <= 4:
         # Images come contiguous: the first convolution may convert them on the way.
         found.append(Implementation("onednn", _PLAIN, _LAST, packed))
     return tuple(found)
+
+
+def _deadly(spec: Convolution) -> bool:
+    """Whether oneDNN's kernels for channels last would kill the process."""
+    geometry = {"stride": spec.stride, "padding": spec.padding, "dilation": spec.dilation}
+    row = {name: numbers[-1] for name, numbers in geometry.items()}
+    return sees_no_column(spec.input[-1], spec.weight[-1], **row)
 
 
 def _for_linear(spec: Linear) -> tuple[Implementation, ...]:

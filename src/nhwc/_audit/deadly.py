@@ -1,0 +1,63 @@
+"""Stop before a convolution that would kill the process, and say which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import ModelFailed
+from ..formats import Format, format_of
+from ..operators.unseen import sees_no_column
+
+
+class NoDeath(TorchFunctionMode):
+    """Raise `ModelFailed` where the next convolution is one that torch does not survive."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.conv2d, torch.conv3d):
+            _survived(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _survived(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> None:
+    plain = format_of(input) is Format.CONTIGUOUS and format_of(weight) in _NOT_LAST
+    if bias is None or plain or input.device.type != "cpu":
+        return
+    size, dilation = weight.shape[-1], _last(dilation)
+    if isinstance(padding, str):
+        padding = dilation * (size - 1) // 2 if padding == "same" else 0
+    window = {"stride": _last(stride), "padding": _last(padding), "dilation": dilation}
+    if sees_no_column(input.shape[-1], size, **window):
+        raise ModelFailed(
+            f"a convolution with weights {tuple(weight.shape)} on an input "
+            f"{tuple(input.shape)} has all of its taps in the padding, in each column, and torch "
+            "may die of that in channels last. Give a wider input, or pad less; in NCHW, "
+            "audit(..., convert=False) looks at it."
+        )
+
+
+_NOT_LAST = (Format.CONTIGUOUS, Format.AMBIGUOUS)
+
+
+def _last(numbers: Any) -> int:
+    """What an argument says of a row: it is one number for all dimensions, or one for each."""
+    return int(numbers[-1]) if isinstance(numbers, (tuple, list)) else int(numbers)

@@ -1,0 +1,59 @@
+"""Convolutions that see nothing but padding: oneDNN's kernels for channels last die of them."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+from nhwc.errors import ModelFailed
+from nhwc.operators.unseen import sees_no_column
+
+GEOMETRY = {"stride": 2, "padding": (0, 1, 1), "dilation": (1, 3, 3)}
+
+
+def volumes():
+    return nn.Conv3d(2, 24, 1, **GEOMETRY).eval(), torch.randn(2, 2, 2, 6, 1)
+
+
+def images():
+    flat = {"stride": 2, "padding": (0, 1), "dilation": (1, 3)}
+    return nn.Conv2d(2, 24, 1, **flat).eval(), torch.randn(4, 2, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "window", "none"),
+    [
+        (1, 1, {"stride": 2, "padding": 1}, True),
+        (1, 1, {"stride": 2, "padding": 2}, False),
+        (2, 1, {"stride": 4, "padding": 2}, True),
+        (2, 1, {"stride": 3, "padding": 1}, True),
+        (1, 2, {"padding": 2, "dilation": 4}, True),
+        (3, 3, {"padding": 1}, False),
+        (1, 1, {"padding": 1}, False),
+    ],
+)
+def test_whether_a_column_is_seen(width, size, window, none):
+    assert sees_no_column(width, size, **window) is none
+
+
+@pytest.mark.parametrize("made", [volumes, images])
+def test_an_audit_refuses_what_it_would_not_survive(made):
+    model, x = made()
+    with pytest.raises(ModelFailed, match="all of its taps in the padding"):
+        nhwc.audit(model, x)
+    assert nhwc.audit(model, x, convert=False).clean
+
+
+def test_an_audit_in_channels_last_that_torch_survives():
+    flat = {"stride": 2, "padding": (0, 1), "dilation": (1, 3), "bias": False}
+    assert nhwc.audit(nn.Conv2d(2, 24, 1, **flat), torch.randn(4, 2, 6, 1)).converted
+
+
+@pytest.mark.parametrize("made", [volumes, images])
+def test_an_optimized_model_survives(made):
+    model, x = made()
+    before = {3: nn.Conv3d, 2: nn.Conv2d}[x.dim() - 2](2, 2, 1)
+    for net in (model, nn.Sequential(before, model, nn.ReLU()).eval()):
+        fast = nhwc.optimize(net, x)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), net(x))
