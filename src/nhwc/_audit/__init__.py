@@ -171,10 +171,7 @@ def audit(
         if inside is None and device.type == "cpu":
             unseen.append(f"reorders inside oneDNN's kernels: {why_not}")
     calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
-    tracker = Tracker()
-    outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
-    findings = find(calls, outcomes, run_s)
-    findings += hidden_weights(calls, model)
+    outcomes, findings = judged(calls, model, run_s)
     if not convert:
         findings += unconverted_weights(model)
     return Audit(
@@ -182,7 +179,7 @@ def audit(
         inputs=tuple(tuple(t.shape) for t in tensors),
         calls=tuple(calls),
         outcomes=tuple(outcomes),
-        findings=tuple(sorted(findings, key=lambda f: (is_note(f), -f.cost_s, f.calls))),
+        findings=sorted_by_weight(findings),
         run_s=run_s,
         converted=convert,
         unseen=tuple(unseen),
@@ -190,6 +187,19 @@ def audit(
         comparison=_compare(model, inputs, kwargs, backward, device) if compare else None,
         reorders=inside,
     )
+
+
+def judged(
+    calls: list[Call], model: nn.Module, run_s: float
+) -> tuple[list[CallEffect], list[Finding]]:
+    """What each call of a run did to the format, and the places that lost or converted it."""
+    tracker = Tracker()
+    outcomes = only_of_images(calls, [tracker.follow(call) for call in calls])
+    return outcomes, find(calls, outcomes, run_s) + hidden_weights(calls, model)
+
+
+def sorted_by_weight(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda f: (is_note(f), -f.cost_s, f.calls)))
 
 
 def _begun(model: nn.Module, inputs: object) -> bool:

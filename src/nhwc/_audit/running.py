@@ -34,7 +34,7 @@ class Run:
         self.model = model
         self.arguments = (inputs, kwargs)
         self.format = format
-        self.ranks = () if format is None else _ranks(model)
+        self.ranks = () if format is None else image_ranks(model)
         self.backward = backward
 
     def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
@@ -69,7 +69,7 @@ def weights_in(model: nn.Module, format: Format) -> Iterator[None]:
             tensor.data = data
 
 
-def _ranks(model: nn.Module) -> Collection[int]:
+def image_ranks(model: nn.Module) -> Collection[int]:
     """The numbers of dimensions that an image of this model has, by its convolutions' weights.
 
     A clip for 2-D convolutions has five dimensions, too, but is no volume.
@@ -79,7 +79,7 @@ def _ranks(model: nn.Module) -> Collection[int]:
 
 
 def _backward(result: object) -> None:
-    leaves = [t for t in tensors_of(_fields(result)) if t.requires_grad]
+    leaves = [t for t in tensors_of(fields_of(result)) if t.requires_grad]
     if not leaves:
         raise InputError(
             "no output of the model requires a gradient, so backward=True has nothing to run. "
@@ -88,7 +88,7 @@ def _backward(result: object) -> None:
     torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
 
 
-def _fields(result: object) -> object:
+def fields_of(result: object) -> object:
     """Outputs that pytree does not open: dataclasses and dict-like objects."""
     if isinstance(result, Mapping):
         return dict(result)

@@ -6,6 +6,7 @@ import html
 from importlib.resources import files
 
 from .._audit import Audit
+from .._audit.step import FirstStep
 from .._bench import Benchmark, Changes
 from .._ops import Difference, OperatorTable, RuleResult
 from .._optimize import OptimizeReport
@@ -23,6 +24,7 @@ from .ops_rules_text import rule_text
 from .ops_text import difference_text, ops_text
 from .optimize_html import optimize_html
 from .optimize_text import optimize_text
+from .step_text import step_text
 from .train_text import training_text
 
 HEIGHT = 800
@@ -151,3 +153,13 @@ def _(result: RuleResult) -> str:
 @html_of.register
 def _(result: RuleResult) -> str:
     return "".join([_lines(rule_text(result)), *(memory_html(one.memory) for one in result.drawn)])
+
+
+@text_of.register
+def _(result: FirstStep) -> str:
+    return f"{step_text(result)}\n\n{audit_text(result.audit)}"
+
+
+@html_of.register
+def _(result: FirstStep) -> str:
+    return _lines(step_text(result)) + framed(audit_html(result.audit), audit_text(result.audit))

@@ -51,7 +51,7 @@ class Recorder(contextlib.ExitStack):
         self.made = 0
         self.failed = ""
         """The call that raised last, in words."""
-        self.constants = set() if model is None else {_memory(t) for t in _own_tensors(model)}
+        self.constants = set() if model is None else {storage_of(t) for t in _own_tensors(model)}
 
     def __enter__(self) -> Recorder:
         # A notebook lives on while the files of its models are edited.
@@ -67,7 +67,7 @@ class Recorder(contextlib.ExitStack):
         self.current = index
         before = _get_sequence_nr()
         specs = tuple(self._spec(tensor) for tensor in _tensors(arguments))
-        memories = {_memory(tensor) for tensor in _tensors(arguments)}
+        memories = {storage_of(tensor) for tensor in _tensors(arguments)}
         node = torch._C._current_autograd_node() if backward else None
         try:
             with torch._C._profiler._RecordFunctionFast(f"nhwc::{index}"):
@@ -80,9 +80,9 @@ class Recorder(contextlib.ExitStack):
         finally:
             self.current = None
         results = _tensors(result)
-        fresh = [tensor for tensor in results if _memory(tensor) not in memories]
+        fresh = [tensor for tensor in results if storage_of(tensor) not in memories]
         for tensor in fresh:
-            self.sources[_memory(tensor)] = index
+            self.sources[storage_of(tensor)] = index
         made = Call(
             index=index,
             operator=name,
@@ -103,16 +103,24 @@ class Recorder(contextlib.ExitStack):
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return self.failed if self.failed in text or was_in_script(error) else ""
 
+    def site_of(self, sequence: int) -> CallSite:
+        """The line whose call made the node of this number in torch's sequence of them."""
+        return self.sites.get(sequence, CallSite("", "", "", 0, ""))
+
     def _spec(self, tensor: Tensor) -> TensorSpec:
-        memory = _memory(tensor)
+        memory = storage_of(tensor)
         own = isinstance(tensor, nn.Parameter) or memory in self.constants
+        return self.spec(tensor, None if own else self.sources.get(memory, -1))
+
+    def spec(self, tensor: Tensor, source: int | None) -> TensorSpec:
+        """Describe a tensor that the call `source` made."""
         return TensorSpec(
             shape=() if tensor.is_nested else tuple(tensor.shape),
             strides=tuple(tensor.stride()) if _has_strides(tensor) else (),
             dtype=str(tensor.dtype).removeprefix("torch."),
             format=format_of(tensor),
             bytes=0 if tensor.is_nested else tensor.numel() * tensor.element_size(),
-            source=None if own else self.sources.get(memory, -1),
+            source=source,
         )
 
     def _site(self, node: Any) -> CallSite:
@@ -252,7 +260,8 @@ def _has_strides(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _memory(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """What is the same for tensors that share memory."""
     if not _has_strides(tensor):
         return id(tensor)
     try:

@@ -1,0 +1,223 @@
+"""Channels last in the loops of Lightning, transformers and accelerate, with the real packages."""
+
+import doctest
+import importlib
+import logging
+import os
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.data import DataLoader
+
+from nhwc import Format, format_of
+from nhwc.models.vision import import_torchvision_if_present
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the packages' own
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torchvision():
+    """What these packages import may not match torch, and dies at import."""
+    import_torchvision_if_present()
+
+
+class Slices(nn.Module):
+    """Loses the format forward at `cat`, and backward at the nearest neighbours."""
+
+    def __init__(self, loses=True, raises=False):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.loses, self.raises, self.seen = loses, raises, []
+
+    def forward(self, pixel_values, labels=None):
+        self.seen.append(format_of(pixel_values))
+        x = self.first(pixel_values)
+        if self.raises:
+            raise RuntimeError("a mishap")
+        if self.loses:
+            plain = x[:, :4].contiguous()
+            x = torch.cat([plain, x[:, 4:]], 1)
+        logits = self.second(x).mean((2, 3))
+        if labels is None:
+            return logits
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def samples(count=8):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(count, 3, 12, 12, generator=generator)
+    return [{"pixel_values": image, "labels": n % 8} for n, image in enumerate(pixels)]
+
+
+def check(net, step):
+    last = Format.CHANNELS_LAST
+    assert {*net.seen} == {last}
+    assert format_of(net.second.weight) is last
+    assert (step.weights, step.checked) == (2, 2)
+    assert step.gradients == step.states == ()
+    behind = [call for call in step.audit.calls if call.backward]
+    assert {"autograd::convolution_backward"} <= {call.operator for call in behind}
+    convolved = [call for call in step.audit.calls if "conv" in call.operator]
+    assert {(call.site.file, call.site.module.rpartition(".")[2]) for call in convolved} == {
+        (__file__, "first"),
+        (__file__, "second"),
+    }
+    assert [finding.operator for finding in step.audit.lost] == (["torch.cat"] if net.loses else [])
+    assert _get_current_function_mode_stack() == []
+    assert "torch.cat" in step._repr_html_() or step.clean
+
+
+@pytest.fixture(params=["lightning", "pytorch_lightning"])
+def lightning(request):
+    """Makes a module, a trainer that says nothing else, and the callback in it."""
+    pytest.importorskip(request.param)
+    home = "lightning.pytorch" if request.param == "lightning" else request.param
+    package = importlib.import_module(home)
+    ours = importlib.import_module(f"nhwc.trainers.{request.param}")
+
+    class Plain(package.LightningModule):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch, index):
+            self.net(**batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def made(strategy="auto"):
+        callback = ours.ChannelsLast()
+        trainer = package.Trainer(
+            max_steps=3, callbacks=[callback], logger=False, enable_checkpointing=False, devices=1,
+            enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+            strategy=strategy,
+        )  # fmt: skip
+        return Plain, trainer, callback, home
+
+    before = dict(os.environ)
+    yield made
+    # It leaves the ranks of its processes there.
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp"])
+@pytest.mark.parametrize("loses", [True, False])
+def test_lightning(lightning, loses, strategy, caplog):
+    plain, trainer, callback, home = lightning(strategy)
+    net, loader = Slices(loses), DataLoader(samples(), 2)
+    logging.getLogger(home).propagate = True
+    with caplog.at_level(logging.INFO), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.fit(plain(net), loader, loader)
+    assert not [one for one in warned if "Grad strides" in str(one.message)]
+    check(net, callback.first_step)
+    said = [record.getMessage() for record in caplog.records if "nhwc: " in record.getMessage()]
+    assert len(said) == 1
+    assert ("did not keep the format" in said[0]) == loses
+
+
+def test_lightning_leaves_no_mode_where_the_model_raises(lightning):
+    plain, trainer, callback, _ = lightning()
+    with pytest.raises(RuntimeError, match="a mishap"):
+        trainer.fit(plain(Slices(raises=True)), DataLoader(samples(), 2))
+    assert _get_current_function_mode_stack() == []
+    assert callback.first_step is None
+
+
+def test_lightning_sees_what_is_compiled(lightning):
+    plain, trainer, callback, _ = lightning()
+    net = Slices()
+    trainer.fit(torch.compile(plain(net), backend="eager"), DataLoader(samples(), 2))
+    assert [finding.operator for finding in callback.first_step.audit.lost] == ["torch.cat"]
+    torch.compiler.reset()
+
+
+def hugging_face(net, folder):
+    """A Trainer with the callback for it."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from nhwc.trainers.transformers import ChannelsLast
+
+    callback = ChannelsLast()
+    options = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=2, max_steps=3, gradient_accumulation_steps=2,
+        use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    data = samples()
+    return transformers.Trainer(net, options, train_dataset=data, callbacks=[callback]), callback
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_transformers(loses, tmp_path, capsys):
+    net = Slices(loses)
+    trainer, callback = hugging_face(net, tmp_path)
+    trainer.train()
+    check(net, callback.first_step)
+    assert capsys.readouterr().err.count("convolution weights are channels last") == 1
+    assert not net._forward_pre_hooks
+    assert not net._forward_hooks
+
+
+def test_transformers_leaves_no_mode_where_the_model_raises(tmp_path):
+    trainer, callback = hugging_face(Slices(raises=True), tmp_path)
+    with pytest.raises(RuntimeError, match="a mishap"):
+        trainer.train()
+    assert _get_current_function_mode_stack() == []
+    assert callback.first_step is None
+
+
+@pytest.fixture
+def accelerate():
+    """The package without what it keeps of other tests for the process."""
+    package = pytest.importorskip("accelerate")
+
+    def reset():
+        package.state.AcceleratorState._reset_state(True)
+        package.state.GradientState._reset_state()
+
+    reset()
+    yield package
+    reset()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_accelerate(compiled, accelerate, capsys):
+    from nhwc.trainers.accelerate import ChannelsLast
+
+    net, more = Slices(), {"dynamo_backend": "eager"} if compiled else {}
+    channels_last = ChannelsLast(accelerate.Accelerator(cpu=True, **more))
+    optimizer = torch.optim.AdamW(net.parameters())
+    parts = (net, optimizer, DataLoader(samples(), 2))
+    model, optimizer, loader = channels_last.prepare(*parts)
+    for batch in loader:
+        loss = model(**batch)["loss"]
+        channels_last.accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    (step,) = channels_last.first_steps
+    said = capsys.readouterr().out
+    if compiled:
+        assert (step.audit.calls, step.checked, step.clean) == ((), 2, True)
+        assert "ran compiled" in said
+    else:
+        check(net, step)
+        assert "torch.cat loses channels last" in said
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["lightning", "pytorch_lightning", "transformers", "accelerate"])
+def test_its_example_runs(name):
+    pytest.importorskip(name)
+    results = doctest.testmod(importlib.import_module(f"nhwc.trainers.{name}"))
+    assert (results.failed, results.attempted > 0) == (0, True)
