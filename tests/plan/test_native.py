@@ -233,6 +233,12 @@ def test_attention_of_packed_rows(batch_first):
     graph, program, chosen = lowered(nn.Sequential(Attention(4, batch_first)), x)
     assert chosen == ["nhwc"]
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    # All scores of one query are minus infinity.
+    x[..., 24:48] = x[..., 24:48].abs() + 0.1
+    x[0, 0, :24] = float("-inf")
+    expected = graph(x)
+    assert not expected[0, 0].isnan().any()
+    torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1)])

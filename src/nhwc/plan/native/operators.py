@@ -238,7 +238,10 @@ class _Call:
         return self._steps(_norm(module))
 
     def _attention(self) -> Emit | None:
-        """Attention that reads the heads from rows of (N, L, C) or (L, N, C) where they lie."""
+        """Attention that reads the heads from rows of (N, L, C) or (L, N, C) where they lie.
+
+        As torch's, it gives zeros for a query whose scores are all minus infinity.
+        """
         heads, shape = self.module.heads, self._out.shape
         if len(shape) != 3:
             return None
@@ -249,7 +252,7 @@ class _Call:
         order = torch.arange(images * tokens)
         rows = order if first else order.view(tokens, images).t().flatten()
         lies = (Lie(rows, 0, depth), Lie(rows, c, depth), Lie(rows, 2 * c, depth))
-        settings: dict[str, Any] = {"size": size, "lies": lies, "scale": depth**-0.5}
+        settings: dict[str, Any] = {"size": size, "lies": lies, "scale": depth**-0.5, "safe": True}
         return self._steps(lambda x, y: attention_step(x, x, x, y, result_rows=rows, **settings))
 
     def _group_norm(self) -> Emit | None:
