@@ -9,7 +9,7 @@ from website.navigation import DOCS, LATER, faults, written
 
 import nhwc
 
-NEW = ("channels-last", "audit", "optimize", "train", "torch-compile")
+NEW = ("channels-last", "audit", "optimize", "train", "torch-compile", "questions")
 """Pages whose code runs here, in seconds; that of `index` is the README's."""
 
 
