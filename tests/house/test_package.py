@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import release
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = {"README.md", "LICENSE", "pyproject.toml", ".gitignore"}
@@ -23,6 +24,10 @@ def test_the_source_distribution_is_the_repository():
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert {line.partition("/")[0] for line in listed.splitlines()} == included | ALWAYS
+
+
+def test_the_version_is_written_once_and_copied_rightly():
+    assert len(set(release.versions().values())) == 1
 
 
 @pytest.mark.parametrize("given", [[], ["ARGS=tests/cli/test_cli.py"]])
