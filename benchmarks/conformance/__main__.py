@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from nhwc.machine.workers import Ended, Nursery
@@ -71,20 +72,49 @@ def run(ledger: Ledger, todo: Mapping[str, Sequence[str]], *, seconds: float) ->
 
 
 def run_group(nursery: Nursery, suite: str, group: str, verbs: Sequence[str]) -> Row:
-    """Run one group in a process of its own: whatever ends it is the outcome of its case."""
-    row, case, asked = Row(), group, list(verbs)
+    """Run one group in a process of its own: whatever ends it is the outcome of its case.
+
+    What that case was not asked yet, and the cases behind it, are asked in another process.
+    """
+    row, begun, asked = Row(), 0, list(verbs)
+    while (ended := _run_on(nursery, suite, group, verbs, row, Place(begun, asked))) is not None:
+        begun, asked = ended.begun, ended.asked[1:]
+        if not ended.asked:
+            # It died while it made the next case, and would do so again.
+            break
+        if not asked:
+            begun, asked = begun + 1, list(verbs)
+    return row
+
+
+@dataclass
+class Place:
+    """Where a group is: the number of its case, and the verbs which that was not asked yet."""
+
+    begun: int
+    asked: list[str]
+
+
+def _run_on(
+    nursery: Nursery, suite: str, group: str, verbs: Sequence[str], row: Row, start: Place
+) -> Place | None:
+    """Run a group from `start` on; None if it came to its end, or else the place where it died."""
+    case, place = group, Place(start.begun - 1, [])
     try:
         with nursery.worker() as worker:
-            worker.send((_module(suite), group, list(verbs)))
+            worker.send((_module(suite), group, list(verbs), start.begun, start.asked))
             while (said := worker.hear(PATIENCE_S)) is not None:
                 if isinstance(said, Outcome):
                     row.add(said)
-                    asked.remove(said.verb)
+                    place.asked.remove(said.verb)
                 else:
-                    case, asked = said, list(verbs)
+                    first = place.begun < start.begun
+                    case = said
+                    place = Place(place.begun + 1, list(start.asked if first else verbs))
     except Ended as error:
-        row.add(Outcome(case, (asked or verbs)[0], FAILED, str(error)))
-    return row
+        row.add(Outcome(case, (place.asked or list(verbs))[0], FAILED, str(error)))
+        return place
+    return None
 
 
 def _module(suite: str) -> str:

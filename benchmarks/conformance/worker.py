@@ -23,18 +23,24 @@ def warm(suite: str) -> None:
 
 
 def serve(link: Connection) -> None:
-    """Answer with the name of each case, an outcome for each verb, and None after each group."""
+    """Answer with the name of each case, an outcome for each verb, and None after each group.
+
+    A request names the suite, the group and the verbs, the number of the case to begin with, and
+    the verbs that this first one is asked.
+    """
     limit_memory(MEMORY)
     while True:
         try:
-            suite, group, verbs = link.recv()
+            suite, group, verbs, begin, first = link.recv()
         except EOFError:
             return
-        chosen = {verb: VERBS[verb] for verb in verbs}
         module = importlib.import_module(suite)
-        for case in module.cases(group):
+        for number, case in enumerate(module.cases(group)):
+            if number < begin:
+                continue
             link.send(case.name)
-            for outcome in judge(case, chosen):
+            asked = first if number == begin else verbs
+            for outcome in judge(case, {verb: VERBS[verb] for verb in asked}):
                 link.send(_explained(case, outcome, getattr(module, "smaller", None)))
         link.send(None)
 

@@ -275,3 +275,29 @@ def test_writes_that_no_graph_shows_keep_their_code(kind, reason):
     assert reason in captured.opaque[0].reason
     for x in torch.randn(2, 2, 3, 6, 6):
         torch.testing.assert_close(captured.module(x), kind()(x))
+
+
+class CallsOnNumber(nn.Module):
+    def forward(self, x):
+        return torch.Tensor.__rdiv__(2, x)
+
+
+def test_a_method_of_tensors_called_on_a_number():
+    captured = capture(CallsOnNumber())
+    assert "it calls Tensor.__rdiv__ on a int" in captured.opaque[0].reason
+    for model in (CallsOnNumber(), captured.module):
+        with pytest.raises(AttributeError):
+            model(torch.ones(2))
+
+
+class Seeds(nn.Module):
+    def forward(self, x):
+        torch.manual_seed(7)
+        return torch.nn.functional.dropout(x, 0.5, True)
+
+
+def test_code_that_seeds_keeps_its_code():
+    captured = capture(Seeds())
+    assert "it seeds torch's random numbers" in captured.opaque[0].reason
+    x = torch.ones(3, 5)
+    assert torch.equal(captured.module(x), Seeds()(x))

@@ -96,31 +96,56 @@ def test_a_process_that_dies_is_an_outcome():
     assert row.counts == {("fuse", "failed"): 1}
 
 
-def test_a_death_is_told_of_the_verb_that_was_asked():
-    class Dies:
-        def __init__(self):
-            self.said = [Ended("gone"), judging.Outcome("a", "audit", "right"), "a"]
+class Scripted:
+    """A nursery whose workers say what is written here, and note what they were asked."""
 
-        def __enter__(self):
-            return self
+    def __init__(self, *scripts):
+        self.scripts, self.requests = [list(script) for script in scripts], []
 
-        def __exit__(self, *_):
-            pass
+    def worker(self):
+        self.said = self.scripts.pop(0)
+        return self
 
-        def send(self, request):
-            pass
+    def __enter__(self):
+        return self
 
-        def hear(self, patience_s):
-            said = self.said.pop()
-            if isinstance(said, Ended):
-                raise said
-            return said
+    def __exit__(self, *_):
+        pass
 
-        def worker(self):
-            return self
+    def send(self, request):
+        self.requests.append(request[2:])
 
-    row = conformance.run_group(Dies(), "opinfo", "g", ["audit", "fuse", "load"])
-    assert row.told == [judging.Outcome("a", "fuse", "failed", "gone")]
+    def hear(self, patience_s):
+        said = self.said.pop(0)
+        if isinstance(said, Ended):
+            raise said
+        return said
+
+
+def right(case, verb):
+    return judging.Outcome(case, verb, "right")
+
+
+def test_behind_a_death_a_group_goes_on():
+    verbs = ["audit", "fuse", "load"]
+    nursery = Scripted(
+        ["a", *(right("a", verb) for verb in verbs), "b", right("b", "audit"), Ended("gone")],
+        ["b", Ended("gone again")],
+        ["c", *(right("c", verb) for verb in verbs), None],
+    )
+    row = conformance.run_group(nursery, "opinfo", "g", verbs)
+    assert nursery.requests == [(verbs, 0, verbs), (verbs, 1, ["load"]), (verbs, 2, verbs)]
+    assert [(one.case, one.verb, one.why) for one in row.told] == [
+        ("b", "fuse", "gone"),
+        ("b", "load", "gone again"),
+    ]
+    assert row.counts.total() == 9
+
+
+def test_a_group_that_dies_between_cases_stops():
+    nursery = Scripted(["a", right("a", "fuse"), Ended("gone")])
+    row = conformance.run_group(nursery, "opinfo", "g", ["fuse"])
+    assert row.counts == {("fuse", "right"): 1, ("fuse", "failed"): 1}
 
 
 def test_a_group_is_asked_about_the_verbs_that_it_lacks():

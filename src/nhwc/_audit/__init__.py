@@ -213,7 +213,8 @@ def _begun(model: nn.Module, inputs: object) -> bool:
 
 
 def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
-    return [*model.parameters(), *tensors_of((inputs, kwargs))][0].device
+    tensors = [*model.parameters(), *tensors_of((inputs, kwargs))]
+    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def _seconds(go: Any, device: torch.device) -> float:

@@ -98,9 +98,10 @@ def fields_of(result: object) -> object:
 def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
     check_initialized(model)
     tensors = tensors_of((inputs, kwargs))
-    if not tensors:
+    if not (inputs or kwargs):
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
-    for tensor in tensors:
+    # A model of anything else may be run on none of it, and has nothing to judge.
+    for tensor in (t for t in tensors if t.ndim in CHANNELS_LAST_OF):
         if tensor.numel() == 0:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
@@ -161,7 +162,7 @@ def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
         advice = "Check the input's shape and type, and that the model runs by itself."
         if "view size is not compatible" in text:
             advice = "Channels-last memory has no such view: write .reshape or .flatten there."
-        elif not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):
+        elif tensors and not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):
             advice = (
                 f"The input has {tensors[0].ndim} dimensions; a vision model needs 4 (N, C, H, W) "
                 "or 5 (N, C, D, H, W). Try torch.rand(1, 3, 224, 224)."

@@ -63,7 +63,11 @@ class Tracer(fx.Tracer):
         self._doubts = Doubts(root)
         with spelled_out(root):
             self._check_arguments(root, concrete_args or {})
+            drawn = torch.get_rng_state()
             graph = super().trace(root, concrete_args)
+            if not torch.equal(drawn, torch.get_rng_state()):
+                # A graph does not seed, and would repeat what was drawn while it was traced.
+                raise fx.proxy.TraceError("it seeds torch's random numbers, or draws some itself")
             self._doubts.check_written(root, 0)
             self._doubts.check_code(root)
         for node in graph.nodes:
@@ -225,6 +229,9 @@ class Tracer(fx.Tracer):
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
         if unsayable:
             self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
+        if kind == "call_method" and not isinstance(args[0][0], (fx.Proxy, fx.Node, Tensor)):
+            # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
+            self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
         result = super().create_proxy(kind, target, *args, **kwargs)
         if _modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")

@@ -17,7 +17,7 @@ from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen
-from .scene import Scene
+from .scene import Scene, views_strange
 from .specs import Layer
 from .stretch import alone, together
 
@@ -157,7 +157,7 @@ class _Binder:
 
     def _add(self, layer: Layer) -> None:
         one = self.choice[layer.node].implementation
-        inputs = tuple(self._read(node, one.reads) for node in layer.inputs)
+        inputs = tuple(self._given(node, layer, one.reads) for node in layer.inputs)
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
@@ -200,6 +200,16 @@ class _Binder:
                 self.unpacked = 0
         return found
 
+    def _given(self, node: fx.Node, layer: Layer, layout: Format | None) -> int:
+        """The slot that a layer reads: an input as it was given, where the result may share it."""
+        if node in self.record.strange and views_strange(self.graph, self.record, layer):
+            return self._raw(node)
+        return self._read(node, layout)
+
+    def _raw(self, node: fx.Node) -> int:
+        """The slot of a value in no layout of ours, as it was given or made."""
+        return self.slots.get((node, Format.OTHER), self.slots[node, None])
+
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""
         seen, has = self.record.values.get(node), written(self.choice, self.record, node)
@@ -216,6 +226,8 @@ class _Binder:
         """Return a fixed value as it is, and for other nodes their slot, in the graph's layout."""
         if node in self.record.fixed:
             return self.record.values[node]
+        if node in self.record.strange:
+            return Slot(self._raw(node))
         seen = self.record.image(node)
         return Slot(self._read(node, seen.layout if seen else None))
 

@@ -43,6 +43,8 @@ class Record:
     def __init__(self) -> None:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
+        self.strange: set[fx.Node] = set()
+        """Images given in neither format, and views of them: a plan hands these on as they are."""
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
 
@@ -101,6 +103,7 @@ class _Recorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, result: Record) -> None:
         super().__init__(graph)
         self.result = result
+        self._strange: set[int] = set()
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         return filled((n.args, n.kwargs), self.env.__getitem__)
@@ -114,9 +117,18 @@ class _Recorder(fx.Interpreter):
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
+        if isinstance(value, Tensor) and value.ndim == 4 and value.layout is torch.strided:
+            self._note_strange(n, value)
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
         return value
+
+    def _note_strange(self, n: fx.Node, image: Tensor) -> None:
+        memory = image.untyped_storage()._cdata
+        if n.op == "placeholder" and format_of(image) is Format.OTHER:
+            self._strange.add(memory)
+        if memory in self._strange:
+            self.result.strange.add(n)
 
 
 def _seen(value: Any) -> Any:

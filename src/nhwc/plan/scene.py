@@ -111,6 +111,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
     known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
+    known = [layer for layer in known if not views_strange(graph, record, layer)]
     found = {layer.node: kernels_of_others(layer) for layer in layers}
     joints: dict[fx.Node, Implementation] = {}
     if kernels.available():
@@ -122,6 +123,15 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
         joints = joints_of(record, [x for x in layers if any(one.ours for one in found[x.node])])
     allowed = {node: tuple(i for i in some if i.exact or not exact) for node, some in found.items()}
     return Scene(graph, record, tuple(layers), allowed, joints)
+
+
+def views_strange(graph: fx.GraphModule, record: Record, layer: Layer) -> bool:
+    """Whether the result of an operator may share an input that the plan copies for the others."""
+    if not isinstance(layer.spec, OperatorSpec) or record.strange.isdisjoint(layer.inputs):
+        return False
+    node = layer.node
+    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return may_be_view(module or node.target)
 
 
 def why_impure(graph: fx.GraphModule) -> str | None:

@@ -1,0 +1,46 @@
+"""Images in neither format: a plan hands views of them on as eager does, and copies for itself."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nhwc
+
+
+class Beside(nn.Module):
+    """A view, and convolutions that a plan would rather read in a format."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.view = view
+        self.first, self.second = nn.Conv2d(5, 16, 1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        seen = self.view(x)
+        return seen, F.relu(self.second(F.relu(self.first(seen)))), self.first(x)
+
+
+class Opaque(nn.Module):
+    def forward(self, x):
+        return x if x.sum() < 1e9 else x + 1
+
+
+VIEWS = {
+    "transpose": lambda x: x.transpose(2, 3),
+    "slice": lambda x: x[:, :, 1:],
+    "chunk of dropout": lambda x: F.dropout2d(x, 0.0, True).chunk(2, 3)[1],
+    "opaque": Opaque(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_of_strange_inputs_are_returned_as_they_are(view):
+    x = torch.randn(5, 7, 2, 6).permute(2, 0, 1, 3)
+    model = Beside(view).eval()
+    fast = nhwc.optimize(model, x)
+    with torch.no_grad():
+        expected, given = model(x), fast(x)
+    torch.testing.assert_close(given, expected)
+    assert given[0].stride() == expected[0].stride()
+    assert given[0].data_ptr() == expected[0].data_ptr()
