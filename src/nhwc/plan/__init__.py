@@ -12,6 +12,7 @@ between layouts, is least; and a few such choices are timed as whole programs.
       v
     Scene             the layers, and for each its implementations: those of others (others,
       |               cuda) and ours (native); made once, and handed on to all that follows
+      |  ahead        kernels compiled, several at a time
       |  measuring    how long each implementation takes, by trials or from the ledger, where
       |               the evidence of several optimizations gathers
       |  weighing     leave out those that take much memory and save no time

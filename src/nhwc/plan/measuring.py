@@ -19,6 +19,7 @@ from .. import kernels
 from ..formats import Format, to_format
 from ..machine.host_memory import trim
 from ..machine.timing import interleave
+from .ahead import compile_ahead
 from .evidence import Evidence, RivalTime, Sitting, evidence_of
 from .implementation import Identifier, Implementation, Timed, Timings
 from .ledger import Ledger
@@ -65,6 +66,7 @@ def measure(
 ) -> Measured:
     """The implementations of every layer with their times; of each kind one layer is timed."""
     kinds = {kind: some for kind, some in scene.kinds().items() if _has_choice(scene, some[0])}
+    compile_ahead(scene, (some[-1] for kind, some in kinds.items() if ledger.get(kind) is None))
     raw: dict[str, Evidence] = {}
     for number, (kind, layers) in enumerate(kinds.items()):
         if progress is not None:
