@@ -5,7 +5,7 @@ from __future__ import annotations
 from nhwc import Format
 from nhwc._audit import Audit
 from nhwc._audit.findings import Finding
-from nhwc._optimize.report import KernelTime, LayerReport, OptimizeReport, PlanReport
+from nhwc._optimize.report import KernelTime, LayerReport, OptimizeReport, PlanReport, WholeTime
 from nhwc.graph.report import Opaque, PassReport, Site
 from nhwc.machine.timing import Comparison, Samples
 from nhwc.verify import Check, Verification
@@ -55,11 +55,11 @@ def audited() -> Audit:
 
 def optimized() -> OptimizeReport:
     """A plan of two layers, beside a part that could not be traced."""
-    torchs = KernelTime("torch", "contiguous", 3e-3)
-    ours = KernelTime("nhwc direct", "channels_last", 1e-3)
+    torchs = KernelTime("torch", "contiguous", 3e-3, 0.04, 2)
+    ours = KernelTime("nhwc direct", "channels_last", 1e-3, 0.02, 7)
     layers = (
-        LayerReport("stem", "conv2d 3x3 s2 p1 w8x3", ours, (ours, torchs)),
-        LayerReport("head", "linear 8 w10", torchs, (torchs,)),
+        LayerReport("stem", "conv2d 3x3 s2 p1 w8x3", ours, (ours, torchs), "settled"),
+        LayerReport("head", "linear 8 w10", torchs, (torchs, ours), "open"),
     )
     folding = PassReport(
         "fold_bn_into_conv",
@@ -76,7 +76,10 @@ def optimized() -> OptimizeReport:
         "graph": Comparison(before, Samples((0.01, 0.0101, 0.0099))),
         "plan": Comparison(before, Samples((0.004, 0.0041, 0.0039))),
     }
-    plan = PlanReport(("2x3x8x16 float32",), layers, 1, 3)
+    plan = PlanReport(
+        ("2x3x8x16 float32",), layers, 1, 3, renewed=1, layers_s=1e-3,
+        wholes=(WholeTime(5e-3, 2, False), WholeTime(4e-3, 2, True)),
+    )  # fmt: skip
     verified, sizes = Verification(checks, True), plan.inputs
     return OptimizeReport("net", sizes, False, "plan", "", (folding, idle), (opaque,), (plan,),
                           verified, compared, False, 1.5, HERE)  # fmt: skip

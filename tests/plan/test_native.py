@@ -24,8 +24,10 @@ from nhwc.graph.mended import (
 from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
+from nhwc.plan.evidence import RivalTime
 from nhwc.plan.implementation import Identifier, Implementation, Timed
 from nhwc.plan.ledger import Ledger
+from nhwc.plan.measuring import Leisure
 from nhwc.plan.native.pairs import EXPANDED, PROJECTED
 from nhwc.plan.scene import scene_of
 
@@ -501,6 +503,12 @@ def test_the_next_program_takes_over_what_others_packed_and_lets_go_of_the_rest(
     assert counts == [(3, 3), (3, 2), (4, 3)]
 
 
+def sitting(gain):
+    """Two layers in turns with one that computes both, and gains so much."""
+    joined = 1e-5 - gain
+    return {"apart": RivalTime(1e-5, 1e-5, 9), "joined": RivalTime(joined, joined, 9)}
+
+
 @pytest.mark.parametrize(
     ("gain", "expected"),
     [
@@ -518,11 +526,11 @@ def test_the_pair_that_gains_most_is_joined(gain, expected, tmp_path, monkeypatc
 
     def time(scene, layer, joint, choice):
         timed.append(joint.name)
-        return [1e-5, 1e-5 - gain[joint.name]]
+        return sitting(gain[joint.name])
 
-    monkeypatch.setattr(joining, "_time", time)
+    monkeypatch.setattr(joining, "_hold", time)
     for _ in range(2):
-        assert names(joining.join(scene, chosen(scene), ledger))[-3:] == expected
+        assert names(joining.join(scene, chosen(scene), ledger, Leisure()))[-3:] == expected
     assert timed == [EXPANDED, PROJECTED]
 
 
@@ -536,9 +544,9 @@ def test_a_plan_times_pairs_and_can_be_made_again(tmp_path, monkeypatch):
     torch.testing.assert_close(remake_plan(graph, (x,), plan.kernels)(x), plan.program(x))
 
 
-def first_pair(scene, choice, ledger):
+def first_pair(scene, choice, ledger, leisure):
     """`join`, which times each pair, and then takes the first, whatever was found."""
-    joining.join(scene, choice, ledger)
+    joining.join(scene, choice, ledger, leisure)
     for node, joint in scene.joints.items():
         if choice[node].implementation.ours and choice[joint.before.node].implementation.ours:
             return {**choice, node: replace(choice[node], implementation=joint)}
@@ -575,8 +583,8 @@ def test_layers_that_torch_must_stand_between_are_no_pair(tmp_path, monkeypatch)
     scene = scene_of(fx.GraphModule(net, _Tracer().trace(net.eval())), (x,))
     assert {one.name for one in scene.joints.values()} == {EXPANDED, PROJECTED}
     gain = {EXPANDED: 1e-6, PROJECTED: 2e-6}
-    monkeypatch.setattr(joining, "_time", lambda *given: [1e-5, 1e-5 - gain[given[2].name]])
-    choice = joining.join(scene, chosen(scene), Ledger(tmp_path / "plans.json"))
+    monkeypatch.setattr(joining, "_hold", lambda *given: sitting(gain[given[2].name]))
+    choice = joining.join(scene, chosen(scene), Ledger(tmp_path / "plans.json"), Leisure())
     assert EXPANDED in names(choice)
     torch.testing.assert_close(bind(scene, choice)(x), net(x), rtol=1e-4, atol=1e-5)
 

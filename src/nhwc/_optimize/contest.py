@@ -11,10 +11,14 @@ from torch import nn
 from ..machine.timing import Comparison, Samples, interleave
 from ..plan.ledger import is_time
 from ..verify import cloned
+from .report import much_slower
 from .task import OptimizeTask
 
 _TIMING_S = 0.4
 """About how long the paired timing of a stage takes on a quiet machine."""
+
+_MOST = 150
+"""With as many turns a stage is not timed again, however slow it seems."""
 
 _PATIENCE = 3
 """On a noisy machine the timing of a plan may take this many times as long."""
@@ -28,19 +32,30 @@ class Turns:
     remembered: bool
 
 
-def take_turns(task: OptimizeTask, stage: str, module: nn.Module, key: str) -> Turns:
-    """Time `module`, or recall it by `key`: the same for what would run the same."""
+def take_turns(
+    task: OptimizeTask, stage: str, module: nn.Module, key: str, layers_s: float = 0.0
+) -> Turns:
+    """Time `module`, or recall it by `key`: the same for what would run the same.
+
+    If it took much longer than its layers do alone, `layers_s`, it is timed once more, and all
+    turns count.
+    """
     task.say(f"timing the {stage}")
-    known = task.ledger.get(key)
+    known, earlier = task.ledger.get(key), None
     if _are_pairs(known):
         before, after = (Samples(tuple(seconds)) for seconds in known)
-        return Turns(Comparison(before, after), remembered=True)
+        earlier = Comparison(before, after)
+        sure = not much_slower(earlier.after.median_s, layers_s) or len(known[0]) >= _MOST
+        if sure:
+            return Turns(earlier, remembered=True)
     device = "cpu" if task.environment.device == "cpu" else "cuda"
     calls = {"input": _call(task.model, task.example), stage: _call(module, task.example)}
     once = interleave(calls, rounds=1, warmup=0, device=device)
     total = sum(samples.seconds[0] for samples in once.values())
     rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
     times = dict.fromkeys(calls, Samples(()))
+    if earlier is not None:
+        times = {"input": earlier.before, stage: earlier.after}
     for _ in range(_PATIENCE if stage == "plan" else 1):
         more = interleave(calls, rounds=rounds, warmup=0, device=device)
         times = {n: Samples(times[n].seconds + s.seconds) for n, s in more.items()}

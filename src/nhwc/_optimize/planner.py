@@ -14,7 +14,7 @@ from ..optimized import Optimized, Served, describe, served
 from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.implementation import Timed
 from .inner import inner_graphs, put, twin, uses
-from .report import KernelTime, LayerReport, PlanReport
+from .report import KernelTime, LayerReport, PlanReport, WholeTime
 from .sizes import Sized
 from .task import OptimizeTask
 
@@ -45,6 +45,12 @@ class Planned:
     @property
     def kernels(self) -> tuple[str, ...]:
         return tuple(kernel for one in self.told for kernel in one.kernels)
+
+    @property
+    def layers_s(self) -> float:
+        """What the layers of the only plan take alone; 0 if there are several, or a part's."""
+        plans = self.reports
+        return plans[0].layers_s if len(plans) == 1 and not plans[0].part else 0.0
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -121,8 +127,16 @@ def _plan(
 
     try:
         with preserved(graph):
-            plan = make_plan(graph, inputs, task.ledger, exact=task.exact, progress=progress)
-            if is_one_layer(graph) and not gains(plan, graph, inputs, task.ledger):
+            plan = make_plan(
+                graph,
+                inputs,
+                task.ledger,
+                exact=task.exact,
+                leisure=task.leisure,
+                progress=progress,
+            )
+            one = is_one_layer(graph)
+            if one and not gains(plan, graph, inputs, task.ledger, task.leisure):
                 raise Unplannable("no kernel is faster than torch's on what it is given")
     except Unplannable as error:
         return None, Told(PlanReport(shapes, (), 0, 0, str(error), part))
@@ -135,11 +149,34 @@ def _report(plan: Plan, shapes: tuple[str, ...], part: str) -> PlanReport:
     for layer in plan.layers:
         known = tuple(map(_kernel_time, plan.timings[layer.node]))
         chosen = _kernel_time(plan.choice[layer.node])
-        layers.append(LayerReport(layer.name, layer.spec.key, chosen, known))
+        evidence = plan.evidence.get(layer.node)
+        sureness = evidence.sureness if evidence else ""
+        layers.append(LayerReport(layer.name, layer.spec.key, chosen, known, sureness))
     conversions = max(0, len(plan.program.steps) - len(layers))
-    return PlanReport(shapes, tuple(layers), conversions, plan.measured, part=part)
+    return PlanReport(
+        shapes,
+        tuple(layers),
+        conversions,
+        plan.measured,
+        part=part,
+        renewed=plan.renewed,
+        layers_s=plan.seconds,
+        wholes=_wholes(plan),
+    )
+
+
+def _wholes(plan: Plan) -> tuple[WholeTime, ...]:
+    """The assignments that were timed as whole programs; the first has the least sum."""
+    whole = plan.whole
+    if whole is None:
+        return ()
+    return tuple(
+        WholeTime(whole.seconds[name], len(whole.sittings), int(name) == plan.taken)
+        for name in whole.rivals
+    )
 
 
 def _kernel_time(timed: Timed) -> KernelTime:
     one = timed.implementation
-    return KernelTime(one.name, str(one.reads or "any layout"), timed.seconds)
+    layout = str(one.reads or "any layout")
+    return KernelTime(one.name, layout, timed.seconds, timed.spread, timed.turns)

@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..displayed import Displayed
 from ..graph.report import Opaque, PassReport
 from ..machine.environment import Environment
-from ..machine.timing import Comparison, Samples
+from ..machine.timing import SAME, Comparison, Samples
 from ..verify import Verification
+
+_MUCH_SLOWER = 1.5
+_OF_A_CALL_S = 1e-3
+"""What a call may take besides its layers, before its time is doubted."""
+
+
+def much_slower(whole_s: float, layers_s: float) -> bool:
+    """Whether a program takes much longer than its layers do alone: a moment may have disturbed it.
+
+    >>> much_slower(0.040, 0.010), much_slower(0.012, 0.010), much_slower(1e-4, 1e-6)
+    (True, False, False)
+    """
+    return layers_s > 0 and whole_s > _MUCH_SLOWER * layers_s + _OF_A_CALL_S
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel that could serve a layer, the layout it reads, and its time."""
+    """One kernel that could serve a layer, the layout it reads, and its time.
+
+    The time is the least of `turns`, taken in turns with those of the layer's other kernels; their
+    median lies above it by the share `spread`.
+    """
 
     kernel: str
     layout: str
     seconds: float
+    spread: float = 0.0
+    turns: int = 0
+
+
+@dataclass(frozen=True)
+class WholeTime:
+    """A choice for all layers, timed as a whole program in so many sittings."""
+
+    seconds: float
+    sittings: int
+    taken: bool
 
 
 @dataclass(frozen=True)
 class LayerReport:
     """One layer of a plan: the kernel that was chosen, and all that stood to choice.
 
-    A layer with only one kernel is not timed; its time is 0.
+    A layer with only one kernel is not timed; its time is 0. `sureness` is `settled`, `even` if
+    kernels cannot be told apart and the first in a fixed order was taken, `open` if the next
+    `optimize` measures again, or empty if there was no choice.
     """
 
     name: str
     what: str
     chosen: KernelTime
     kernels: tuple[KernelTime, ...]
+    sureness: str = ""
+
+    @property
+    def lag_s(self) -> float:
+        """By how much the choice is slower than the fastest kernel, each alone."""
+        return max(0.0, self.chosen.seconds - min(kernel.seconds for kernel in self.kernels))
 
     @property
     def gain(self) -> float | None:
@@ -46,7 +84,10 @@ class PlanReport:
 
     `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
     `opened` are the parts that could be traced for these shapes, though not for all shapes. Their
-    insides are among `layers`, and `passes` reports what the passes did in them.
+    insides are among `layers`, and `passes` reports what the passes did in them. `layers_s` is what
+    layers, and conversions between them, take when each is timed alone; `measured` counts what was
+    timed for the first time, `renewed` what was timed again because it was not settled. `wholes`
+    are the choices that were timed as whole programs, the one of the least sum first.
     """
 
     inputs: tuple[str, ...]
@@ -57,10 +98,55 @@ class PlanReport:
     part: str = ""
     opened: tuple[Opaque, ...] = ()
     passes: tuple[PassReport, ...] = ()
+    renewed: int = 0
+    layers_s: float = 0.0
+    wholes: tuple[WholeTime, ...] = ()
 
     @property
     def planned(self) -> bool:
         return not self.reason
+
+    @property
+    def sureness(self) -> str:
+        """How sure the choices are, in sentences; empty if there was none to make."""
+        return " ".join((*_counted(self), *_against_figures(self), *_as_wholes(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "sureness": self.sureness}
+
+
+def _counted(plan: PlanReport) -> Iterator[str]:
+    counts = Counter(layer.sureness for layer in plan.layers)
+    settled, even, waiting = (counts[name] for name in ("settled", "even", "open"))
+    if not settled + even + waiting:
+        return
+    words = [f"{settled} settled"]
+    if even:
+        words.append(f"{even} even, where the first in a fixed order is taken")
+    if waiting:
+        words.append(f"{waiting} open, which a later optimize measures again")
+    yield f"Choices of kernels: {'; '.join(words)}."
+
+
+def _against_figures(plan: PlanReport) -> Iterator[str]:
+    own = [layer for layer in plan.layers if layer.chosen in layer.kernels]
+    lags = [layer.lag_s for layer in own if layer.lag_s > SAME * layer.chosen.seconds]
+    if lags:
+        yield (
+            f"Chosen, though not the fastest alone: {len(lags)} kernel{'s' * (len(lags) > 1)}, by "
+            f"{sum(lags) * 1e3:.2g} ms in all; conversions, calls or memory would cost more, or "
+            "the whole is faster."
+        )
+
+
+def _as_wholes(plan: PlanReport) -> Iterator[str]:
+    taken = next((one for one in plan.wholes[1:] if one.taken), None)
+    if taken:
+        yield (
+            f"Taken for its time as a whole, {taken.seconds * 1e3:.3g} ms in {taken.sittings} "
+            f"sitting{'s' * (taken.sittings > 1)}; the choice of the least sum takes "
+            f"{plan.wholes[0].seconds * 1e3:.3g} ms."
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +175,20 @@ class OptimizeReport(Displayed):
     def comparison(self) -> Comparison:
         """The model as it was given against the one that was returned."""
         return Comparison(self.times["input"], self.times[self.chosen])
+
+    @property
+    def doubt(self) -> str:
+        """Why the plan's own time is doubted, in a sentence; empty if it is not."""
+        whole = [plan for plan in self.plans if plan.planned and not plan.part]
+        if "plan" not in self.compared or len(whole) != 1 or len(self.plans) != 1:
+            return ""
+        took, alone = self.compared["plan"].after.median_s, whole[0].layers_s
+        if not much_slower(took, alone):
+            return ""
+        return (
+            f"The plan takes {took / alone:.1f} times as long as its layers alone, "
+            f"{alone * 1e3:.3g} ms: a later optimize times it again."
+        )
 
     @property
     def inputs_times(self) -> dict[str, Samples]:
@@ -120,7 +220,8 @@ class OptimizeReport(Displayed):
             "verdict": comparison.verdict,
             "passes": [report.to_dict() for report in self.passes],
             "opaque": [part.to_dict() for part in self.opaque],
-            "plans": [asdict(plan) for plan in self.plans],
+            "doubt": self.doubt,
+            "plans": [plan.to_dict() for plan in self.plans],
             "verification": self.verification.to_dict(),
             "ratios": self.ratios,
             "inputs_times": {n: list(s.seconds) for n, s in self.inputs_times.items()},

@@ -23,6 +23,7 @@ from ..models.trees import tensors_of
 from ..optimized import Optimized, describe
 from ..passes import PASSES, Pass
 from ..plan.ledger import Ledger
+from ..plan.measuring import Leisure
 from ..verify import Verification
 from .contest import Turns, take_turns, winner
 from .planner import Planned, plan_model
@@ -31,6 +32,9 @@ from .rewritten import Rewritten, captured_for, checked, rewrite
 from .sizes import Sized, for_sizes
 from .task import OptimizeTask, Progress
 from .verdict import Judge
+
+_AGAIN_S = 0.5
+"""About how long what is known may be measured again, as long as it is not settled."""
 
 
 def optimize(
@@ -69,7 +73,8 @@ def optimize(
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
-        task = OptimizeTask(model, examples, passes, exact, say, environment, ledger)
+        leisure = Leisure(_AGAIN_S)
+        task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)
         # Before there is a graph: the copy in float64 is the largest of all.
         judge = Judge(model, task.example, ledger, say)
         for inputs in examples[1:]:
@@ -88,7 +93,7 @@ def optimize(
             if planned.model.portable is not graph or planned.model.serves(task.example):
                 key = _key("plan", graph, task, planned.kernels)
                 with preserved(planned.model):
-                    turns["plan"] = take_turns(task, "plan", planned.model, key)
+                    turns["plan"] = take_turns(task, "plan", planned.model, key, planned.layers_s)
         ledger.save()
         report = _report(task, rewritten, judged, turns, start)
         bring_back(shelved, planned.weights if report.chosen == "plan" else ())

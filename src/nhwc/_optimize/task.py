@@ -11,6 +11,7 @@ from torch import nn
 from ..machine.environment import Environment
 from ..passes import Pass
 from ..plan.ledger import Ledger
+from ..plan.measuring import Leisure
 
 Progress = Callable[[str], None]
 
@@ -19,7 +20,7 @@ Progress = Callable[[str], None]
 class OptimizeTask:
     """A model and the inputs to plan it for: the first of `examples` is timed.
 
-    `say` is told of each stage as it begins.
+    `say` is told of each stage as it begins. `leisure` is for measuring again what is known.
     """
 
     model: nn.Module
@@ -29,6 +30,7 @@ class OptimizeTask:
     say: Progress
     environment: Environment
     ledger: Ledger
+    leisure: Leisure
 
     @property
     def example(self) -> tuple[Any, ...]:

@@ -12,7 +12,9 @@ between layouts, is least; and a few such choices are timed as whole programs.
       v
     Scene             the layers, and for each its implementations: those of others (others,
       |               cuda) and ours (native); made once, and handed on to all that follows
-      |  measuring    how long each implementation takes, by trials or from the ledger
+      |  ahead        kernels compiled, several at a time
+      |  measuring    how long each implementation takes, by trials or from the ledger, where
+      |               the evidence of several optimizations gathers
       |  weighing     leave out those that take much memory and save no time
       |  assigning    one for each layer, conversions between them counted
       |  joining      two layers of ours as one step, where that gains
@@ -34,15 +36,17 @@ import torch
 from torch import Tensor, fx
 
 from ..machine.host_memory import trim, unread
+from ..machine.timing import SAME
 from ..models.trees import tensors_of
-from .assigning import assign
+from .assigning import assign, cost
 from .binding import Packed, bind
+from .evidence import Evidence, Sitting, without_luck
 from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
 from .ledger import Ledger
-from .measuring import conversion_seconds, measure, switch_seconds
+from .measuring import Leisure, Measured, conversion_seconds, measure, sat, switch_seconds
 from .program import PlanProgram
-from .recording import layout_of
+from .recording import Seen, layout_of
 from .scene import Scene, UnknownKernel, Unplannable, scene_of
 from .specs import Layer
 from .trials import sample, shortest
@@ -62,16 +66,30 @@ __all__ = [
 _HOPELESS = 1.3
 """Kernels that sum up to this many times the best estimate are not tried as a whole."""
 
+_CONTRARY = 1.05
+"""Kernels that sum up to this many times the best estimate are taken only on settled evidence."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A program for given input shapes, and how it came about."""
+    """A program for given input shapes, and how it came about.
+
+    `evidence` is on the layers that had a choice, `whole` on the assignments that were timed as
+    whole programs, if there were several: the first has the least sum, number `taken` was taken.
+    `seconds` is what the layers and the conversions between them take, timed alone. `measured`
+    counts what was timed for the first time, `renewed` what was timed again.
+    """
 
     program: PlanProgram
     layers: tuple[Layer, ...]
     choice: Choice
     timings: Timings
+    evidence: dict[fx.Node, Evidence]
+    whole: Evidence | None
+    taken: int
+    seconds: float
     measured: int
+    renewed: int
 
     @property
     def kernels(self) -> tuple[tuple[str, Identifier], ...]:
@@ -96,55 +114,124 @@ def make_plan(
     ledger: Ledger,
     *,
     exact: bool = False,
+    leisure: Leisure | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
-    """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason."""
+    """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason.
+
+    `leisure` is the time that is left for measuring again what is known; without, nothing is.
+    """
     scene = scene_of(graph, inputs, exact=exact)
-    before = ledger.measured
+    leisure = leisure or Leisure()
+    measured, renewed = ledger.measured, ledger.renewed
     with torch.no_grad():
-        timings = measure(scene, ledger, progress)
-        choice, program = _choose(scene, without_waste(scene, timings), ledger)
+        found = measure(scene, ledger, leisure, progress)
+        chosen = _choose(scene, found, ledger, leisure)
+        seconds = cost(scene, chosen.choice, *_costs(ledger, leisure))
     # Give back what packing left over, and the programs that were not chosen.
     trim()
-    return Plan(program, scene.layers, choice, timings, ledger.measured - before)
+    return Plan(
+        chosen.program,
+        scene.layers,
+        chosen.choice,
+        found.timings,
+        found.evidence,
+        chosen.whole,
+        chosen.number,
+        seconds,
+        ledger.measured - measured,
+        ledger.renewed - renewed,
+    )
 
 
-def _choose(scene: Scene, timings: Timings, ledger: Ledger) -> tuple[Choice, PlanProgram]:
+@dataclass(frozen=True)
+class _Chosen:
+    """An assignment and its program; its number among those in the evidence, if there is any."""
+
+    choice: Choice
+    program: PlanProgram
+    whole: Evidence | None = None
+    number: int = 0
+
+
+def _choose(scene: Scene, measured: Measured, ledger: Ledger, leisure: Leisure) -> _Chosen:
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
     mixture is timed against the best without our kernels, and the best with as many of them as can
-    be. Each program holds all weights: so there is only one at a time, and the weights that others'
-    kernels packed are handed on to the next.
+    be.
     """
-    conversion = lambda seen: conversion_seconds(seen, ledger)
-    switch = switch_seconds(ledger)
-    choices = [assign(scene, timings, conversion, switch)]
+    assigned = _assignments(scene, measured, *_costs(ledger, leisure))
+    choices = [join(scene, choice, ledger, leisure) for choice in assigned]
+    if len(choices) == 1:
+        return _Chosen(choices[0], bind(scene, choices[0]))
+    key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
+    bound: dict[int, PlanProgram] = {}
+    rivals = [str(number) for number in range(len(choices))]
+    whole = sat(ledger, leisure, key, rivals, lambda: _hold(scene, choices, bound))
+    best = _best(whole, choices)
+    if best not in bound:
+        bound.clear()
+        bound[best] = bind(scene, choices[best])
+    return _Chosen(choices[best], bound[best], whole, best)
+
+
+def _assignments(
+    scene: Scene, measured: Measured, conversion: Callable[[Seen], float], switch: float
+) -> list[Choice]:
+    """The assignment with the least sum first, then others that may be faster as a whole."""
+    timings = without_waste(scene, measured.timings)
+    even = without_luck(timings)
+    choices = [assign(scene, even, conversion, switch)]
     for ours in (True, False):
-        choice = assign(scene, _where_possible(timings, ours), conversion, switch)
+        choice = assign(scene, _where_possible(even, ours), conversion, switch)
         if choice not in choices and _seconds(choice) < _HOPELESS * _seconds(choices[0]):
             choices.append(choice)
-    choices = [join(scene, choice, ledger) for choice in choices]
-    if len(choices) == 1:
-        return choices[0], bind(scene, choices[0])
-    key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
-    best, program = ledger.get(key), None
-    if type(best) is not int or not 0 <= best < len(choices):
-        places = scene.graph.graph.find_nodes(op="placeholder")
-        inputs = [sample(scene.record.values[node], None) for node in places]
-        seconds: list[float] = []
-        packed = Packed()
-        # The most promising one last: it need not be made again.
-        for choice in reversed(choices):
-            program = None
-            program = bind(scene, choice, packed)
-            seconds.insert(0, shortest(program, inputs))
-        best = seconds.index(min(seconds))
-        ledger.put(key, best)
-        if best:
-            program = None
-            program = bind(scene, choices[best], packed)
-    return choices[best], program or bind(scene, choices[best])
+    return [_as_timed(choice, timings) for choice in choices]
+
+
+def _costs(ledger: Ledger, leisure: Leisure) -> tuple[Callable[[Seen], float], float]:
+    """What lies between layers: the seconds of a copy, and of going from our kernels to others."""
+    switch = switch_seconds(ledger, leisure)
+    return lambda seen: conversion_seconds(seen, ledger, leisure), switch
+
+
+def _as_timed(choice: Choice, timings: Timings) -> Choice:
+    """`choice` with each kernel's own time in the place of the one that it was chosen by."""
+    return {
+        node: next(one for one in timings[node] if one.implementation is taken.implementation)
+        for node, taken in choice.items()
+    }
+
+
+def _hold(scene: Scene, choices: Sequence[Choice], bound: dict[int, PlanProgram]) -> Sitting:
+    """Time every choice as a whole program; the last one that was made is left in `bound`.
+
+    Each program holds all weights: so there is only one at a time, and the weights that others'
+    kernels packed are handed on to the next.
+    """
+    places = scene.graph.graph.find_nodes(op="placeholder")
+    inputs = [sample(scene.record.values[node], None) for node in places]
+    packed, taken = Packed(), {}
+    # The most promising one last: it need not be made again.
+    for number in reversed(range(len(choices))):
+        bound.clear()
+        bound[number] = bind(scene, choices[number], packed)
+        taken[str(number)] = shortest(bound[number], inputs)
+    return dict(sorted(taken.items()))
+
+
+def _best(whole: Evidence, choices: Sequence[Choice]) -> int:
+    """The number of the assignment to take: the first, unless another is clearly faster.
+
+    A restless moment is not believed, nor any one moment where the layers' own times say the
+    contrary.
+    """
+    best = int(whole.leader)
+    if whole.seconds["0"] <= (1 + SAME) * whole.seconds[whole.leader]:
+        return 0
+    contrary = _seconds(choices[best]) > _CONTRARY * _seconds(choices[0])
+    return best if whole.settled or (whole.calm and not contrary) else 0
 
 
 def _where_possible(timings: Timings, ours: bool) -> Timings:
@@ -156,16 +243,20 @@ def _where_possible(timings: Timings, ours: bool) -> Timings:
     return {node: some[node] or timed for node, timed in timings.items()}
 
 
-def gains(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], ledger: Ledger) -> bool:
-    """Whether the program of `plan` was faster than `graph` on these inputs, in their layout."""
+def gains(
+    plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any], ledger: Ledger, leisure: Leisure
+) -> bool:
+    """Whether the program of `plan` is clearly faster than `graph` on inputs in this layout."""
     layouts = [str(layout_of(x)) for x in tensors_of(inputs)]
     key = " ".join(["gain of", _digest(plan.words), *layouts])
-    known = ledger.get(key)
-    if not isinstance(known, bool):
-        known = shortest(plan.program, inputs) < shortest(graph, inputs)
+
+    def hold() -> Sitting:
+        taken = {"program": shortest(plan.program, inputs), "graph": shortest(graph, inputs)}
         unread(graph.parameters())
-        ledger.put(key, known)
-    return known
+        return taken
+
+    found = sat(ledger, leisure, key, ("program", "graph"), hold).seconds
+    return found["graph"] > (1 + SAME) * found["program"]
 
 
 def remake_plan(

@@ -37,6 +37,14 @@ def assign(
     return min(starts, key=lambda choice: problem.cost(choice, scene.layers))
 
 
+def cost(
+    scene: Scene, choice: Choice, conversion: Callable[[Seen], float], switch: float = 0.0
+) -> float:
+    """The seconds of `choice`: of its kernels, and of what lies between them."""
+    timings: Timings = {node: (timed,) for node, timed in choice.items()}
+    return _Problem(scene, timings, conversion, switch).cost(choice, scene.layers)
+
+
 class _Problem:
     """A scene and its timings: what a choice costs, and who is next to whom."""
 

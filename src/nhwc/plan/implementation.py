@@ -85,10 +85,15 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Timed:
-    """An implementation, and how long one call of it takes on this machine."""
+    """An implementation, and how long one call of it takes on this machine.
+
+    `turns` is how many calls that is the least of, `spread` by what share their median lies above.
+    """
 
     implementation: Implementation
     seconds: float
+    spread: float = 0.0
+    turns: int = 0
 
 
 Timings = dict[fx.Node, tuple[Timed, ...]]

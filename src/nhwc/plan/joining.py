@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from ..machine.timing import interleave
+from collections.abc import Callable
+from functools import partial
+
+from ..machine.timing import SAME, interleave
 from .binding import handed_over, stretches
+from .evidence import Evidence, RivalTime, Sitting
 from .implementation import Choice, Implementation, Timed
-from .ledger import Ledger, is_time
+from .ledger import Ledger
+from .measuring import Leisure, sat
 from .scene import Scene
 from .specs import Layer
 from .stretch import together
 from .trials import evictor, sample
 
 _ROUNDS = 30
-_LEAST_GAIN = 0.02
-"""The least gain, as a share of the time of the two: the next measurement may deny less."""
+_APART, _JOINED = "apart", "joined"
 
 
-def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
+def join(scene: Scene, choice: Choice, ledger: Ledger, leisure: Leisure) -> Choice:
     """`choice` with neighbours joined into one step where that gains, the largest gains first."""
     gains = []
+    ask = partial(sat, ledger, leisure)
     for unit in stretches(scene.layers, handed_over(scene, choice)):
         nodes = {layer.node for layer in unit}
         for layer in unit:
             joint = scene.joints.get(layer.node)
             if joint is None or joint.before is None or joint.before.node not in nodes:
                 continue
-            alone, joined = _seconds(scene, layer, joint, choice, ledger)
-            if alone - joined > _LEAST_GAIN * alone:
+            alone, joined = _seconds(scene, layer, joint, choice, ask)
+            # The next measurement may deny a smaller gain.
+            if alone > (1 + SAME) * joined:
                 gains.append((alone - joined, joined, joint.layers(layer), joint))
     found, taken = dict(choice), set[Layer]()
     for _, joined, pair, joint in sorted(gains, key=lambda one: one[0], reverse=True):
@@ -40,21 +46,23 @@ def join(scene: Scene, choice: Choice, ledger: Ledger) -> Choice:
 
 
 def _seconds(
-    scene: Scene, layer: Layer, joint: Implementation, choice: Choice, ledger: Ledger
+    scene: Scene,
+    layer: Layer,
+    joint: Implementation,
+    choice: Choice,
+    ask: Callable[..., Evidence],
 ) -> tuple[float, float]:
     """The time of the two layers as two steps and as one, taken in turns or from the ledger."""
     words = [
         f"{one.spec.key} by {choice[one.node].implementation.name}" for one in joint.layers(layer)
     ]
     key = f"{', '.join(words)}, or {joint.name}"
-    known = ledger.get(key)
-    if not isinstance(known, list) or len(known) != 2 or not all(map(is_time, known)):
-        known = _time(scene, layer, joint, choice)
-        ledger.put(key, known)
-    return known[0], known[1]
+    hold = lambda: _hold(scene, layer, joint, choice)
+    found = ask(key, (_APART, _JOINED), hold).seconds
+    return found[_APART], found[_JOINED]
 
 
-def _time(scene: Scene, layer: Layer, joint: Implementation, choice: Choice) -> list[float]:
+def _hold(scene: Scene, layer: Layer, joint: Implementation, choice: Choice) -> Sitting:
     pair, output = joint.layers(layer), [layer.node]
     constants = [scene.constants(one) for one in pair]
     apart = []
@@ -65,6 +73,7 @@ def _time(scene: Scene, layer: Layer, joint: Implementation, choice: Choice) -> 
     runs = [together(scene.record, parts, output) for parts in (apart, joined)]
     inputs = [sample(scene.record.values[node], None) for node in runs[0][1]]
     assert runs[0][1] == runs[1][1]
-    calls = {str(number): (lambda run=run: run(*inputs)) for number, (run, _) in enumerate(runs)}
-    times = interleave(calls, rounds=_ROUNDS, between=evictor(scene.graph, constants[1][0]))
-    return [min(times[name].seconds) for name in calls]
+    named = zip((_APART, _JOINED), runs, strict=True)
+    calls = {name: (lambda run=run: run(*inputs)) for name, (run, _) in named}
+    taken = interleave(calls, rounds=_ROUNDS, between=evictor(scene.graph, constants[1][0]))
+    return {name: RivalTime.of(samples.seconds) for name, samples in taken.items()}

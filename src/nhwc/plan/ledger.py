@@ -18,7 +18,8 @@ from ..kernels.language.sources import sources
 from ..machine.cache import read_own, write_own
 from ..machine.environment import Environment, cache_dir
 
-_SCHEMA = 1
+_SCHEMA = 2
+"""Since 2 an entry keeps every sitting; of files before that nothing is read."""
 
 
 class Ledger:
@@ -43,16 +44,20 @@ class Ledger:
 
     @property
     def measured(self) -> int:
-        """How many entries were added since the file was read or saved."""
-        return len(self._new)
+        """How many entries were added that the file did not have when it was read or saved."""
+        return len(self._new.keys() - self._known.keys())
+
+    @property
+    def renewed(self) -> int:
+        """How many entries of the file were replaced since then."""
+        return len(self._new.keys() & self._known.keys())
 
     def get(self, key: str) -> Any:
         return self._new.get(key, self._known.get(key))
 
-    def seconds(self, key: str) -> float | None:
-        """Return the time stored under `key`; None without an entry, or if that is no time."""
-        known = self.get(key)
-        return known if is_time(known) else None
+    def has_new(self, key: str) -> bool:
+        """Whether the entry was added since the file was read or saved."""
+        return key in self._new
 
     def forget(self) -> None:
         """Forget the entries of the file; each stays there until a new one replaces it."""

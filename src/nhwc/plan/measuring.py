@@ -1,20 +1,28 @@
-"""Time every layer by each of its implementations: measured once, then read from the ledger."""
+"""Time every layer by each of its implementations, or read from the ledger what is known.
+
+What the ledger knows may be a verdict of one moment. Where the evidence is open, a later plan holds
+another sitting, the layers that take most time first, as long as `Leisure` lasts.
+"""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from .. import kernels
 from ..formats import CHANNELS_LAST_OF, Format
 from ..machine.host_memory import trim
 from ..machine.timing import interleave
+from .ahead import compile_ahead
+from .evidence import Evidence, RivalTime, Sitting, evidence_of
 from .implementation import Identifier, Implementation, Timed, Timings
-from .ledger import Ledger, is_time
+from .ledger import Ledger
 from .recognize import is_opaque
 from .recording import Seen, laid_out
 from .scene import Scene, UnknownKernel
@@ -24,46 +32,125 @@ from .trials import fastest, sample, time_layer
 _LOOKING_S = 0.1
 
 
+class Leisure:
+    """The time that is left for measuring again what is known; the last sitting may exceed it."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def left(self) -> bool:
+        return self._seconds > 0
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds -= time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What may compute each layer with its time, and the evidence, where there was a choice."""
+
+    timings: Timings
+    evidence: dict[fx.Node, Evidence]
+
+
 def measure(
-    scene: Scene, ledger: Ledger, progress: Callable[[int, int, str], None] | None = None
-) -> Timings:
+    scene: Scene,
+    ledger: Ledger,
+    leisure: Leisure,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Measured:
     """The implementations of every layer with their times; of each kind one layer is timed."""
-    kinds = scene.kinds()
-    found: Timings = {}
+    kinds = {kind: some for kind, some in scene.kinds().items() if _has_choice(scene, some[0])}
+    compile_ahead(scene, (some[-1] for kind, some in kinds.items() if ledger.get(kind) is None))
+    raw: dict[str, Evidence] = {}
     for number, (kind, layers) in enumerate(kinds.items()):
         if progress is not None:
             progress(number, len(kinds), layers[0].spec.key)
-        if _has_choice(scene, layers[0]):
-            found |= _timed(scene, kind, layers, ledger)
-        else:
-            found |= {layer.node: _only(scene, layer) for layer in layers}
+        raw[kind] = _known(scene, layers, ledger.get(kind)) or _begin(scene, layers, ledger)
+    switch = switch_seconds(ledger, leisure)
+    found = {kind: _alone_in_program(scene, kinds[kind][0], raw[kind], switch) for kind in kinds}
+    # What was measured a moment ago would be measured at the same moment.
+    waiting = [kind for kind in kinds if found[kind].open and not ledger.has_new(kind)]
+    for kind in sorted(waiting, key=lambda kind: -_at_stake(found[kind], len(kinds[kind]))):
+        if not leisure.left():
+            break
+        layer = kinds[kind][-1]
+        if progress is not None:
+            progress(len(kinds) - 1, len(kinds), f"{layer.spec.key} once more")
+        with leisure.spend():
+            raw[kind] = _again(scene, layer, raw[kind], found[kind].open, ledger)
+        found[kind] = _alone_in_program(scene, layer, raw[kind], switch)
+    timings: Timings = {layer.node: _only(scene, layer) for layer in scene.layers}
+    evidence = {}
+    for kind, layers in kinds.items():
+        for layer in layers:
+            timings[layer.node] = _timed(scene, layer, found[kind])
+            evidence[layer.node] = found[kind]
+    return Measured(timings, evidence)
+
+
+def sat(
+    ledger: Ledger,
+    leisure: Leisure,
+    key: str,
+    rivals: Collection[str],
+    hold: Callable[[], Sitting],
+) -> Evidence:
+    """The evidence on `rivals`: after a sitting if there is none, after another if it is open.
+
+    `hold` holds a sitting over all of them.
+    """
+    known = evidence_of(ledger.get(key))
+    if known is None or {*known.rivals} != {*rivals}:
+        found = Evidence().with_sitting(hold())
+    elif known.settled or ledger.has_new(key) or not leisure.left():
+        return known
+    else:
+        with leisure.spend():
+            found = known.with_sitting(hold())
+    ledger.put(key, found.to_entry())
     return found
 
 
-def conversion_seconds(seen: Seen, ledger: Ledger) -> float:
+def conversion_seconds(seen: Seen, ledger: Ledger, leisure: Leisure) -> float:
     """The time of a copy of this tensor into the other layout."""
-    key = f"convert {seen}"
-    known = ledger.seconds(key)
-    if known is None:
+
+    def hold() -> RivalTime:
         x = sample(seen, Format.CONTIGUOUS)
-        known = fastest({"": lambda: laid_out(x, Format.CHANNELS_LAST)}, seen.device)[""]
-        ledger.put(key, known)
-    return known
+        return fastest({"": lambda: laid_out(x, Format.CHANNELS_LAST)}, seen.device)[""]
+
+    return _alone_seconds(ledger, f"convert {seen}", leisure, hold)
 
 
-def switch_seconds(ledger: Ledger) -> float:
+def switch_seconds(ledger: Ledger, leisure: Leisure) -> float:
     """The time it takes to enter a program of our kernels once."""
     if not kernels.available():
         return 0.0
-    known = ledger.seconds("call of a program")
-    if known is None:
-        known = _call_seconds()
-        ledger.put("call of a program", known)
-    return known
+    return _alone_seconds(ledger, "call of a program", leisure, _call_of_a_program)
 
 
-def _call_seconds() -> float:
-    """The time of calling a program with almost nothing in it: the least of many calls.
+def _alone_seconds(
+    ledger: Ledger, key: str, leisure: Leisure, hold: Callable[[], RivalTime]
+) -> float:
+    """The least time of what has no rival, taken in two runs, or more if these were restless."""
+    known = evidence_of(ledger.get(key))
+    if known is None or known.rivals != ("",):
+        known = Evidence()
+    again = bool(known.sittings) and not (ledger.has_new(key) or known.alone_is_sure)
+    if not known.sittings or (again and leisure.left()):
+        with leisure.spend() if again else nullcontext():
+            known = known.with_sitting({"": hold()})
+        ledger.put(key, known.to_entry())
+    return known.seconds[""]
+
+
+def _call_of_a_program() -> RivalTime:
+    """Calls of a program with almost nothing in it, many of them.
 
     On a busy machine most calls wait until other work leaves a second core.
     """
@@ -72,11 +159,11 @@ def _call_seconds() -> float:
     builder.add(kernels.activation_step, x, y)
     builder.output(y)
     program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
-    least, end = math.inf, time.perf_counter() + _LOOKING_S
-    while time.perf_counter() < end:
-        times = interleave({"": lambda: program(tensor)}, rounds=20)
-        least = min(least, *times[""].seconds)
-    return least
+    seconds: list[float] = []
+    end = time.perf_counter() + _LOOKING_S
+    while not seconds or time.perf_counter() < end:
+        seconds += interleave({"": lambda: program(tensor)}, rounds=20)[""].seconds
+    return RivalTime.of(seconds)
 
 
 def _has_choice(scene: Scene, layer: Layer) -> bool:
@@ -92,41 +179,77 @@ def _only(scene: Scene, layer: Layer) -> tuple[Timed, ...]:
     return (Timed(known[0] if known else _as_recorded(scene, layer), 0.0),)
 
 
-def _timed(scene: Scene, kind: str, layers: Sequence[Layer], ledger: Ledger) -> Timings:
-    """The times of all layers of a kind, from the ledger or measured on one of them."""
-    known = _read(scene, layers, ledger.get(kind))
-    if known is None:
-        timed = time_layer(scene, layers[-1], switch_seconds(ledger))
-        entries = [_entry(one) for one in timed or _only(scene, layers[-1])]
-        ledger.put(kind, entries)
-        trim()
-        known = _read(scene, layers, entries)
-        assert known is not None
-    return known
+def _at_stake(evidence: Evidence, count: int) -> float:
+    """The seconds of a call that layers of this kind take, of which there are `count`."""
+    return count * evidence.seconds[evidence.leader]
 
 
-def _entry(timed: Timed) -> dict[str, Any]:
-    name, reads, writes = timed.implementation.identifier
-    return {"kernel": name, "reads": reads, "writes": writes, "s": timed.seconds}
+def _begin(scene: Scene, layers: Sequence[Layer], ledger: Ledger) -> Evidence:
+    """The first sitting over the implementations of a kind, on one of its layers."""
+    taken = time_layer(scene, layers[-1])
+    if not taken:
+        taken = {_as_recorded(scene, layers[-1]).identifier: RivalTime(0.0, 0.0, 0)}
+    return _kept(scene, layers[-1], Evidence(), taken, ledger)
 
 
-def _read(scene: Scene, layers: Sequence[Layer], entries: Any) -> Timings | None:
-    """The times that the ledger's `entries` have for these layers.
+def _again(
+    scene: Scene, layer: Layer, known: Evidence, rivals: Sequence[str], ledger: Ledger
+) -> Evidence:
+    """`known` with another sitting, over `rivals`."""
+    taken = time_layer(scene, layer, {_identifier(text) for text in rivals})
+    return _kept(scene, layer, known, taken, ledger)
 
-    None if there are none, or one is for a kernel that is not here: another nhwc had it.
+
+def _kept(
+    scene: Scene,
+    layer: Layer,
+    known: Evidence,
+    taken: Mapping[Identifier, RivalTime],
+    ledger: Ledger,
+) -> Evidence:
+    evidence = known.with_sitting({_text(name): one for name, one in taken.items()})
+    ledger.put(scene.kind(layer), evidence.to_entry())
+    trim()
+    return evidence
+
+
+def _alone_in_program(scene: Scene, layer: Layer, evidence: Evidence, switch: float) -> Evidence:
+    """`evidence` without the time that the many steps of a program share: that to enter it."""
+    ours = (name for name in evidence.rivals if scene.find(layer, _identifier(name)).ours)
+    return evidence.less(dict.fromkeys(ours, switch))
+
+
+def _known(scene: Scene, layers: Sequence[Layer], entry: Any) -> Evidence | None:
+    """The evidence in an entry of the ledger.
+
+    None if there is none, or it is about a kernel that is not here: another nhwc had it.
     """
-    found: Timings = {}
+    found = evidence_of(entry)
     try:
-        names = [Identifier(one["kernel"], one["reads"], one["writes"]) for one in entries]
-        seconds = [one["s"] for one in entries]
-        if not all(map(is_time, seconds)):
-            return None
-        for layer in layers:
-            some = [scene.find(layer, name) for name in names]
-            found[layer.node] = tuple(map(Timed, some, seconds))
-    except (TypeError, KeyError, ValueError, UnknownKernel):
+        for name in map(_identifier, found.rivals if found else ()):
+            for layer in layers:
+                scene.find(layer, name)
+    except (ValueError, UnknownKernel):
         return None
-    return found if seconds else None
+    return found
+
+
+def _timed(scene: Scene, layer: Layer, evidence: Evidence) -> tuple[Timed, ...]:
+    seconds, spread, turns = evidence.seconds, evidence.spread, evidence.turns
+    return tuple(
+        Timed(scene.find(layer, _identifier(name)), seconds[name], spread[name], turns[name])
+        for name in evidence.rivals
+    )
+
+
+def _text(identifier: Identifier) -> str:
+    return " | ".join(part or "" for part in identifier)
+
+
+def _identifier(text: str) -> Identifier:
+    """The implementation that a rival's name stands for; ValueError if it is no such name."""
+    name, reads, writes = text.split(" | ")
+    return Identifier(name, reads or None, writes or None)
 
 
 def _as_recorded(scene: Scene, layer: Layer) -> Implementation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import apart
 from ..machine.timing import interleave
-from .implementation import Implementation, Run, Timed
+from .evidence import RivalTime
+from .implementation import Identifier, Implementation, Run
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene
 from .specs import Layer, OperatorSpec
@@ -34,8 +35,10 @@ Trials = dict[Implementation, Callable[[], Any]]
 """Calls of implementations, each on inputs in its layout, ready to be timed."""
 
 
-def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
-    """The time of each implementation that computes the same; entering a program takes `switch`."""
+def time_layer(
+    scene: Scene, layer: Layer, rivals: Container[Identifier] | None = None
+) -> dict[Identifier, RivalTime]:
+    """The times of each implementation that computes the same, or of `rivals` among them."""
     record = scene.record
     samples = {node: sample(record.values[node], None) for node in layer.inputs}
     inputs = {
@@ -49,8 +52,10 @@ def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
     device = layer.spec.device
     evict = evictor(scene.graph, weight) if device == "cpu" else None
     huge = weight is not None and weight.nbytes >= _HUGE
-    known = scene.implementations[layer.node]
-    timed = [Timed(one, 0.0) for one in known if one.free]
+    asked = lambda one: rivals is None or one.identifier in rivals
+    trials = {one: call for one, call in trials.items() if asked(one)}
+    known = [one for one in scene.implementations[layer.node] if asked(one)]
+    taken = {one.identifier: RivalTime(0.0, 0.0, 0) for one in known if one.free}
     for one in known:
         if one.free:
             continue
@@ -63,37 +68,39 @@ def time_layer(scene: Scene, layer: Layer, switch: float) -> tuple[Timed, ...]:
             trials[one] = call
         del call
         if huge:
-            timed += _timed(trials, device, evict, switch)
+            taken |= _timed(trials, device, evict)
             trials.clear()
-    return (*timed, *_timed(trials, device, evict, switch))
+    return taken | _timed(trials, device, evict)
 
 
-def shortest(program: Callable[..., Any], inputs: Sequence[Any]) -> float:
-    """The seconds of the shortest of a few calls on these inputs."""
+def shortest(program: Callable[..., Any], inputs: Sequence[Any]) -> RivalTime:
+    """A few calls on these inputs."""
     device = next((str(x.device) for x in inputs if isinstance(x, Tensor)), "cpu")
     calls = {"": _bound(program, inputs)}
     [first] = interleave(calls, rounds=1, warmup=0, device=device)[""].seconds
     rounds = max(3, min(15, int(0.1 / max(first, 1e-6))))
-    return min(interleave(calls, rounds=rounds, warmup=0, device=device)[""].seconds)
+    return RivalTime.of(interleave(calls, rounds=rounds, warmup=0, device=device)[""].seconds)
 
 
 def fastest(
     runs: dict[str, Callable[[], Any]], device: str, between: Callable[[], object] | None = None
-) -> dict[str, float]:
-    """The shortest of a few calls each: what disturbs a call only ever makes it longer.
+) -> dict[str, RivalTime]:
+    """A sitting: a few calls of each in turns.
 
     A run that is far behind after two calls is not called again.
     """
     if not runs:
         return {}
     taken = interleave(runs, rounds=2, warmup=0, device=device, between=between)
-    times = {name: min(samples.seconds) for name, samples in taken.items()}
-    close = [name for name in runs if times[name] < _FAR_BEHIND * min(times.values())]
-    longest = max(times[name] for name in close)
+    times = {name: samples.seconds for name, samples in taken.items()}
+    limit = _FAR_BEHIND * min(map(min, times.values()))
+    close = [name for name in runs if min(times[name]) <= limit]
+    longest = max(min(times[name]) for name in close)
     rounds = max(2, min(5, int(0.02 / max(longest, 1e-6))))
     best = {name: runs[name] for name in close}
     taken = interleave(best, rounds=rounds, warmup=0, device=device, between=between)
-    return times | {n: min(times[n], *samples.seconds) for n, samples in taken.items()}
+    times |= {name: times[name] + samples.seconds for name, samples in taken.items()}
+    return {name: RivalTime.of(seconds) for name, seconds in times.items()}
 
 
 def sample(value: Any, layout: Format | None) -> Any:
@@ -109,16 +116,11 @@ def sample(value: Any, layout: Format | None) -> Any:
 
 
 def _timed(
-    trials: Trials, device: str, evict: Callable[[], object] | None, switch: float
-) -> list[Timed]:
+    trials: Trials, device: str, evict: Callable[[], object] | None
+) -> dict[Identifier, RivalTime]:
     calls = {str(number): call for number, call in enumerate(trials.values())}
-    timed = []
-    for one, seconds in zip(trials, fastest(calls, device, between=evict).values(), strict=True):
-        if one.ours:
-            # The many steps of a program share the time that it takes to enter it.
-            seconds = max(seconds - switch, 0.05 * seconds)
-        timed.append(Timed(one, seconds))
-    return timed
+    taken = fastest(calls, device, between=evict).values()
+    return {one.identifier: times for one, times in zip(trials, taken, strict=True)}
 
 
 def _as_called(scene: Scene, layer: Layer, inputs: dict[Format | None, list[Any]]) -> Trials:

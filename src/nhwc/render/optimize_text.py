@@ -90,6 +90,8 @@ def _plan(plan: PlanReport) -> list[str]:
     if not plan.planned:
         return [wrap(f"plan for {shapes}: none, {plan.reason}", "")]
     source = f"{plan.measured} measured" if plan.measured else "all remembered"
+    if plan.renewed:
+        source = f"{source}, {plan.renewed} measured again"
     lines = [
         wrap(
             f"plan for {shapes}: {plural(len(plan.layers), 'layer')}, "
@@ -98,6 +100,8 @@ def _plan(plan: PlanReport) -> list[str]:
             "  ",
         )
     ]
+    if plan.sureness:
+        lines.append(wrap(plan.sureness, "  "))
     if plan.opened:
         lines.append(wrap(_for_these_sizes(plan), "  "))
     groups: dict[str, list[LayerReport]] = defaultdict(list)
@@ -125,7 +129,8 @@ def _for_these_sizes(plan: PlanReport) -> str:
 
 def _layer(layer: LayerReport) -> str:
     gain = f", {layer.gain:.1f}x of torch's own" if layer.gain else ""
-    return f"{layer.chosen.kernel} {layer.chosen.layout}{gain}"
+    waits = ", open" if layer.sureness == "open" else ""
+    return f"{layer.chosen.kernel} {layer.chosen.layout}{gain}{waits}"
 
 
 def _seconds(layers: list[LayerReport]) -> float:
@@ -168,6 +173,8 @@ def _times(report: OptimizeReport, color: bool) -> list[str]:
             f"  {_STAGES[stage]:<22}{milliseconds(samples.median_s):>9}"
             f"  ({milliseconds(low)} to {milliseconds(high)}){ratio}{mark}"
         )
+    if report.doubt:
+        lines.append(wrap(report.doubt, "  "))
     return lines
 
 

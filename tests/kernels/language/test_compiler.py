@@ -3,6 +3,9 @@
 import ctypes
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +110,23 @@ def test_key_is_the_same_in_another_process(tmp_path):
     keys = {python(code).stdout for _ in range(2)}
     assert len(keys) == 1
     assert keys != {""}
+
+
+def test_threads_compile_different_kernels_at_once_and_the_same_one_once(fresh, monkeypatch, isa):
+    real, both = compiler.compile_object, threading.Barrier(2, timeout=30)
+
+    def together(kernel, isa):
+        both.wait()
+        return real(kernel, isa)
+
+    monkeypatch.setattr(compiler, "compile_object", together)
+    another = replace(ADD_ONE, name="add_another")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(address_of, one, isa) for one in (ADD_ONE, another) * 2]
+    addresses = [one.result() for one in asked]
+    assert addresses[:2] == addresses[2:]
+    assert sorted(fresh) == ["add_another", "add_one"]
+    assert all(map(works, addresses[:2]))
 
 
 def test_several_processes_at_once(tmp_path, monkeypatch):

@@ -23,6 +23,9 @@ from .values import INT, POINTER, Value
 from .vectors import Emitter
 
 _lock = threading.Lock()
+"""For `_locks`; each kernel has a lock of its own, so that several can be compiled at once."""
+_locks: dict[tuple[str, str], threading.Lock] = {}
+
 _MARK = b"nhwc-kernel-2"
 
 
@@ -45,9 +48,10 @@ class Kernel:
 
 
 def _after_fork() -> None:
-    # A child has none of the threads that may have held the lock when it was forked.
+    # A child has none of the threads that may have held a lock when it was forked.
     global _lock
     _lock = threading.Lock()
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -65,6 +69,8 @@ def address_of(kernel: Kernel, isa: Isa) -> int:
     found = _loaded().get(key)
     if found is None:
         with _lock:
+            own = _locks.setdefault(key, threading.Lock())
+        with own:
             found = _loaded().get(key) or _load(kernel, isa)
             _loaded()[key] = found
     return found[0]

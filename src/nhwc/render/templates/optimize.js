@@ -93,8 +93,10 @@ function drawPlan(plan) {
     () => choose(rows.get(index)), colorOf(layer.chosen.kernel)]));
   const legend = make("div", { class: "legend" });
   for (const name of new Set(timed.map(([layer]) => layer.chosen.kernel))) legend.append(make("span", {}, make("i", { style: colorOf(name) }), name));
-  legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, plan.measured ? `${plan.measured} entries measured` : "all times remembered"));
-  part.append(strip, legend, layerTable(plan, rows));
+  legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, (plan.measured ? `${plan.measured} entries measured` : "all times remembered") + (plan.renewed ? `, ${plan.renewed} measured again` : "")));
+  part.append(strip, legend);
+  if (plan.sureness) part.append(make("p", { class: "soft" }, ...prose(plan.sureness)));
+  part.append(layerTable(plan, rows));
 }
 
 function forTheseSizes(plan) {
@@ -129,7 +131,7 @@ function layerTable(plan, rows) {
   const head = make("tr", {},
     make("th", {}, make("button", { onclick: order((l, i) => i) }, "layer")), make("th", { class: "wide" }, "what it computes"), make("th", { class: "wide" }, "kernels"),
     make("th", {}, make("button", { onclick: order((l) => -l.chosen.seconds) }, "time")),
-    make("th", {}, make("button", { onclick: order((l) => -gainOf(l)) }, "of torch's own")));
+    make("th", {}, make("button", { onclick: order((l) => -gainOf(l)) }, "of torch's own")), make("th", { class: "wide" }, "how sure"));
   const table = make("table", {}, make("thead", {}, head), body);
   return make("div", {}, make("div", { class: "tools" }, search, count), make("div", { class: "card layers" }, table));
 }
@@ -142,12 +144,13 @@ function layerRow(layer) {
     options.append(make("div", { class: "option" + (won ? " won" : "") },
       make("span", {}, `${kernel.kernel}, ${kernel.layout.replace("channels_last", "NHWC").replace("contiguous", "NCHW")}`),
       make("span", { class: "track" }, make("i", { style: `${colorOf(kernel.kernel)};width:${(kernel.seconds / slowest) * 100}%` })),
-      make("span", { class: "ms" }, kernel.seconds ? ms(kernel.seconds) : "")));
+      make("span", { class: "ms", title: kernel.turns ? `the least of ${plural(kernel.turns, "turn")}; their median lies ${(kernel.spread * 100).toFixed(0)} % above` : "" }, kernel.seconds ? ms(kernel.seconds) : "")));
   }
   const gain = gainOf(layer);
   return make("tr", {}, make("td", { class: "mono name" }, layer.name), make("td", { class: "mono soft wide" }, layer.what),
     make("td", { class: "wide" }, options), make("td", { class: "number" }, layer.chosen.seconds ? ms(layer.chosen.seconds) : "not timed"),
-    make("td", { class: "number" }, gain ? gain.toFixed(1) + "×" : ""));
+    make("td", { class: "number" }, gain ? gain.toFixed(1) + "×" : ""),
+    make("td", { class: "soft wide" }, layer.sureness));
 }
 
 function choose(row) {
@@ -164,7 +167,7 @@ function drawVerification() {
     ...[check.error, check.eager_error, check.allowed].map((x) => make("td", { class: "number" }, science(x)))));
   $("#verified").append(make("p", { class: "soft" }, `Held against ${against}. ${data.verification.remembered ? "That was an earlier run with these weights, inputs and kernels; this time it was the original in float32. " : ""}Errors are relative to the largest value of the output.`),
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...["input", "output", "error", "the original's own", "allowed"].map((t, i) => make("th", { class: i > 1 && "number" }, t)))), make("tbody", {}, ...rows))));
-  $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}.`;
+  $("#made").textContent = `Set up in ${data.setup_s.toFixed(1)} s${data.exact ? ", exact kernels only" : ""}. ${data.doubt}`;
 }
 
 describeResult();

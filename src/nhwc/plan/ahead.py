@@ -1,0 +1,57 @@
+"""Compile what is about to be timed, on all cores; the trials then find it compiled.
+
+A kernel is compiled when the first program with it is made, in a process of its own, while this one
+waits. So programs are made in several threads, one for each sort of implementation, and dropped: on
+a machine that has compiled nothing yet most of the first `optimize` is this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from .. import kernels
+from ..machine.environment import available_cores
+from .implementation import Implementation
+from .scene import Scene
+from .specs import Convolution, Layer, OperatorSpec
+from .stretch import alone
+
+_LARGE = 1 << 24
+"""Weights of more bytes are not packed twice; their kernels seldom serve no smaller ones."""
+
+
+def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
+    """Have the kernels of ours that can compute `layers` compiled, several at a time."""
+    cores = available_cores()
+    if cores == 1 or not kernels.available():
+        return
+    sorts: dict[object, tuple[Layer, Implementation]] = {}
+    for layer in layers:
+        for one in scene.implementations[layer.node]:
+            if one.ours and not one.free:
+                sorts.setdefault(_sort(layer, one), (layer, one))
+    with ThreadPoolExecutor(cores) as pool:
+        made = [pool.submit(_make, scene, *pair) for pair in sorts.values()]
+    for program in made:
+        program.result()
+
+
+def _sort(layer: Layer, one: Implementation) -> object:
+    """The same for what most likely runs the same kernels."""
+    spec = layer.spec
+    if isinstance(spec, Convolution):
+        alike: object = (spec.weight[2:], spec.stride, spec.groups)
+    else:
+        alike = spec.name if isinstance(spec, OperatorSpec) else type(spec)
+    return one.name, one.reads, alike
+
+
+def _make(scene: Scene, layer: Layer, one: Implementation) -> None:
+    # A thread of its own begins with gradients.
+    with torch.no_grad():
+        constants = scene.constants(layer)
+        if not constants or constants[0].nbytes <= _LARGE:
+            alone(scene.record, layer, one, constants)
