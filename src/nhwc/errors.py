@@ -61,15 +61,11 @@ def missing(package: str, extra: str) -> MissingPackage:
     return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")
 
 
-_NO_MEMORY = (
-    "allocate memory",
-    "not enough memory",
-    "out of memory",
-    "bad_alloc",
-    "calculation overflowed",
-    "multiplication overflow",
-)
-"""Phrases in torch's RuntimeErrors about a tensor that does not fit into memory."""
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "bad_alloc")
+"""Phrases in torch's RuntimeErrors about memory that it did not get."""
+
+_NO_ADDRESSES = ("calculation overflowed", "multiplication overflow")
+"""Phrases in torch's RuntimeErrors about a tensor for which no machine has addresses."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -79,3 +75,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     (True, False)
     """
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether an error says that no machine could hold a tensor, so that its sizes are at fault.
+
+    >>> is_too_large(RuntimeError("numel: integer multiplication overflow"))
+    True
+    """
+    return any(words in str(error) for words in _NO_ADDRESSES)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from ..errors import InputError, NhwcError, ProcessLost, is_out_of_memory
+from ..errors import InputError, NhwcError, ProcessLost, is_out_of_memory, is_too_large
 from ..shown import printable
 from .interrupt import ends_at_once
 from .progress import drop, put, quiet, say
@@ -79,7 +79,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, NhwcError):
         return str(error)
     first = str(error).strip().partition("\n")[0] or type(error).__name__
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or is_too_large(error):
         return f"out of memory: {first}. Use a smaller input, batch or model."
     return f"{type(error).__name__}: {first}. This was not foreseen; --debug shows where it arose."
 

@@ -100,7 +100,8 @@ class Nursery:
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._process.wait()
-        self._said.close()
+        with self._turn:  # Another thread may be reading the last words.
+            self._said.close()
 
     def worker(self) -> Worker:
         """Start a worker."""
@@ -118,12 +119,12 @@ class Nursery:
                 # After a broken exchange, the next answer might belong to this request.
                 self._control.close()
                 raise
-        if not answer:
-            raise Ended(
-                f"the process that starts workers died ({_status(self._process.wait())})",
-                f"{_last_line(self._said) or 'it said nothing'}. "
-                f"Try: python -c 'import {self._module}'",
-            )
+            if not answer:
+                raise Ended(
+                    f"the process that starts workers died ({_status(self._process.wait())})",
+                    f"{_last_line(self._said) or 'it said nothing'}. "
+                    f"Try: python -c 'import {self._module}'",
+                )
         return json.loads(answer)
 
 
