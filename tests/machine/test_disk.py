@@ -69,7 +69,7 @@ def test_a_kill_at_any_moment_leaves_whole_files(tmp_path, way):
         ]:
             assert content is None or content == _content(content[0])
         ledger = tmp_path / "cache" / "ledger.json"
-        assert not ledger.exists() or json.loads(ledger.read_bytes())["schema"] == 1
+        assert not ledger.exists() or json.loads(ledger.read_bytes())["entries"]
     if way == "unnamed":
         # A kill between naming and renaming leaves a file, which is whole.
         left = [path for path in tmp_path.rglob(".nhwc-*") if path.stat().st_size != _SIZE]
@@ -179,7 +179,7 @@ def test_clocks_and_dates_of_files_mean_nothing(tmp_path, monkeypatch, seconds):
         ledger.put(f"conv2d {number}", 0.5)
         ledger.save()
         os.utime(path, (seconds, seconds))
-    assert [Ledger(path).seconds(f"conv2d {number}") for number in range(2)] == [0.5, 0.5]
+    assert [Ledger(path).get(f"conv2d {number}") for number in range(2)] == [0.5, 0.5]
 
 
 def test_a_checkpoint_that_memory_cannot_hold_is_not_called_damaged(tmp_path, monkeypatch):
