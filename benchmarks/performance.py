@@ -16,7 +16,7 @@ from nhwc.cli.bench import read
 from nhwc.machine.timing import Comparison
 from nhwc.render.bench_words import environment, label
 
-from . import aa, curve, gpu_tables, published
+from . import aa, curve, gpu_tables, neighbours, published
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -103,6 +103,13 @@ The last column stays level where the time grows in proportion to the pixels.
 
 ```
 python benchmarks/curve.py -o benchmarks/results/curve.json
+```"""
+
+NEIGHBOURS = """\
+Milliseconds of a call beside other programs that do nothing but compute, on the same two cores.
+
+```
+python -m benchmarks.neighbours -o benchmarks/results/neighbours.json
 ```"""
 
 SLOWER = """\
@@ -249,6 +256,11 @@ def _curve(path: Path) -> str:
     return curve.table(read(path))
 
 
+def _neighbours(path: Path) -> str:
+    found = json.loads(path.read_text())
+    return neighbours.table({busy: Benchmark.from_dict(one) for busy, one in found.items()})
+
+
 def _ruler(path: Path) -> str:
     return f"```\n{aa.summary(json.loads(path.read_text()))}\n```"
 
@@ -267,6 +279,7 @@ SECTIONS = (
     ("On a GPU", GPU, "gpu", gpu_tables.section),
     ("torch's own compilers", PEERS, "peers.json", _suite),
     ("Batch, image and threads", CURVE, "curve.json", _curve),
+    ("Beside other programs", NEIGHBOURS, "neighbours.json", _neighbours),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
 )

@@ -28,20 +28,27 @@ def _shift(e, a, thread, threads):
 SHIFT = Kernel("shift", ("x", "y", "count"), _shift)
 
 
-def walk(count=64):
-    """Shift `count` numbers round `STEPS` times on one tape; returns them."""
-    x, y = torch.arange(float(count)), torch.zeros(count)
-    args = [
-        (ctypes.c_int64 * 3)(x.data_ptr(), y.data_ptr(), count),
-        (ctypes.c_int64 * 3)(y.data_ptr(), x.data_ptr(), count),
-    ]
-    entries = [(SHIFT.address, ctypes.addressof(args[i % 2]), True) for i in range(STEPS)]
-    Tape(entries, torch.get_num_threads()).run()
+COUNT = 64
+
+
+def tape_on(x, threads):
+    """A tape that shifts the numbers of `x` round `STEPS` times, by way of another tensor."""
+    y = torch.zeros(COUNT)
+    args = [(ctypes.c_int64 * 3)(a.data_ptr(), b.data_ptr(), COUNT) for a, b in ((x, y), (y, x))]
+    phases = [[(SHIFT.address, ctypes.addressof(args[i % 2]))] for i in range(STEPS)]
+    tape = Tape(phases, threads)
+    tape.used = y, args
+    return tape
+
+
+def walk():
+    x = torch.arange(float(COUNT))
+    tape_on(x, torch.get_num_threads()).run()
     return x
 
 
-def right(count=64):
-    return (torch.arange(float(count)) + STEPS) % count + (torch.arange(float(count)) * 0 + STEPS)
+def right(walks=1):
+    return (torch.arange(float(COUNT)) + walks * STEPS) % COUNT + walks * STEPS
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -64,6 +71,23 @@ def test_without_openmp(threads, monkeypatch):
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(lambda _: walk(), range(6)))
     assert all(torch.equal(result, right()) for result in results)
+
+
+def test_a_thread_that_comes_late_finds_its_work_done(monkeypatch):
+    """Threads that begin after one another: the first does all, and soon does not ask the rest."""
+    asked = []
+
+    def one_after_the_other(function, args, threads):
+        call = regions._call(function)
+        return lambda: asked.append([call(args, i, threads) for i in range(threads)])
+
+    monkeypatch.setattr(regions, "region", one_after_the_other)
+    x = torch.arange(float(COUNT))
+    tape = tape_on(x, 3)
+    for _ in range(12):
+        tape.run()
+    assert torch.equal(x, right(walks=12))
+    assert len(asked) == 4  # the first time, and after 1, 2 and 4 walks alone
 
 
 def mapped():

@@ -234,7 +234,7 @@ def _run_steps(steps: list[Step]) -> None:
                 buffers[str(id(value.buffer))] = value.buffer
                 value = View(str(id(value.buffer)), value.shape, value.pixel, value.offset)
             args.append(value)
-        renamed.append(Step(step.kernel, tuple(args), step.barrier))
+        renamed.append(Step(step.kernel, tuple(args)))
     Invocation.of(renamed, torch.get_num_threads())(buffers)
 
 

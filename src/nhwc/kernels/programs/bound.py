@@ -38,12 +38,9 @@ class Bound:
                     places[argument.buffer].append((len(numbers), 4 * argument.offset))
                 numbers += bind([argument], lambda item: start + offsets.get(item, 0))
         self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
-        args_at = ctypes.addressof(self._args)
-        entries = [
-            (step.kernel.address, args_at + 8 * begin, barrier)
-            for step, begin, barrier in zip(schedule.steps, begins, schedule.barriers, strict=True)
-        ]
-        self._tape = Tape(entries, threads)
+        at = iter([ctypes.addressof(self._args) + 8 * begin for begin in begins])
+        phases = [[(step.kernel.address, next(at)) for step in phase] for phase in schedule.phases]
+        self._tape = Tape(phases, threads)
         self._inputs = [
             _Input(
                 view,

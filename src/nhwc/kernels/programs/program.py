@@ -11,9 +11,9 @@ From recorded steps to a call:
        |         a call writes the addresses of its inputs and results into the arguments
     Tape         walked by all threads
 
-The order matters. Steps are joined before barriers are found, as there are fewer of them then;
-barriers are found before buffers are placed, since the steps between two barriers may run at the
-same time, and their buffers live together; and the places become addresses when a call gets a block
+The order matters. Steps are joined before phases are found, as there are fewer of them then; phases
+are found before buffers are placed, since the steps of a phase may run at the same time, and their
+buffers live together; and the places become addresses when a call gets a block
 of memory for the first time.
 
 Blocks are taken from a pool for the time of a call, so several threads may call one program, and

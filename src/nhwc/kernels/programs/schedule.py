@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,19 +35,26 @@ class Schedule:
     outputs: tuple[Output, ...]
 
     @cached_property
-    def barriers(self) -> tuple[bool, ...]:
-        """Whether all threads must meet after each step: only where the next disturbs one before.
+    def phases(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps, cut where threads must meet: only where the next disturbs one before.
 
         A step disturbs another if it writes what the other uses, or uses what it writes.
         """
-        return _barriers(self.steps)
+        # A step may be apart from its neighbour and still disturb one before that: so all steps of
+        # the phase are asked.
+        found: list[list[Step]] = [[]]
+        for step in self.steps:
+            if any(step.disturbs(other) for other in found[-1]):
+                found.append([])
+            found[-1].append(step)
+        return tuple(map(tuple, found))
 
     def places(self, threads: int) -> tuple[dict[object, int], int]:
         """The offset of each buffer and scratch in the arena, and the arena's size."""
         outside = {id(output.view.buffer) for output in self.outputs}
         lives: dict[object, Lifetime] = {}
-        for step, phase in zip(self.steps, _phases(self.barriers), strict=True):
-            for argument in step.args:
+        for number, phase in enumerate(self.phases):
+            for argument in itertools.chain.from_iterable(step.args for step in phase):
                 if isinstance(argument, View):
                     item = argument.buffer
                     size = 4 * argument.pixels * argument.pixel
@@ -57,25 +64,7 @@ class Schedule:
                 else:
                     continue
                 if id(item) not in outside:
-                    known = lives.get(item, Lifetime(size, phase, phase))
-                    lives[item] = Lifetime(size, known.first, phase)
+                    known = lives.get(item, Lifetime(size, number, number))
+                    lives[item] = Lifetime(size, known.first, number)
         offsets, total = place(list(lives.values()))
         return dict(zip(lives, offsets, strict=True)), total
-
-
-def _barriers(steps: Sequence[Step]) -> tuple[bool, ...]:
-    # A step may be apart from its neighbour and still disturb one before that: so all steps since
-    # the last barrier are asked.
-    barriers = [False] * len(steps)
-    together: list[Step] = []
-    for index, step in enumerate(steps):
-        if index and any(step.disturbs(other) for other in together):
-            barriers[index - 1] = together[-1].barrier
-            together = []
-        together.append(step)
-    return tuple(barriers)
-
-
-def _phases(barriers: Sequence[bool]) -> list[int]:
-    """The number of barriers before each step: steps of one phase may run at the same time."""
-    return [sum(barriers[:index]) for index in range(len(barriers))]

@@ -56,8 +56,8 @@ class Invocation:
             base = start if name is None else buffers[str(name)].data_ptr()
             words[place] = base + offset
         first = ctypes.addressof(words)
-        entries = []
+        phases = []
         for step, kernel in zip(self.steps, self._kernels, strict=True):
-            entries.append((kernel, first, step.barrier))
+            phases.append([(kernel, first)])
             first += 8 * len(step.args)
-        Tape(entries, self.threads).run()
+        Tape(phases, self.threads).run()

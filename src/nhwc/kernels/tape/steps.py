@@ -103,13 +103,11 @@ class Access:
 class Step:
     """One kernel and what it is given, in the order of its fields.
 
-    Whatever view is given as `y` is written, all others are only read. Without `barrier` threads
-    may go on to the next step while others are still in this one.
+    Whatever view is given as `y` is written, all others are only read.
     """
 
     kernel: Kernel
     args: tuple[Argument, ...]
-    barrier: bool = True
 
     def __post_init__(self) -> None:
         if len(self.args) != len(self.kernel.fields):

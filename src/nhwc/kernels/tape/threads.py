@@ -12,16 +12,14 @@ another: its threads would be a second pool. Where none is found (macOS, Windows
 child, whose copy of the pool has no threads behind it, plain Python threads do the same, somewhat
 slower.
 
-All threads of a region must run at the same time, since they wait for one another at barriers. So
-steps go by the count that OpenMP gave, not by the one it was asked for, and Python's threads serve
-one call at a time.
+Steps go by the count of threads that OpenMP gave, not by the one it was asked for. No thread waits
+for one that has not begun (see walk.py), so Python's threads may serve several calls at once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -66,6 +64,12 @@ def region(function: int, args: int, threads: int) -> Callable[[], None]:
             parallel(entry, block, threads, 0)
 
     return run
+
+
+def first(function: int, args: int, threads: int) -> Callable[[], None]:
+    """Make a function that makes the first thread's call of a region, and no other."""
+    call = _call(function)
+    return lambda: call(args, 0, threads)
 
 
 @cache
@@ -128,17 +132,16 @@ def _is_fork() -> bool:
 
 
 @cache
-def _pool(threads: int) -> tuple[threading.Lock, ThreadPoolExecutor]:
-    return threading.Lock(), ThreadPoolExecutor(threads - 1, thread_name_prefix="nhwc")
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="nhwc")
 
 
 def _run_in_python(function: int, args: int, threads: int) -> None:
-    # Steps wait for one another, so all threads of one call must run: one call at a time.
-    lock, pool = _pool(threads)
-    with lock:
-        others = [pool.submit(_call(function), args, i, threads) for i in range(1, threads)]
-        _call(function)(args, 0, threads)
-        for other in others:
+    pool = _pool(threads)
+    others = [pool.submit(_call(function), args, i, threads) for i in range(1, threads)]
+    _call(function)(args, 0, threads)
+    for other in others:
+        if not other.cancel():
             other.result()
 
 

@@ -2,99 +2,174 @@
 
 Entering a region costs microseconds, and so does every call from Python; a model of two hundred
 operators cannot pay that for each. On a tape it is paid once: each thread calls the steps in order
-and waits at a barrier of a few hundred nanoseconds where the next step needs what others wrote.
+and waits for a few hundred nanoseconds where the next step needs what others wrote.
 
-    tape       conv | barrier | add   pool | barrier | linear
-    thread 0   ====>| waits   | =>    ===> | waits   | ====>
-    thread 1   =====|===>     | ==>   =>   |         | ===>
+    tape       conv || add   pool || linear         three phases
+    part 0     ====>|| =>    ===> || ====>
+    part 1     ===> || ==>   =>   || ===>
 
-A step is called by all threads, with its number and how many there are, and takes its share of the
-work by itself (`Emitter.share`). Between `add` and `pool` there is no barrier, since neither reads
-what the other writes: a thread that is done with one goes on to the other.
+Steps of one phase are apart: none reads what another writes. A step is called once for each part,
+with the part's number and how many there are, and takes its share of the work by itself
+(`Emitter.share`). Each thread has the part of its own number. It claims it, does the steps of the
+phase, and counts it as done; then it waits until all parts of the phase are done.
 
-The barrier is a counter that only grows: with n threads all are through the first when it reaches
-n, through the second at 2 n. Nobody has to set it back while another may still be looking at it; it
-is reset before a walk begins. Each arrival releases what the thread wrote, and each look acquires
-what others did (`acq_rel`, `acquire`), so that behind a barrier a thread sees all that came before.
-Waiting threads spin, for steps are short. After `_SPINS` turns they give up the core between looks:
-the thread they wait for may need it.
+On a busy machine a thread may not be there: it is asleep, or another program has its core. A thread
+that has waited for a while therefore claims what nobody has begun:
+
+    thread 0   claims 0: conv | waits, claims 1: conv | claims 0: add, pool | ...
+    thread 1                  (has no core)                     | 1 is taken | claims 1: add ...
+
+The thread that comes late finds its parts claimed and passes on. So nobody waits for a thread that
+has not begun, and one thread alone can walk to the end. While all are there, the claims of a part
+are touched by its own thread alone, and cost nothing.
+
+The region ends when all threads have come, be it for nothing. Where the others came too late for a
+walk, the first thread therefore walks alone: once, then twice, up to `_MOST_ALONE` times before it
+asks the others again.
+
+All counters only grow during a walk, and are reset before it. The claims of a part are the number
+of phases in which it was begun: who raises it from p to p + 1 does it in phase p. With n parts, all
+of them are done when the one count of what is done reaches n, after the second phase 2 n. Doing a
+part releases what was written, and each look acquires it (`acq_rel`, `acquire`), so that in a phase
+a thread sees all that came before. Waiting threads spin, for steps are short. After `_SPINS` turns
+they give up the core between looks: the thread they wait for may need it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 from ..language.compiler import Args, Kernel
-from ..language.values import INT, WORD, Value
+from ..language.values import INT, POINTER, WORD, Value
 from ..language.vectors import Emitter
 from . import threads
 
-ENTRY_WORDS = 3
-"""int64 per entry: address of the kernel, address of its arguments, 1 for a barrier after it."""
+_FIELDS = ("phases", "entries", "ends", "done", "claims", "late", "patience", "give_way")
+
+_PATIENCE = 200
+"""Turns for which a thread waits before it does the parts of others. Those who have the core need
+less time between two phases, so that each keeps the part whose data its cache has."""
 
 _SPINS = 4000
-_ARRIVED = 16
-"""The word of the block that counts arrivals, alone on its cache line: all threads write there, and
-would else take from one another the words that they read.
-"""
+_MOST_ALONE = 64
+_LATE = 0.9
+"""The share of phases that were done without its thread, from which on it was no help."""
+
+_LINE = 16
+"""The int64 from one counter to the next: two cache lines, as processors fetch these in pairs."""
 
 
-def _emit_walk(e: Emitter, a: Args, thread: Value, count_of_threads: Value) -> None:
-    awaited = e.variable(0)
-    with e.range(0, a.count) as i:
-        entry = a.entries.integers() + i * ENTRY_WORDS
-        function, args, barrier = (e.read(entry + j) for j in range(ENTRY_WORDS))
-        e.call(function, None, (args, thread, count_of_threads))
-        with e.when((barrier != 0) & (i + 1 < a.count) & (count_of_threads > 1)):
-            awaited.value = awaited.value + count_of_threads
-            _emit_wait(e, a, awaited.value)
+def _emit_walk(e: Emitter, a: Args, thread: Value, parts: Value) -> None:
+    do_part = e.function("do_part", [POINTER, INT, INT, INT], _emit_part)
+    claim = a.claims.integers() + thread * _LINE
+    late = e.variable(0)
+    with e.range(0, a.phases) as phase:
+        with e.when(_look(e, claim) > phase):
+            late.value = late.value + 1
+        do_part(a.words, phase, thread, parts)
+        with e.when(parts > 1), _waiting(e, a, (phase + 1) * parts), e.range(0, parts) as part:
+            do_part(a.words, phase, part, parts)
+    with e.when(late.value > 0):
+        e.builder.atomic_rmw("add", a.late.integers().llvm, late.value.llvm, "monotonic")
 
 
-def _emit_wait(e: Emitter, a: Args, awaited: Value) -> None:
-    """Count this thread in, then wait until all are: first spinning, then giving way."""
-    arrived = a.arrived.integers()
-    e.builder.atomic_rmw("add", arrived.llvm, e.i64(1).llvm, "acq_rel")
+def _emit_part(e: Emitter, words: Value, phase: Value, part: Value, parts: Value) -> None:
+    """Do the steps of a phase for one part, unless that was begun."""
+    given = words.integers()
+    named = {name: e.read(given + i).integers() for i, name in enumerate(_FIELDS)}
+    entries, ends, done, claims = (named[name] for name in ("entries", "ends", "done", "claims"))
+    claim = claims + part * _LINE
+    # To look is cheaper than to write what others look at, too.
+    with e.when(_look(e, claim) == phase):
+        tried = e.builder.cmpxchg(claim.llvm, phase.llvm, (phase + 1).llvm, "acq_rel", "acquire")
+        with e.when(Value(e, e.builder.extract_value(tried, 1))):
+            with e.range(e.read(ends + phase), e.read(ends + (phase + 1))) as i:
+                function, args = (e.read(entries + (i * 2 + j)) for j in range(2))
+                e.call(function, None, (args, part, parts))
+            e.builder.atomic_rmw("add", done.llvm, e.i64(1).llvm, "acq_rel")
+
+
+@contextmanager
+def _waiting(e: Emitter, a: Args, awaited: Value) -> Iterator[None]:
+    """Wait until so many parts are done; the body comes between looks once patience has ended."""
     check = e.builder.append_basic_block("check")
     spin = e.builder.append_basic_block("spin")
     through = e.builder.append_basic_block("through")
     spins = e.variable(0)
     e.builder.branch(check)
     e.builder.position_at_end(check)
-    seen = Value(e, e.builder.load_atomic(arrived.llvm, "acquire", 8, typ=INT))
-    e.builder.cbranch((seen < awaited).llvm, spin, through)
+    missing = _look(e, a.done.integers()) < awaited
+    e.builder.cbranch(missing.llvm, spin, through)
     e.builder.position_at_end(spin)
     spins.value = spins.value + 1
     e.pause()
+    with e.when(spins.value > a.patience):
+        yield
     with e.when((spins.value > _SPINS) & (a.give_way != 0)):
         e.call(a.give_way, WORD, ())
     e.builder.branch(check)
     e.builder.position_at_end(through)
 
 
-WALK = Kernel("walk", ("entries", "count", "arrived", "give_way"), _emit_walk)
+def _look(e: Emitter, counter: Value) -> Value:
+    """The counter's value now, and all that was written before it was counted so far."""
+    return Value(e, e.builder.load_atomic(counter.llvm, "acquire", 8, typ=INT))
+
+
+WALK = Kernel("walk", _FIELDS, _emit_walk)
 
 
 class Tape:
-    """Steps, each (address of the kernel, address of its arguments, barrier after it).
+    """Phases of steps, each step (address of the kernel, address of its arguments).
 
     What the arguments point to, and the tape itself, serve one call of `run` at a time.
     """
 
-    def __init__(self, steps: Sequence[tuple[int, int, bool]], threads_wanted: int) -> None:
-        words = [int(word) for step in steps for word in step]
+    def __init__(self, phases: Sequence[Sequence[tuple[int, int]]], threads_wanted: int) -> None:
+        words = [word for phase in phases for step in phase for word in step]
+        ends = [sum(map(len, phases[:count])) for count in range(len(phases) + 1)]
         self._entries = (ctypes.c_int64 * len(words))(*words)
-        self._block = (ctypes.c_int64 * (2 * _ARRIVED))()
-        start, entries = ctypes.addressof(self._block), ctypes.addressof(self._entries)
-        self._block[:4] = [entries, len(steps), start + 8 * _ARRIVED, _give_way()]
-        self._enter = threads.region(_walk(), start, threads_wanted)
+        self._ends = (ctypes.c_int64 * len(ends))(*ends)
+        self._counters = (ctypes.c_int64 * (_LINE * (threads_wanted + 2)))()
+        entries, ends_at, start = map(ctypes.addressof, (self._entries, self._ends, self._counters))
+        done = -(-start // (8 * _LINE)) * 8 * _LINE
+        self._late = ctypes.c_int64.from_address(done + 8)
+        given = {
+            "phases": len(phases),
+            "entries": entries,
+            "ends": ends_at,
+            "done": done,
+            "claims": done + 8 * _LINE,
+            "late": done + 8,
+            "patience": _PATIENCE,
+            "give_way": _give_way(),
+        }
+        self._block = (ctypes.c_int64 * len(_FIELDS))(*(given[name] for name in _FIELDS))
+        block = ctypes.addressof(self._block)
+        self._together = threads.region(_walk(), block, threads_wanted)
+        self._alone = threads.first(_walk(), block, threads_wanted)
+        self._left_alone, self._next_alone = 0, 1
+        self._too_late = _LATE * len(phases) * (threads_wanted - 1)
 
     def run(self) -> None:
-        """Walk the tape once, with all threads."""
-        self._block[_ARRIVED] = 0
-        self._enter()
+        """Walk the tape once, with all threads, or alone if others came too late the last time."""
+        ctypes.memset(self._counters, 0, ctypes.sizeof(self._counters))
+        alone = self._left_alone > 0
+        self._block[_FIELDS.index("patience")] = 0 if alone else _PATIENCE
+        if alone:
+            self._left_alone -= 1
+            self._alone()
+            return
+        self._together()
+        if 0 < self._too_late <= self._late.value:
+            self._left_alone = self._next_alone
+            self._next_alone = min(2 * self._next_alone, _MOST_ALONE)
+        else:
+            self._next_alone = 1
 
 
 @cache
