@@ -1,0 +1,53 @@
+"""Run the recipes and put what they print into docs/recipes.md: python -m benchmarks.recipes
+
+A block of the page that follows a comment <!-- printed by: COMMAND --> is what COMMAND printed. A
+recipe whose package is not installed leaves its block as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "recipes.md"
+
+_BLOCK = re.compile(r"(<!-- printed by: (.+?) -->\n\n```text\n)(.*?)(```\n)", re.DOTALL)
+
+_FITTING = (
+    "import sys, runpy; from nhwc.models.vision import import_torchvision_if_present as fit; "
+)
+_FITTING += "fit(); sys.argv = sys.argv[1:]; sys.path.insert(0, 'recipes'); "
+_FITTING += "runpy.run_path(sys.argv[0], run_name='__main__')"
+"""Runs a script, also beside a torchvision that was built for another torch."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    only = list(sys.argv[1:] if argv is None else argv)
+    PAGE.write_text(_BLOCK.sub(lambda found: _renewed(found, only), PAGE.read_text()))
+    return 0
+
+
+def _renewed(found: re.Match[str], only: Sequence[str]) -> str:
+    """The block with what its command prints now, or as it was if that failed."""
+    _, script, *words = shlex.split(found[2])
+    if only and Path(script).stem not in only:
+        return found[0]
+    print(found[2], file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FITTING, script, *words],
+        cwd=ROOT, env=os.environ | {"YOLO_OFFLINE": "true"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        print(f"  ended with {done.returncode}: its block stays as it was", file=sys.stderr)
+        return found[0]
+    return found[1] + done.stdout + found[4]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
