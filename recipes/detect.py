@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from telling import small_asked, tell_audit, tell_gain
 from torchvision.models import mobilenet_v3_large, mobilenet_v3_small
 from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 
 def detector(small: bool) -> RetinaNet:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-from telling import small_asked, tell_audit, tell_gain
 from torch import Tensor, nn
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 STEPS = 4
 

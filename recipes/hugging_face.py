@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from telling import small_asked, tell_audit, tell_gain
 from torch import nn
 from transformers import (
     DetrConfig,
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 
 def models(small: bool) -> dict[str, tuple[nn.Module, int]]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import segmentation_models_pytorch as smp
 import torch
-from telling import small_asked, tell_audit, tell_gain
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from telling import small_asked, tell_audit, tell_gain
 from torch import Tensor
 from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 MEAN, DEVIATION = torch.tensor([0.432, 0.395, 0.376]), torch.tensor([0.228, 0.221, 0.217])
 

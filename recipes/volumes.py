@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from monai.inferers import sliding_window_inference
 from monai.networks.nets import UNet
-from telling import small_asked, tell_audit, tell_gain
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 
 def main(argv: Sequence[str] | None = None) -> int:

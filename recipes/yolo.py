@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from telling import small_asked, tell_audit, tell_gain
 from torch import Tensor, nn
 from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.nms import non_max_suppression
 
 import nhwc
+from telling import small_asked, tell_audit, tell_gain
 
 SMALL = {
     "nc": 3,
