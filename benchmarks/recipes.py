@@ -19,11 +19,14 @@ PAGE = ROOT / "docs" / "recipes.md"
 
 _BLOCK = re.compile(r"(<!-- printed by: (.+?) -->\n\n```text\n)(.*?)(```\n)", re.DOTALL)
 
-_FITTING = (
-    "import sys, runpy; from nhwc.models.vision import import_torchvision_if_present as fit; "
-)
-_FITTING += "fit(); sys.argv = sys.argv[1:]; sys.path.insert(0, 'recipes'); "
-_FITTING += "runpy.run_path(sys.argv[0], run_name='__main__')"
+_FITTING = """
+import runpy, sys
+from nhwc.models.vision import import_torchvision_if_present
+import_torchvision_if_present()
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "recipes")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 """Runs a script, also beside a torchvision that was built for another torch."""
 
 

@@ -27,7 +27,7 @@ from telling import small_asked, tell_audit, tell_gain
 
 
 def models(small: bool) -> dict[str, tuple[nn.Module, int]]:
-    """Models with random weights, each with the side of its images; from_pretrained gives others."""
+    """Models with random weights, and the sides of their images; from_pretrained gives others."""
     if small:
         few = {"num_hidden_layers": 1, "num_attention_heads": 2}
         dino = Dinov2Config(hidden_size=16, image_size=28, patch_size=14, **few)

@@ -1,4 +1,4 @@
-"""What the recipes print: the few lines of a result that decide. `nhwc audit` and the like tell all."""
+"""What the recipes print: the few lines of a result that decide; `nhwc audit` tells all of it."""
 
 from __future__ import annotations
 

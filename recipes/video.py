@@ -24,7 +24,7 @@ MEAN, DEVIATION = torch.tensor([0.432, 0.395, 0.376]), torch.tensor([0.228, 0.22
 
 
 def clip_of(frames: Tensor) -> Tensor:
-    """Normalize frames as they were decoded, T, H, W, C in bytes, and view them as N, C, T, H, W."""
+    """Normalize frames as they are decoded, T, H, W, C in bytes, and view them as N, C, T, H, W."""
     numbers = (frames.float() / 255 - MEAN) / DEVIATION
     return numbers.permute(3, 0, 1, 2).unsqueeze(0)
 

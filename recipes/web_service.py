@@ -3,8 +3,8 @@
     python recipes/web_service.py
 
 The file is made once, in a process of its own: a process that has run a model on several threads
-must not fork. Each worker loads the file and computes on one thread, so that workers do not wait for
-one another's. Processes and threads take connections from one socket. Clients send images as
+must not fork. Each worker loads the file and computes on one thread, so that workers do not wait
+for one another's. Processes and threads take connections from one socket. Clients send images as
 they are decoded, H, W, C in bytes, which is channels last already.
 """
 
@@ -121,7 +121,7 @@ def handler_of(answer: Answer, side: int) -> type[BaseHTTPRequestHandler]:
     """Return what answers a request: an image in bytes with the class of the highest score."""
 
     class Classify(BaseHTTPRequestHandler):
-        # A head and a short body are two packets; the second must not wait for a reply to the first.
+        # A head and a short body are two packets; the second must not wait for the first's reply.
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:

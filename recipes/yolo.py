@@ -1,7 +1,7 @@
 """YOLO from Ultralytics' package, which is AGPL and no dependency of nhwc: image in, boxes out.
 
 python recipes/yolo.py
-nhwc bench recipes/yolo.py:build --input 1x3x640x640 --variants eager,optimized,onnxruntime,openvino
+nhwc bench recipes/yolo.py:build --input 1x3x640x640 --variants optimized,onnxruntime,openvino
 """
 
 from __future__ import annotations

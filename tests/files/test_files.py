@@ -16,9 +16,11 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
+from nhwc.files.examples import Example
 from nhwc.files.plain import Foreign, from_plain, to_plain
 from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
+from nhwc.formats import Format, to_format
 from nhwc.graph import capture
 from nhwc.graph.layers import assert_sizes
 from nhwc.passes import PASSES, run_passes
