@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,24 +32,33 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def main(argv: Sequence[str] | None = None) -> int:
     only = list(sys.argv[1:] if argv is None else argv)
-    PAGE.write_text(_BLOCK.sub(lambda found: _renewed(found, only), PAGE.read_text()))
+    commands = [found[2] for found in _BLOCK.finditer(PAGE.read_text())]
+    for command in commands:
+        _, script, *words = shlex.split(command)
+        if only and Path(script).stem not in only:
+            continue
+        print(command, file=sys.stderr, flush=True)
+        printed = _printed(script, words)
+        if printed is not None:
+            # One after the other: what was printed is kept if a later recipe is broken off.
+            PAGE.write_text(_BLOCK.sub(_renewer(command, printed), PAGE.read_text()))
     return 0
 
 
-def _renewed(found: re.Match[str], only: Sequence[str]) -> str:
-    """The block with what its command prints now, or as it was if that failed."""
-    _, script, *words = shlex.split(found[2])
-    if only and Path(script).stem not in only:
-        return found[0]
-    print(found[2], file=sys.stderr, flush=True)
+def _printed(script: str, words: Sequence[str]) -> str | None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _FITTING, script, *words],
         cwd=ROOT, env=os.environ | {"YOLO_OFFLINE": "true"}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode:
         print(f"  ended with {done.returncode}: its block stays as it was", file=sys.stderr)
-        return found[0]
-    return found[1] + done.stdout + found[4]
+        return None
+    return done.stdout
+
+
+def _renewer(command: str, printed: str) -> Callable[[re.Match[str]], str]:
+    """Return what puts `printed` into the block of `command`, and leaves the others."""
+    return lambda found: found[1] + printed + found[4] if found[2] == command else found[0]
 
 
 if __name__ == "__main__":

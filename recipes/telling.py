@@ -21,10 +21,11 @@ def small_asked(words: str | None, argv: Sequence[str] | None) -> bool:
 def tell_audit(name: str, audit: nhwc.Audit) -> None:
     """Say where a model leaves channels last, and what that costs."""
     found = audit.findings
-    said = f"{len(found)} places to look at" if found else "keeps channels last throughout"
+    said = f"places to look at: {len(found)}" if found else "keeps channels last throughout"
     print(f"{name}: {len(audit.calls)} operators, {said}")
     for one in found:
-        print(f"  {one.kind}: {one.operator} x{max(1, len(one.calls))}, {one.site.place}")
+        where = one.site.place if one.site.line else one.site.module
+        print(f"  {one.kind}: {one.operator} x{max(1, len(one.calls))}, {where}")
 
 
 def tell_gain(name: str, fast: Optimized) -> None:

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     clip = clip_of(video[:length])
     print(f"a clip, as it was decoded: {nhwc.format_of(clip).name}")
+    nhwc.convert_(model)  # the clip is channels last already; so shall the weights be
     tell_audit("3-D ResNet", nhwc.audit(model, clip))
     fast = nhwc.optimize(model, clip)
     tell_gain("3-D ResNet", fast)
