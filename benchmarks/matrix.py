@@ -208,8 +208,9 @@ _HEAD = """\
 Written by `python -m benchmarks.matrix` (`make matrix`): the wheel, installed in a new environment
 with each Python and torch that could be had, and `benchmarks.smoke` run in it. *Verbs* are the
 commands with small models, `torch.compile(backend="nhwc")` and an exported program; *models* are
-forty of torchvision's and timm's at 64x64, optimized and held against themselves; *files* are saved
-models of the other environments that were loaded and answered as they did where they were saved.
+torchvision's and timm's at 64x64, optimized and held against themselves, forty of them unless
+`--models` asked for fewer; *files* are saved models of the other environments that were loaded and
+answered as they did where they were saved.
 [operators-changes.md](operators-changes.md) has what each torch changed for channels last."""
 
 _COLUMNS = ("| Python | torch | numba | numpy | verbs | models | files |", "|---|" + "---|" * 6)

@@ -21,7 +21,7 @@ GENERATED = frozenset({"limits", "contributing", "api"})
 """Pages that the build writes: parts of the README, of CONTRIBUTING.md, and from docstrings."""
 
 LATER = frozenset(
-    {"recipes", "trainers", "versions", "conformance", "faults", "questions", "releasing"}
+    {"trainers", "versions", "operators-changes", "conformance", "faults", "questions", "releasing"}
 )
 """Pages that have a place already and may not be written yet."""
 
@@ -41,6 +41,7 @@ SECTIONS = (
             "faults",
             "fuzz",
             "versions",
+            "operators-changes",
         ),
     ),
     Section("Reference", ("api", "file-format", "writing-operators")),

@@ -17,39 +17,115 @@ from __future__ import annotations
 
 
 class NhwcError(Exception):
-    """The root of the tree: catch this to catch them all."""
+    """The root of the tree: catch this to catch them all.
+
+    >>> import nhwc
+    >>> try:
+    ...     nhwc.load_model("resnet1")
+    ... except nhwc.NhwcError as error:
+    ...     print(type(error).__name__)
+    ModelNotFound
+    """
 
 
 class InputError(NhwcError, ValueError):
-    """An argument cannot be used."""
+    """An argument cannot be used.
+
+    >>> import nhwc, torch
+    >>> try:
+    ...     nhwc.to_format(torch.rand(3), nhwc.Format.CHANNELS_LAST)
+    ... except InputError as error:
+    ...     print(error)
+    a tensor of shape (3,) has 1 dimensions; channels_last needs 4. Add the missing dimension, ...
+    """
 
 
 class ModelNotFound(InputError):
-    """No model goes by that name."""
+    """No model goes by that name.
+
+    >>> import nhwc
+    >>> try:
+    ...     nhwc.load_model("resnet1")
+    ... except ModelNotFound as error:
+    ...     print(error)
+    no model named 'resnet1': torchvision has no 'resnet1'; did you mean resnet18, ...
+    """
 
 
 class ModelFailed(InputError):
-    """The model itself raised while it ran; the cause is chained."""
+    """The model itself raised while it ran; the cause is chained.
+
+    >>> import nhwc, torch
+    >>> try:
+    ...     nhwc.audit(torch.nn.Conv2d(3, 8, 3), torch.rand(1, 4, 8, 8))
+    ... except ModelFailed as error:
+    ...     print(str(error)[:44], "|", type(error.__cause__).__name__)
+    Conv2d raised RuntimeError on this input: Gi | RuntimeError
+    """
 
 
 class MissingPackage(NhwcError, ImportError):
-    """An optional package is not installed; the message has the pip line."""
+    """An optional package is not installed; the message has the pip line.
+
+    >>> print(missing("timm", "zoo"))
+    timm is not installed: pip install 'nhwc[zoo]'.
+    >>> isinstance(missing("timm", "zoo"), ImportError)
+    True
+    """
 
 
 class FormatLost(NhwcError, RuntimeError):
-    """An operator got channels last and returned another format."""
+    """An operator got channels last and returned another format.
+
+    >>> import nhwc, torch
+    >>> image = torch.rand(1, 3, 8, 8).to(memory_format=torch.channels_last)
+    >>> try:
+    ...     with nhwc.strict():
+    ...         torch.nn.functional.instance_norm(image)
+    ... except FormatLost as error:
+    ...     print(error)
+    torch.nn.functional.instance_norm lost channels last at ...
+    """
 
 
 class VerificationError(NhwcError, RuntimeError):
-    """A rewritten model does not compute what the original computes."""
+    """A rewritten model does not compute what the original computes.
+
+    >>> import nhwc, torch
+    >>> net = torch.nn.Conv2d(3, 8, 3).eval()
+    >>> try:
+    ...     fast = nhwc.optimize(net, torch.rand(1, 3, 8, 8))
+    ... except VerificationError as error:  # it did not happen here
+    ...     fast = net
+    >>> fast.report.verification.passed
+    True
+    """
 
 
 class ProcessLost(NhwcError, RuntimeError):
-    """Another process of a distributed run is gone, and this one cannot go on alone."""
+    """Another process of a distributed run is gone, and this one cannot go on alone.
+
+    >>> try:
+    ...     raise ProcessLost("process 1 of 2 is gone.")
+    ... except RuntimeError as error:
+    ...     print(error)
+    process 1 of 2 is gone.
+    """
 
 
 class FileError(NhwcError, OSError):
-    """A file is damaged, foreign, or written by a newer nhwc."""
+    """A file is damaged, foreign, or written by a newer nhwc.
+
+    >>> import nhwc, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "letter.nhwc")
+    ...     _ = file.write_text("hello")
+    ...     try:
+    ...         nhwc.load(file)
+    ...     except FileError as error:
+    ...         print(error)
+    /...letter.nhwc is no model saved by nhwc: it begins with 68 65 6c 6c 6f. Write one ...
+    """
 
 
 def missing(package: str, extra: str) -> MissingPackage:

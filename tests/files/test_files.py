@@ -16,9 +16,11 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
+from nhwc.files.examples import Example
 from nhwc.files.plain import Foreign, from_plain, to_plain
 from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
+from nhwc.formats import Format, to_format
 from nhwc.graph import capture
 from nhwc.graph.layers import assert_sizes
 from nhwc.passes import PASSES, run_passes
@@ -405,3 +407,34 @@ def test_a_graph_survives_being_plain_values():
         assert torch.equal(again(x), graph(x))
     with pytest.raises(Foreign, match="are used"):
         restore(data, [*tensors, torch.zeros(1)])
+
+
+class TakesMore(nn.Module):
+    """Takes arguments in any number, as Ultralytics' networks do, and reads one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x, *args, **kwargs):
+        return self.conv(x)
+
+
+def test_arguments_that_nothing_reads_do_not_stand_in_the_way(tmp_path):
+    net, x = TakesMore().eval(), torch.rand(1, 3, 8, 8)
+    nhwc.save(nhwc.optimize(net, x), tmp_path / "model.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "model.nhwc")(x), net(x))
+
+
+def test_a_clip_in_channels_last_is_drawn_again(tmp_path):
+    """The example of five dimensions stands in the file, and loading plans for it."""
+    net = nn.Sequential(nn.Conv3d(3, 4, 3), nn.ReLU()).eval()
+    clip = to_format(torch.rand(1, 3, 4, 8, 8), Format.CHANNELS_LAST_3D)
+    nhwc.save(nhwc.optimize(net, clip), tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    torch.testing.assert_close(loaded(clip), net(clip))
+
+
+def test_a_matrix_in_channels_last_is_foreign():
+    with pytest.raises(Foreign, match="2 dimensions that is channels last"):
+        Example.of("3x4 float32 channels_last")

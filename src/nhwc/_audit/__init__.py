@@ -38,7 +38,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Audit(Displayed):
-    """One run of a model: its calls, their effects on the memory format, and the findings."""
+    """One run of a model: its calls, their effects on the memory format, and the findings.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))
+    >>> report = audit(net, torch.rand(2, 3, 16, 16))
+    >>> report.clean, len(report.calls), report.counts["loses"], report.counts["restores"]
+    (False, 3, 1, 1)
+    >>> report.to_dict()["schema"]
+    1
+    """
 
     model: str
     inputs: tuple[tuple[int, ...], ...]

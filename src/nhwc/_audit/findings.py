@@ -28,7 +28,19 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One place in the user's code that loses or converts the format, however often it runs."""
+    """One place in the user's code that loses or converts the format, however often it runs.
+
+    >>> import torch
+    >>> import nhwc
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 8, 3))
+    >>> [finding] = nhwc.audit(net, torch.rand(2, 3, 16, 16)).findings
+    >>> finding.kind, finding.operator, finding.site.module
+    ('lost', 'torch.nn.functional.instance_norm', '1')
+    >>> len(finding.calls), len(finding.payers)  # one call loses it, one pays to convert back
+    (1, 1)
+    >>> print(finding.remedy)
+    `instance_norm` copies to contiguous, ...
+    """
 
     kind: str
     operator: str

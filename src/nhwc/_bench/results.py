@@ -181,7 +181,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark(Displayed):
-    """Rows measured in one environment. `interrupted` means that some cases are missing."""
+    """Rows measured in one environment. `interrupted` means that some cases are missing.
+
+    >>> import nhwc
+    >>> empty = Benchmark(nhwc.Environment.here("cpu"), title="nothing yet")
+    >>> empty.variants, empty.geometric_mean("optimized")
+    ((), nan)
+    >>> Benchmark.from_dict(empty.to_dict()) == empty
+    True
+
+    `nhwc.bench` returns one with a row for each model, batch and number of threads.
+    """
 
     environment: Environment
     rows: tuple[Row, ...] = ()

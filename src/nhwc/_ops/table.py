@@ -85,7 +85,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator, or one variant of it, with all that was measured."""
+    """One operator, or one variant of it, with all that was measured.
+
+    >>> pool = Operator("nn.functional.max_pool2d", "", "pooling")
+    >>> pool.title, str(pool.outcome("forward"))  # nothing was measured yet
+    ('nn.functional.max_pool2d', 'not checked')
+    """
 
     name: str
     variant: str
@@ -134,7 +139,15 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorTable(Displayed):
-    """Every operator of one torch on one device."""
+    """Every operator of one torch on one device.
+
+    >>> pool = Operator("nn.functional.max_pool2d", "", "pooling")
+    >>> table = OperatorTable({"torch": "2.13.0"}, "cpu", ("float32",), (pool,))
+    >>> table.count("forward")  # how many operators keep the format, lose it, ...
+    {}
+    >>> table.to_dict()["schema"] == SCHEMA
+    True
+    """
 
     environment: dict[str, str | int]
     device: str

@@ -153,6 +153,17 @@ def _as_wholes(plan: PlanReport) -> Iterator[str]:
 class OptimizeReport(Displayed):
     """How `optimize` made the model that it returned.
 
+    >>> import torch
+    >>> import nhwc
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
+    >>> report = nhwc.optimize(net, torch.rand(1, 3, 16, 16)).report
+    >>> report.verification.passed, report.inputs
+    (True, ('1x3x16x16 float32',))
+    >>> [site.what for done in report.passes for site in done.applied]
+    ['0 + 1']
+    >>> report.chosen in ("plan", "graph", "input")  # what was fastest; `comparison` has its times
+    True
+
     `compared` has `graph` (the model after the passes) and `plan`, each timed in turns with `input`
     (the model as it was given); `chosen` names the one that was returned.
     """

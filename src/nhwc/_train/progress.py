@@ -47,7 +47,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Training(Displayed):
-    """A run: its points in order, and where it stopped if it was told to."""
+    """A run: its points in order, and where it stopped if it was told to.
+
+    >>> import nhwc
+    >>> run = Training(Recipe(), (), nhwc.Environment.here("cpu"))
+    >>> run.of("train"), run.to_dict()["schema"]
+    ((), 1)
+
+    `nhwc.train` returns one with a point for each line that it prints.
+    """
 
     recipe: Recipe
     points: tuple[Point, ...]

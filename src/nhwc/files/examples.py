@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..formats import Format, to_format
+from ..formats import CHANNELS_LAST_OF, Format, to_format
 from .plain import Foreign, bounded
 from .vocabulary import enumerations
 
@@ -24,6 +24,8 @@ class Example:
 
     >>> Example.of("2x3 float32").drawn().shape
     torch.Size([2, 3])
+    >>> Example.of("1x3x4x8x8 float32 channels_last").drawn().stride()
+    (768, 1, 192, 24, 3)
     >>> Example.of("7").drawn()
     7
     """
@@ -48,7 +50,10 @@ class Example:
         shape = tuple(int(size) for size in words[0].split("x") if size)
         if len(shape) > _DIMENSIONS or any(size < 0 for size in shape):
             raise Foreign(f"an input of shape {words[0][:40]}")
-        return cls(shape, dtype, words[2:] == [str(Format.CHANNELS_LAST)])
+        last = words[2:] == [str(Format.CHANNELS_LAST)]
+        if last and len(shape) not in CHANNELS_LAST_OF:
+            raise Foreign(f"an input of {len(shape)} dimensions that is channels last")
+        return cls(shape, dtype, last)
 
     def shaped(self) -> Any:
         """A tensor of the shape, its numbers not set; or the value."""
@@ -60,4 +65,4 @@ class Example:
             return self.value
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.shape, generator=generator).to(self.dtype)
-        return to_format(drawn, Format.CHANNELS_LAST) if self.channels_last else drawn
+        return to_format(drawn, CHANNELS_LAST_OF[drawn.dim()]) if self.channels_last else drawn

@@ -36,6 +36,14 @@ _EXAMPLES = 256
 def save(model: nn.Module, path: str | Path) -> None:
     """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
 
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> x = torch.rand(1, 3, 16, 16)
+    >>> with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+    ...     save(net, Path(folder, "net.nhwc"))
+    ...     torch.allclose(load(Path(folder, "net.nhwc"))(x), net(x), atol=1e-5)
+    True
+
     Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
     return. If only a graph for the shapes of the example could be captured, the file holds that one
     and the loaded model refuses other shapes. The choice of kernels is not saved: it holds for one
@@ -113,6 +121,15 @@ def _for_sizes(
 @torch.inference_mode(False)
 def load(path: str | Path) -> Optimized:
     """Load a model that `save` wrote, and choose its kernels for this machine.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "net.nhwc")
+    ...     save(net, file)
+    ...     again = load(file)
+    >>> again(torch.rand(1, 3, 16, 16)).shape
+    torch.Size([1, 8, 14, 14])
 
     A file can call only operators of torch whose schemas say that they compute and nothing else,
     nhwc's own layers, and a few listed functions; docs/file-format.md has the checks. Any other

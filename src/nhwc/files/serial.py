@@ -34,7 +34,7 @@ def dump(graph: fx.GraphModule) -> tuple[dict[str, Any], list[Tensor]]:
     tensors: list[Tensor] = []
     data = {
         "name": type(graph).__name__ if type(graph) is not fx.GraphModule else graph._get_name(),
-        "nodes": [_dump_node(node) for node in graph.graph.nodes],
+        "nodes": [_dump_node(node) for node in graph.graph.nodes if not _is_unread(node)],
         "modules": {path: dump_layer(graph.get_submodule(path), path) for path in paths},
         "state": _dump_state(graph, tensors),
     }
@@ -63,6 +63,11 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
     graph.lint()
     check_code(graph)
     return fx.GraphModule(root, graph, identifier(data["name"])).eval()
+
+
+def _is_unread(node: fx.Node) -> bool:
+    """Whether a node stands for arguments in any number that a `forward` takes and never reads."""
+    return node.op == "placeholder" and str(node.target).startswith("*") and not node.users
 
 
 def _dump_node(node: fx.Node) -> dict[str, Any]:

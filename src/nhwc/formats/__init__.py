@@ -16,7 +16,18 @@ Model = TypeVar("Model", nn.Module, ExportedProgram)
 
 
 class Format(Enum):
-    """How a tensor of logical shape N, C, (D,) H, W lies in memory."""
+    """How a tensor of logical shape N, C, (D,) H, W lies in memory.
+
+    >>> image = torch.rand(2, 3, 8, 8)
+    >>> format_of(image), format_of(image.to(memory_format=torch.channels_last))
+    (<Format.CONTIGUOUS: 'contiguous'>, <Format.CHANNELS_LAST: 'channels_last'>)
+
+    A tensor of one channel, or of one pixel, is both at once: `AMBIGUOUS`. A slice of the channels
+    is neither: `OTHER`.
+
+    >>> print(format_of(torch.rand(2, 1, 8, 8)), format_of(image[:, :2]))
+    ambiguous other
+    """
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels_last"

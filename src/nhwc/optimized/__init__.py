@@ -33,6 +33,14 @@ _wants_gradients = operator.attrgetter("requires_grad")
 class Optimized(nn.Module):
     """A model for inference: `portable`, a graph for any call, and programs for known shapes.
 
+    >>> import nhwc
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    >>> fast = nhwc.optimize(net, torch.rand(1, 3, 16, 16))
+    >>> type(fast).__name__, fast.examples
+    ('Optimized', (('1x3x16x16 float32',),))
+    >>> fast(torch.rand(2, 3, 32, 32)).shape  # another shape: right, by the graph
+    torch.Size([2, 8, 30, 30])
+
     A call whose inputs have planned shapes, types and device runs the program for them. Any other
     call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
     being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch

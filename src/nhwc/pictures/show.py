@@ -15,7 +15,15 @@ from .text import memory_text
 
 @dataclass(frozen=True, repr=False)
 class Drawing:
-    """A tensor's memory, which a terminal draws in characters and a notebook in its cell."""
+    """A tensor's memory, which a terminal draws in characters and a notebook in its cell.
+
+    >>> import torch
+    >>> drawing = show(torch.zeros(2, 3, 4, 4))
+    >>> drawing.memory.strides
+    (48, 16, 4, 1)
+    >>> print(str(drawing).splitlines()[0])
+    2x3x4x4 float32, contiguous, on cpu
+    """
 
     memory: Memory
 
