@@ -49,7 +49,7 @@ def cases(group: str) -> Iterator[Case]:
     for number, sample in enumerate(_some(samples)):
         values = (sample.input, sample.args, sample.kwargs)
         for way, call in _ways(op):
-            for look, changed in _looks(values):
+            for look, changed in looks(values):
                 model, inputs = as_model(call, changed)
                 yield Case(f"{group} {number} {way} {look}", model, inputs, name in _UNSET, steep)
     if op.error_inputs_func is not None and dtype == torch.float32:
@@ -72,7 +72,8 @@ def _ways(op: Any) -> Iterator[tuple[str, Any]]:
         yield "in-place", op.inplace_variant
 
 
-def _looks(values: Any) -> Iterator[tuple[str, Any]]:
+def looks(values: Any) -> Iterator[tuple[str, Any]]:
+    """The same values as they are, with gaps, channels last, and with some that are not finite."""
     yield "plain", values
     yield "strided", pytree.tree_map_only(Tensor, _strided, values)
     if any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in pytree.tree_leaves(values)):
