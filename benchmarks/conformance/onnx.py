@@ -26,6 +26,8 @@ _KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 
 def groups() -> list[str]:
+    import_torchvision_if_present()
+    importlib.import_module("onnx2torch")
     return sorted(_tests())
 
 
@@ -50,7 +52,6 @@ def _tests() -> dict[str, Any]:
 
 
 def _made(test: Any) -> nn.Module:
-    import_torchvision_if_present()
     onnx, onnx2torch = (importlib.import_module(name) for name in ("onnx", "onnx2torch"))
     model = test.model
     if model is None:

@@ -128,8 +128,8 @@ Tests of others, run against this package. Written by
 Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
 kind of error. *Right* is all of that; *refused* is one clear line before any answer; *wrong*
-differs in any of it; *failed* is any other error. Of random networks, models and shapes, values are held
-against float64 and strides are free. Behind `compile` the answer is held against Dynamo's own
-with its `eager` backend, behind `script` and `trace` only models are asked that torch itself can
-script and trace, and for gradients, whose strides are free, only cases that have some.
+differs in any of it; *failed* is any other error. Of random networks, models and shapes, values
+are held against float64 and strides are free. Behind `compile` the answer is held against Dynamo's
+own with its `eager` backend, behind `script` and `trace` only models are asked that torch itself
+can script and trace, and for gradients, whose strides are free, only cases that have some.
 """

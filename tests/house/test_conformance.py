@@ -9,7 +9,7 @@ from benchmarks.conformance import __main__ as conformance
 from benchmarks.conformance import judging, models, modules, networks, onnx, opinfo, shapes
 from benchmarks.conformance.judging import Case, Verb, judge
 from benchmarks.conformance.ledger import Ledger, Row
-from benchmarks.conformance.page import page, summary
+from benchmarks.conformance.page import BEGIN, END, README, SUITES, page, summary
 from benchmarks.conformance.verbs import USUAL, VERBS
 from torch import nn
 
@@ -217,3 +217,10 @@ def test_the_page_counts_and_names_reasons(monkeypatch, tmp_path):
     assert "| opinfo | fuse | 1 | 1 | 0 | 0 |" in text
     assert summary([again]).startswith("2 cases of 1 suites were asked 2 questions: 1 answers were")
     assert "| 1 | fuse | input # \\| # is empty | b 1 |" in text
+
+
+def test_the_page_and_the_readme_say_what_the_results_hold():
+    ledgers = [Ledger.read(suite) for suite in SUITES]
+    assert any(ledger.rows for ledger in ledgers)
+    assert page(ledgers) == (README.parent / "docs" / "conformance.md").read_text()
+    assert f"{BEGIN}\n{summary(ledgers)}\n{END}" in README.read_text()
