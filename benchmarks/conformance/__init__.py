@@ -2,9 +2,10 @@
 
     python -m benchmarks.conformance opinfo --seconds 600     # go on where the last run stopped
     python -m benchmarks.conformance opinfo --case conv2d     # the groups of that name again
-    python -m benchmarks.conformance -o docs/conformance.md   # write the page
+    python -m benchmarks.conformance -o docs/conformance.md   # the page, and in the README
 
 A suite is a file here with two functions: `groups()` names its groups of cases, `cases(group)`
-makes the cases of one. `judging` asks each verb of the package about a case, in a process of its
-own with bounded memory (`worker`); `ledger` keeps what came out, and `page` writes it down.
+makes the cases of one; `VERBS` says what it asks, if not what is usual. `judging` asks each of the
+`verbs` about a case, in a process of its own with bounded memory (`worker`); `ledger` keeps what
+came out, and `page` writes it down.
 """

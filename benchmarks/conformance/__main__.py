@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import random
@@ -11,20 +12,20 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from nhwc.machine.environment import Environment
 from nhwc.machine.workers import Ended, Nursery
 
-from .judging import FAILED, REFUSED, VERBS, WRONG, Outcome
+from .judging import FAILED, REFUSED, WRONG, Outcome
 from .ledger import Ledger, Row
-from .page import page
+from .page import SUITES, page, renew
+from .verbs import USUAL, VERBS
 
-SUITES = {
-    "opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model.",
-    "networks": "Random networks of layers, views and writes; values are held against float64.",
-}
+PACKAGES = ("torchvision", "timm", "onnx", "onnx2torch")
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """How long a case may take."""
 
 
@@ -32,12 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 1 if any case is wrong or failed."""
     args = _parser().parse_args(argv)
     if args.output:
-        args.output.write_text(page(SUITES, [Ledger.read(suite) for suite in SUITES]))
+        args.output.write_text(page([Ledger.read(suite) for suite in SUITES]))
+        renew([Ledger.read(suite) for suite in SUITES])
         return 0
     ledger = Ledger.read(args.suite)
-    every = importlib.import_module(_module(args.suite)).groups()
+    suite = importlib.import_module(_module(args.suite))
+    every = suite.groups()
+    ledger.groups, ledger.where = len(every), _where()
     chosen = [group for group in every if not args.case or args.case in group]
-    verbs = args.verb or list(VERBS)
+    verbs = args.verb or list(getattr(suite, "VERBS", USUAL))
     for group in chosen if args.case or args.again else ():
         ledger.rows.pop(group, None)
     todo = {group: ledger.lacking(group, verbs) for group in chosen}
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run(ledger, {group: todo[group] for group in groups}, seconds=args.seconds)
     print(f"{len(ledger.rows)} of {len(every)} groups have a row")
     for (verb, verdict), number in sorted(ledger.counts.items()):
-        print(f"{verb:10} {verdict:8} {number:7}")
+        print(f"{verb:16} {verdict:8} {number:7}")
     return 1 if any(verdict in (WRONG, FAILED) for _, verdict in ledger.counts) else 0
 
 
@@ -76,7 +80,7 @@ def run_group(nursery: Nursery, suite: str, group: str, verbs: Sequence[str]) ->
 
     What that case was not asked yet, and the cases behind it, are asked in another process.
     """
-    row, begun, asked = Row(), 0, list(verbs)
+    row, begun, asked = Row(asked=set(verbs)), 0, list(verbs)
     while (ended := _run_on(nursery, suite, group, verbs, row, Place(begun, asked))) is not None:
         begun, asked = ended.begun, ended.asked[1:]
         if not ended.asked:
@@ -115,6 +119,15 @@ def _run_on(
         row.add(Outcome(case, (place.asked or list(verbs))[0], FAILED, str(error)))
         return place
     return None
+
+
+def _where() -> dict[str, str | int]:
+    """The machine, and the versions of all that was asked."""
+    where = Environment.here().to_dict()
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            where[package] = version(package)
+    return where
 
 
 def _module(suite: str) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import nhwc
-from nhwc.passes import PASSES
+from nhwc.models.preserve import copy_as_is
 
 RIGHT, REFUSED, WRONG, FAILED = VERDICTS = ("right", "refused", "wrong", "failed")
 
@@ -47,6 +44,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Verb:
+    """One question about a model: what to make of it, and what that must answer like."""
+
+    prepare: Callable[[Case], Callable[..., Any]]
+    reference: Callable[[Case], Callable[..., Any]] | None = None
+    """What torch makes of the model; None for the model as it is."""
+    exact: Callable[[nn.Module], Callable[..., Any]] = nn.Module.eval
+    """What is called of the model in float64."""
+    strides: bool = True
+    """The strides of what it gives are a promise; those of gradients are nobody's."""
+
+
+class NothingToAsk(Exception):
+    """A reference raises it where a question means nothing for this case."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     case: str
     verb: str
@@ -63,70 +77,72 @@ class Answer:
     error: Exception | None = None
 
 
-def judge(case: Case, verbs: dict[str, Callable[[Case], Callable[..., Any]]]) -> Iterator[Outcome]:
-    """Ask each of `verbs` to prepare the model of `case`, and compare how the result answers."""
+def judge(case: Case, verbs: Mapping[str, Verb]) -> Iterator[Outcome]:
+    """Ask each of `verbs` about the model of `case`, and compare how the result answers."""
     state = {name: value.clone() for name, value in case.model.state_dict().items()}
-    expected = answer(copy.deepcopy(case.model), case.inputs)
-    truth = _in_float64(case) if case.wide and expected.error is None else None
-    for verb, prepare in verbs.items():
-        try:
-            with _quiet():
-                prepared = prepare(case)
-        except nhwc.NhwcError as error:
-            yield Outcome(case.name, verb, *_refusal(error, expected))
+    eager = _Expected.of(case, copy_as_is(case.model), nn.Module.eval)
+    for name, verb in verbs.items():
+        expected = eager
+        if verb.reference is not None:
+            try:
+                with _quiet():
+                    reference = verb.reference(case)
+            except Exception:
+                # Not even torch does this with the model as it is.
+                continue
+            expected = _Expected.of(case, reference, verb.exact)
+        if isinstance(expected.answer.error, NothingToAsk):
             continue
-        except Exception as error:
-            if expected.error is not None and _alike(error, expected.error):
-                yield Outcome(case.name, verb, RIGHT)
-            else:
-                yield Outcome(case.name, verb, FAILED, _said(error))
-            continue
-        why = _touched(case, state) or difference(
-            case, expected, answer(prepared, case.inputs), truth
-        )
-        yield Outcome(case.name, verb, WRONG if why else RIGHT, why)
+        outcome = _asked(case, name, verb, expected)
+        why = _touched(case, state)
+        yield replace(outcome, verdict=WRONG, why=why) if why else outcome
 
 
-def fused(case: Case) -> Callable[..., Any]:
-    return nhwc.fuse(case.model, passes=PASSES)
+@dataclass(frozen=True)
+class _Expected:
+    """What a verb must answer: eager's answer, and the leaves of the exact one if those count."""
+
+    answer: Answer
+    truth: list[Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        call: Callable[..., Any],
+        exact: Callable[[nn.Module], Callable[..., Any]],
+    ) -> _Expected:
+        found = answer(call, case.inputs)
+        if not case.wide or found.error is not None:
+            return cls(found, None)
+        wide = pytree.tree_map_only(Tensor, _doubled, case.inputs)
+        true = answer(exact(copy_as_is(case.model).double()), wide)
+        return cls(found, [] if true.error else pytree.tree_leaves(true.value))
 
 
-def optimized(case: Case) -> Callable[..., Any]:
-    return nhwc.optimize(case.model, *_copied(case.inputs))
-
-
-def audited(case: Case) -> Callable[..., Any]:
-    """The model itself, after it was looked at: an audit may change nothing."""
-    nhwc.audit(case.model, *_copied(case.inputs))
-    return copy.deepcopy(case.model)
-
-
-def loaded(case: Case) -> Callable[..., Any]:
-    """The optimized model, saved and read again."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "case.nhwc"
-        nhwc.save(optimized(case), path)
-        return nhwc.load(path)
-
-
-VERBS = {"audit": audited, "fuse": fused, "optimize": optimized, "load": loaded}
+def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
+    try:
+        with _quiet():
+            prepared = verb.prepare(case)
+    except nhwc.NhwcError as error:
+        return Outcome(case.name, name, *_refusal(error, expected.answer))
+    except Exception as error:
+        if expected.answer.error is not None and _alike(error, expected.answer.error):
+            return Outcome(case.name, name, RIGHT)
+        return Outcome(case.name, name, FAILED, _said(error))
+    held = replace(case, strides=case.strides and verb.strides)
+    why = difference(held, expected.answer, answer(prepared, case.inputs), expected.truth)
+    return Outcome(case.name, name, WRONG if why else RIGHT, why)
 
 
 def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
-    given = _copied(inputs)
+    given = own(inputs)
     torch.manual_seed(0)
     try:
         with _quiet(), torch.no_grad():
             return Answer(call(*given), given)
     except Exception as error:
         return Answer(None, given, error)
-
-
-def _in_float64(case: Case) -> list[Any]:
-    """The leaves of the model's answer in float64."""
-    wide = pytree.tree_map_only(Tensor, _doubled, case.inputs)
-    found = answer(copy.deepcopy(case.model).double(), wide)
-    return [] if found.error else pytree.tree_leaves(found.value)
 
 
 def _doubled(x: Tensor) -> Tensor:
@@ -247,7 +263,7 @@ def _touched(case: Case, state: dict[str, Tensor]) -> str:
     return ""
 
 
-def _copied(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def own(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(pytree.tree_map_only(Tensor, _copy, value) for value in inputs)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .judging import RIGHT, Outcome
+from .judging import RIGHT, VERDICTS, Outcome
 
 RESULTS = Path(__file__).parents[1] / "results" / "conformance"
 
@@ -20,6 +20,8 @@ class Row:
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     told: list[Outcome] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+    """The verbs that this group was asked about, also where they had nothing to say of a case."""
 
     def add(self, outcome: Outcome) -> None:
         self.counts[outcome.verb, outcome.verdict] += 1
@@ -30,16 +32,25 @@ class Row:
         """Take over what other verbs said of the same group."""
         self.counts += more.counts
         self.told += more.told
+        self.asked |= more.asked
+
+    @property
+    def cases(self) -> int:
+        """How many cases were asked about: as many as the verb was that had most to say."""
+        verbs = {verb for verb, _ in self.counts}
+        return max((sum(self.counts[v, d] for d in VERDICTS) for v in verbs), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         counts = {" ".join(key): number for key, number in sorted(self.counts.items())}
         told = [[one.case, one.verb, one.verdict, one.why] for one in self.told]
-        return {"counts": counts} | ({"told": told} if told else {})
+        row = {"asked": sorted(self.asked), "counts": counts}
+        return row | ({"told": told} if told else {})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        counts = {(*key.split(),): number for key, number in data["counts"].items()}
-        return cls(Counter(counts), [Outcome(*one) for one in data.get("told", ())])  # type: ignore[arg-type]
+        counts = Counter({(*k.rsplit(" ", 1),): n for k, n in data["counts"].items()})
+        told = [Outcome(*one) for one in data.get("told", ())]
+        return cls(counts, told, set(data["asked"]))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -48,6 +59,10 @@ class Ledger:
 
     suite: str
     rows: dict[str, Row] = field(default_factory=dict)
+    groups: int = 0
+    """How many the suite has; some of them may have no row yet."""
+    where: dict[str, str | int] = field(default_factory=dict)
+    """The machine and the versions of the last run."""
 
     @property
     def path(self) -> Path:
@@ -58,12 +73,13 @@ class Ledger:
         ledger = cls(suite)
         if ledger.path.exists():
             stored = json.loads(ledger.path.read_text())
-            ledger.rows = {group: Row.from_dict(row) for group, row in stored.items()}
+            ledger.rows = {group: Row.from_dict(row) for group, row in stored["rows"].items()}
+            ledger.groups, ledger.where = stored["groups"], stored["where"]
         return ledger
 
     def lacking(self, group: str, verbs: Sequence[str]) -> list[str]:
         """Those of `verbs` that this group was not asked about."""
-        asked = {verb for verb, _ in self.rows[group].counts} if group in self.rows else set()
+        asked = self.rows[group].asked if group in self.rows else set()
         return [verb for verb in verbs if verb not in asked]
 
     def write(self) -> None:
@@ -72,7 +88,8 @@ class Ledger:
             f"{json.dumps(group)}: {json.dumps(row.to_dict())}" for group, row in self._sorted()
         ]
         partial = self.path.with_suffix(".partial")
-        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        head = f'"groups": {self.groups},\n"where": {json.dumps(self.where)},\n"rows": {{\n'
+        partial.write_text("{\n" + head + ",\n".join(lines) + "\n}}\n")
         partial.replace(self.path)
 
     def _sorted(self) -> list[tuple[str, Row]]:
@@ -81,6 +98,10 @@ class Ledger:
     @property
     def counts(self) -> Counter[tuple[str, str]]:
         return sum((row.counts for row in self.rows.values()), Counter())
+
+    @property
+    def cases(self) -> int:
+        return sum(row.cases for row in self.rows.values())
 
     def told(self, verdict: str) -> Iterator[Outcome]:
         """The outcomes of this verdict, in the order of the groups."""

@@ -25,7 +25,7 @@ _UNSET = {
 }
 
 _MOST = 24
-"""How many samples of an operator are taken: a few have thousands, which differ in little."""
+"""How many samples are taken."""
 
 
 def groups() -> list[str]:
@@ -46,20 +46,21 @@ def cases(group: str) -> Iterator[Case]:
         ("linalg", "svd", "pca", "geqrf", "symeig", "ormqr", "lu", "qr", "pinv")
     )
     samples = op.sample_inputs("cpu", dtype)
-    for number, sample in enumerate(_some(samples)):
+    for number, sample in enumerate(some(samples)):
         values = (sample.input, sample.args, sample.kwargs)
         for way, call in _ways(op):
-            for look, changed in _looks(values):
+            for look, changed in looks(values):
                 model, inputs = as_model(call, changed)
                 yield Case(f"{group} {number} {way} {look}", model, inputs, name in _UNSET, steep)
     if op.error_inputs_func is not None and dtype == torch.float32:
-        for number, wrong in enumerate(_some(op.error_inputs("cpu"))):
+        for number, wrong in enumerate(some(op.error_inputs("cpu"))):
             sample = wrong.sample_input
             model, inputs = as_model(op.op, (sample.input, sample.args, sample.kwargs))
             yield Case(f"{group} error {number}", model, inputs, True)
 
 
-def _some(samples: Any) -> Iterator[Any]:
+def some(samples: Any) -> Iterator[Any]:
+    """The first samples: a few operators and modules have thousands, which differ in little."""
     for _, sample in zip(range(_MOST), samples, strict=False):
         yield sample
 
@@ -72,7 +73,8 @@ def _ways(op: Any) -> Iterator[tuple[str, Any]]:
         yield "in-place", op.inplace_variant
 
 
-def _looks(values: Any) -> Iterator[tuple[str, Any]]:
+def looks(values: Any) -> Iterator[tuple[str, Any]]:
+    """The same values as they are, with gaps, channels last, and with some that are not finite."""
     yield "plain", values
     yield "strided", pytree.tree_map_only(Tensor, _strided, values)
     if any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in pytree.tree_leaves(values)):

@@ -1,28 +1,84 @@
-"""docs/conformance.md, from the ledgers."""
+"""docs/conformance.md and the numbers in the README, from the ledgers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
-from .judging import FAILED, REFUSED, VERBS, VERDICTS, WRONG
+from .judging import FAILED, REFUSED, RIGHT, VERDICTS, WRONG
 from .ledger import Ledger
+from .verbs import VERBS
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- conformance -->", "<!-- end of conformance -->"
+
+SUITES = {
+    "opinfo": "torch's own operator tests (`torch.testing._internal`): each sample as a model.",
+    "modules": "torch's own module tests (`torch.testing._internal`): each sample of each module.",
+    "onnx": "The backend tests of ONNX that onnx2torch reads and torch answers rightly.",
+    "models": "Models of torchvision and timm: forward, features, scripted, traced again.",
+    "shapes": "Convolutions of oneDNN's tests and of well-known networks, by each kernel here.",
+    "networks": "Random networks of layers, views and writes; values are held against float64.",
+}
 
 _MOST = 12
 """How many reasons of one kind the page names."""
 
 
-def page(titles: dict[str, str], ledgers: Sequence[Ledger]) -> str:
-    parts = [_HEAD, *_table(titles, ledgers)]
+def page(ledgers: Sequence[Ledger]) -> str:
+    parts = [_HEAD, *_overview(ledgers), "", "By what was asked:", "", *_table(ledgers)]
     for ledger in ledgers:
-        parts += ["", f"## {ledger.suite}", "", titles[ledger.suite]]
+        if not ledger.rows:
+            continue
+        where = ", ".join(f"{name} {value}" for name, value in ledger.where.items())
+        parts += ["", f"## {ledger.suite}", "", SUITES[ledger.suite], "", f"Run with {where}."]
         parts += _reasons(ledger, REFUSED, "Refused, each in one line")
         parts += _reasons(ledger, WRONG, "Wrong")
         parts += _reasons(ledger, FAILED, "Failed")
     return "\n".join(parts) + "\n"
 
 
-def _table(titles: dict[str, str], ledgers: Sequence[Ledger]) -> list[str]:
+def summary(ledgers: Sequence[Ledger]) -> str:
+    """The paragraph in the README."""
+    of = {verdict: sum(_verdicts(ledger)[verdict] for ledger in ledgers) for verdict in VERDICTS}
+    return (
+        f"{sum(ledger.cases for ledger in ledgers):,} cases of {len(ledgers)} suites were asked "
+        f"{sum(of.values()):,} questions: {of[RIGHT]:,} answers were right, {of[REFUSED]:,} "
+        f"refused with a reason, {of[WRONG]:,} wrong, {of[FAILED]:,} failed otherwise. "
+        "[docs/conformance.md](docs/conformance.md) names the suites, the machine, and each reason."
+    )
+
+
+def renew(ledgers: Sequence[Ledger]) -> None:
+    """Write the summary into the README, between its two marks."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{summary(ledgers)}\n{END}{after}")
+
+
+def _overview(ledgers: Sequence[Ledger]) -> list[str]:
+    lines = [
+        f"| suite | groups run | cases | {' | '.join(VERDICTS)} |",
+        "|---|---|---|" + "---|" * len(VERDICTS),
+    ]
+    for ledger in ledgers:
+        of = _verdicts(ledger)
+        numbers = (ledger.cases, *(of[verdict] for verdict in VERDICTS))
+        cells = " | ".join(f"{number:,}" for number in numbers)
+        run = f"{len(ledger.rows):,} of {ledger.groups:,}"
+        lines.append(f"| [{ledger.suite}](#{ledger.suite}) | {run} | {cells} |")
+    return lines
+
+
+def _verdicts(ledger: Ledger) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for (_, verdict), number in ledger.counts.items():
+        found[verdict] += number
+    return found
+
+
+def _table(ledgers: Sequence[Ledger]) -> list[str]:
     lines = [f"| suite | verb | {' | '.join(VERDICTS)} |", "|---|---|" + "---|" * len(VERDICTS)]
     for ledger in ledgers:
         for verb in VERBS:
@@ -64,9 +120,16 @@ def _plain(why: str) -> str:
 
 _HEAD = """# Conformance
 
-Written by `python -m benchmarks.conformance -o docs/conformance.md` from what the runs of
-`python -m benchmarks.conformance SUITE` left. Each case is a model; each verb is asked about it,
-and the result must answer as eager PyTorch does: values, types, shapes, strides, what shares memory
-with what, what happens to the inputs, and the kind of error. *Right* is all of that; *refused* is
-one clear line before any answer; *wrong* differs in any of it; *failed* is any other error.
+Tests of others, run against this package. Written by
+`python -m benchmarks.conformance -o docs/conformance.md` from what the runs of
+`python -m benchmarks.conformance SUITE --seconds N` left in
+[benchmarks/results](../benchmarks/results/conformance); a run goes on where the last one stopped.
+
+Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
+values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
+kind of error. *Right* is all of that; *refused* is one clear line before any answer; *wrong*
+differs in any of it; *failed* is any other error. Of random networks, models and shapes, values
+are held against float64 and strides are free. Behind `compile` the answer is held against Dynamo's
+own with its `eager` backend, behind `script` and `trace` only models are asked that torch itself
+can script and trace, and for gradients, whose strides are free, only cases that have some.
 """

@@ -50,6 +50,15 @@ class Slotted(Base):
         return self.body(x) * self.factor
 
 
+class CopiesTrain(Base):
+    """Its copies train, as those of torchvision's feature extractors."""
+
+    def __deepcopy__(self, memo):
+        again = CopiesTrain()
+        again.load_state_dict(self.state_dict())
+        return again
+
+
 class OwnCall(Base):
     def __call__(self, x):
         return super().__call__(x) * 3
@@ -207,3 +216,13 @@ def test_exported_programs_are_folded(kind):
     assert "batch_norm" not in fused.code
     assert_same(model, fused, X)
     assert_same(model, nhwc.optimize(exported, X), X)
+
+
+def test_a_copy_that_trains_of_a_model_that_does_not():
+    model = random_(CopiesTrain()).eval()
+    fused = fuse(model)
+    assert not any(part.training for part in fused.modules())
+    assert has_no_norm(fused)
+    for result in (fused, optimize(model, X)):
+        torch.testing.assert_close(result(X), model(X), rtol=1e-4, atol=1e-5)
+    nhwc.audit(model, X)

@@ -1,14 +1,16 @@
 """A sample of the suites of others, and that a wrong answer would be seen."""
 
+import itertools
 import sys
 
 import pytest
 import torch
 from benchmarks.conformance import __main__ as conformance
-from benchmarks.conformance import judging, networks, opinfo
-from benchmarks.conformance.judging import Case, judge
+from benchmarks.conformance import judging, models, modules, networks, onnx, opinfo, shapes
+from benchmarks.conformance.judging import Case, Verb, judge
 from benchmarks.conformance.ledger import Ledger, Row
-from benchmarks.conformance.page import page
+from benchmarks.conformance.page import BEGIN, END, README, SUITES, page, summary
+from benchmarks.conformance.verbs import USUAL, VERBS
 from torch import nn
 
 from nhwc.machine.workers import Ended, Nursery
@@ -19,7 +21,7 @@ OPERATORS = ("nn_functional_conv2d", "nn_functional_batch_norm", "cat", "add", "
 
 
 def outcomes(cases, *verbs):
-    chosen = {verb: judging.VERBS[verb] for verb in verbs}
+    chosen = {verb: VERBS[verb] for verb in verbs}
     return [outcome for case in cases for outcome in judge(case, chosen)]
 
 
@@ -30,6 +32,47 @@ def test_samples_of_torch_itself(name):
     assert [one for one in found if one.verdict != "right"] == []
 
 
+@pytest.mark.parametrize("group", ["nn.BatchNorm2d float32 eval", "nn.GroupNorm float32 eval"])
+def test_samples_of_torchs_modules(group):
+    found = outcomes(modules.cases(group), "fuse", "gradients")
+    assert {one.verb for one in found} == {"fuse", "gradients"}
+    assert [one for one in found if one.verdict != "right"] == []
+
+
+def test_a_sample_behind_torch_compile_and_looked_at_backwards():
+    cases = itertools.islice(modules.cases("nn.Conv2d float32 eval"), 1)
+    found = outcomes(cases, "compile", "audit backwards")
+    assert [one.verdict for one in found] == ["right", "right"]
+
+
+def test_samples_of_onnx():
+    pytest.importorskip("onnx2torch")
+    found = outcomes(onnx.cases("test_Conv2d_depthwise"), "fuse", "load")
+    assert [one.verdict for one in found] == ["right", "right"]
+
+
+def test_a_model_of_torchvision_in_every_form():
+    found = outcomes(models.cases("torchvision:squeezenet1_1"), "fuse", "script", "trace")
+    assert len(found) == 6
+    assert [one for one in found if one.verdict != "right"] == []
+
+
+@pytest.mark.parametrize("shape", ["ic17oc17ih8oh4kh3ph1sh2", "g128ic128ih14oh8oc128kh4sh2ph1"])
+def test_shapes_of_onednn(shape, monkeypatch):
+    monkeypatch.setattr(shapes, "_shapes", lambda: {shape: shapes.read(shape)})
+    verdicts = [one.verdict for case in shapes.cases(shape) for one in shapes.judge(case, [""])]
+    assert len(verdicts) >= 2
+    assert set(verdicts) == {"right"}
+
+
+def test_a_shape_is_read_as_it_is_meant():
+    spec = shapes.read("mb1g16ic16oc16ih15oh7kh6sh2ph3iw10ow10kw3")
+    assert (spec.padding, spec.wanted) == ((3, 1), (7, 10))
+    spec = shapes.read("ic35oc32id13od11kd3pd0ih13oh12kh3ph0")
+    assert (spec.wanted, spec.w, spec.frames) == ((12, 12), 13, shapes.Frames(13, 3))
+    assert shapes.read("ic16oc16iw5ow5kw3pw1").h == 1
+
+
 def test_random_networks():
     cases = (case for group in ("0", "50") for case in networks.cases(group))
     assert [one for one in outcomes(cases, "fuse") if one.verdict != "right"] == []
@@ -38,7 +81,7 @@ def test_random_networks():
 @pytest.mark.parametrize("seed", [1, 5, 9])
 def test_random_networks_through_every_verb(seed):
     case = next(case for case in networks.cases("0") if case.name == f"network {seed}")
-    found = outcomes([case], *judging.VERBS)
+    found = outcomes([case], *USUAL)
     assert [one for one in found if one.verdict in ("wrong", "failed")] == []
 
 
@@ -85,7 +128,7 @@ class Keeps(nn.Module):
 )
 def test_every_kind_of_difference_is_told(instead, why):
     case = Case("", Keeps().eval(), (torch.randn(3, 3),))
-    [outcome] = judge(case, {"instead": lambda case: instead})
+    [outcome] = judge(case, {"instead": Verb(lambda case: instead)})
     assert outcome.verdict == "wrong"
     assert why in outcome.why
 
@@ -151,10 +194,10 @@ def test_a_group_that_dies_between_cases_stops():
 def test_a_group_is_asked_about_the_verbs_that_it_lacks():
     ledger = Ledger("opinfo")
     assert ledger.lacking("g", ["audit", "fuse"]) == ["audit", "fuse"]
-    ledger.rows["g"] = Row()
+    ledger.rows["g"] = Row(asked={"audit"})
     ledger.rows["g"].add(judging.Outcome("a", "audit", "right"))
     assert ledger.lacking("g", ["audit", "fuse"]) == ["fuse"]
-    more = Row()
+    more = Row(asked={"fuse"})
     more.add(judging.Outcome("a", "fuse", "wrong", "why"))
     ledger.rows["g"].update(more)
     assert ledger.lacking("g", ["audit", "fuse"]) == []
@@ -163,12 +206,21 @@ def test_a_group_is_asked_about_the_verbs_that_it_lacks():
 
 def test_the_page_counts_and_names_reasons(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.conformance.ledger.RESULTS", tmp_path / "rows")
-    row = Row()
+    row = Row(asked={"fuse"})
     row.add(judging.Outcome("a", "fuse", "right"))
     row.add(judging.Outcome("b 1", "fuse", "refused", "input 1 | 2 is empty"))
     Ledger("opinfo", {"a": row}).write()
     again = Ledger.read("opinfo")
     assert again.rows == {"a": row}
-    text = page({"opinfo": "Operators."}, [again])
+    text = page([again])
+    assert "| [opinfo](#opinfo) | 1 of 0 | 2 | 1 | 1 | 0 | 0 |" in text
     assert "| opinfo | fuse | 1 | 1 | 0 | 0 |" in text
+    assert summary([again]).startswith("2 cases of 1 suites were asked 2 questions: 1 answers were")
     assert "| 1 | fuse | input # \\| # is empty | b 1 |" in text
+
+
+def test_the_page_and_the_readme_say_what_the_results_hold():
+    ledgers = [Ledger.read(suite) for suite in SUITES]
+    assert any(ledger.rows for ledger in ledgers)
+    assert page(ledgers) == (README.parent / "docs" / "conformance.md").read_text()
+    assert f"{BEGIN}\n{summary(ledgers)}\n{END}" in README.read_text()

@@ -117,13 +117,30 @@ class Case:
         bias = None if self.bias is None else change(self.bias.double())
         x = change(self.x.double())
         deep = spec.frames
-        if deep == IMAGE:
+        if spec.wanted is not None or deep.wanted is not None:
+            y = self._as_wanted(x, weight, bias)
+        elif deep == IMAGE:
             y = F.conv2d(x, weight, bias, spec.stride, spec.padding, spec.dilation, spec.groups)
         else:
             stride, padding = (deep.stride, *spec.stride), (deep.padding, *spec.padding)
             dilation = (deep.dilation, *spec.dilation)
             y = F.conv3d(x, weight, bias, stride, padding, dilation, spec.groups)
         return y if self.residual is None else y + change(self.residual.double())
+
+    def _as_wanted(self, x, weight, bias):
+        """The convolution where the padding behind is what the size of the result asks for."""
+        spec, deep = self.spec, self.spec.frames
+        sides = [
+            (deep.t, deep.d, deep.out_d, deep.stride, deep.padding, deep.dilation),
+            (spec.r, spec.h, spec.out_h, spec.stride[0], spec.padding[0], spec.dilation[0]),
+            (spec.s, spec.w, spec.out_w, spec.stride[1], spec.padding[1], spec.dilation[1]),
+        ][deep == IMAGE :]
+        padding = []
+        for taps, size, out, stride, front, dilation in reversed(sides):
+            padding += [front, (out - 1) * stride + dilation * (taps - 1) + 1 - size - front]
+        stride, dilation = [side[3] for side in sides], [side[5] for side in sides]
+        convolve = F.conv2d if deep == IMAGE else F.conv3d
+        return convolve(F.pad(x, padding), weight, bias, stride, 0, dilation, spec.groups)
 
     def expected(self):
         return ACTIVATIONS[self.spec.activation](self._sum(lambda t: t))

@@ -37,20 +37,24 @@ def guarded(values, at_end):
 
 
 def run(spec, at_end):
-    case = Case(spec)
     for kernel in conv2d_candidates(spec.folded()):
-        packed = guarded(kernel.pack(case.weight.reshape(kernel.filters), case.bias), at_end)
-        x = guarded(case.x.movedim(1, -1), at_end)
-        beside = None
-        if case.residual is not None:
-            beside = guarded(case.residual.movedim(1, -1), at_end)
-        y = guarded(torch.zeros(case.out_shape), at_end)
-        in_frames(kernel, packed, x, y, beside)
+        run_kernel(kernel, Case(spec), at_end)
+
+
+def run_kernel(kernel, case, at_end):
+    """Run one kernel of a case with each buffer at the end, or the beginning, of its pages."""
+    packed = guarded(kernel.pack(case.weight.reshape(kernel.filters), case.bias), at_end)
+    x = guarded(case.x.movedim(1, -1), at_end)
+    beside = None
+    if case.residual is not None:
+        beside = guarded(case.residual.movedim(1, -1), at_end)
+    y = guarded(torch.zeros(case.out_shape), at_end)
+    in_frames(kernel, packed, x, y, beside)
+    case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
+    if kernel.name == "stem" and case.spec.frames == IMAGE:
+        y[:] = 0.0
+        in_frames(kernel, packed, guarded(case.x, at_end), y, beside, change=as_planes)
         case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
-        if kernel.name == "stem" and spec.frames == IMAGE:
-            y[:] = 0.0
-            in_frames(kernel, packed, guarded(case.x, at_end), y, beside, change=as_planes)
-            case.check(y.reshape(case.out_shape).movedim(-1, 1), kernel.name)
 
 
 def as_planes(step):

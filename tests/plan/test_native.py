@@ -338,6 +338,15 @@ def test_rows_of_channels(name, shape):
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(9,), (2, 3, 5, 9), (1, 8, 5, 7, 9), (2, 1, 2, 1, 2, 9)])
+@torch.no_grad()
+def test_rows_in_more_dimensions_are_left_to_torch(shape):
+    (x,) = images(shape)
+    graph, program, chosen = lowered(nn.Sequential(nn.Linear(9, 4), nn.ReLU()), x)
+    assert not any(kernel.startswith("nhwc") for kernel in chosen[:1])
+    torch.testing.assert_close(program(x), graph(x))
+
+
 @torch.no_grad()
 def test_rows_that_lie_otherwise_and_a_residual():
     class Adds(Net):

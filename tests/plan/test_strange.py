@@ -6,6 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import nhwc
+from nhwc import fuse
+from nhwc.formats import Format
+from nhwc.plan.binding import Packed, bind
+from nhwc.plan.implementation import Timed
+from nhwc.plan.scene import scene_of
 
 
 class Beside(nn.Module):
@@ -32,6 +37,35 @@ VIEWS = {
     "chunk of dropout": lambda x: F.dropout2d(x, 0.0, True).chunk(2, 3)[1],
     "opaque": Opaque(),
 }
+
+
+class Convolved(nn.Module):
+    """Views of an image that a plan reads in another format for a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 16, 3), nn.Conv2d(4, 8, 1)
+
+    def forward(self, x):
+        narrow = x.narrow(1, 4, 4)
+        return self.first(x).relu(), narrow, self.second(narrow), x.flatten(2), x
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("reads", [Format.CONTIGUOUS, Format.CHANNELS_LAST])
+def test_views_that_are_returned_share_memory_in_every_plan(layout, reads, monkeypatch):
+    x = torch.randn(2, 8, 9, 9).to(memory_format=layout)
+    model = Convolved().eval()
+    graph = fuse(model)
+    scene = scene_of(graph, [x])
+    choice = {layer.node: Timed(scene.called(layer, reads, reads), 0.0) for layer in scene.layers}
+    with torch.no_grad():
+        expected, given = model(x), bind(scene, choice, Packed())(x)
+    torch.testing.assert_close(given, expected)
+    for mine, its in zip(given, expected, strict=True):
+        if its.untyped_storage().data_ptr() == x.data_ptr():
+            assert mine.untyped_storage().data_ptr() == x.data_ptr()
+            assert mine.stride() == its.stride()
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from ..formats.weights import convolution_weights
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
 from ..models.kinds import module_of
-from ..models.preserve import preserved
+from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized
 from ..watch.calls import Call
@@ -255,7 +254,7 @@ def _compare(
 def _copy_of(model: nn.Module) -> nn.Module:
     """A copy with weights of its own; torch's copies of frozen TorchScript share constants."""
     if not isinstance(model, torch.jit.ScriptModule):
-        return copy.deepcopy(model)
+        return copy_as_is(model)
     file = io.BytesIO()
     torch.jit.save(model, file)
     file.seek(0)

@@ -6,7 +6,6 @@ loop, some never. So the model runs on the examples, and each call of a graph is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import graphs
-from ..models.preserve import preserved
+from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, signature
 from ..verify import cloned
@@ -67,7 +66,7 @@ def uses(model: nn.Module, examples: Sequence[tuple[Any, ...]]) -> list[Use]:
 
 def twin(model: _Model) -> _Model:
     """A copy of the modules of `model`; the parameters and buffers in it are the same ones."""
-    return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    return copy_as_is(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
 
 def put(model: nn.Module, others: Mapping[Any, nn.Module]) -> None:

@@ -8,7 +8,6 @@ the original's answers in place of the parts': it must come to the very same end
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import graphs, is_one_call
-from ..models.preserve import preserved
+from ..models.preserve import copy_as_is, preserved
 from ..optimized import Optimized
 from ..verify import Answers, Check, Verification, answer, cloned, compare, doubled, flatten, verify
 from ..verify.luck import without_luck
@@ -84,7 +83,7 @@ def _by_parts(
         return hook
 
     def hold(path: str) -> Any:
-        wide = copy.deepcopy(model.get_submodule(path)).double()
+        wide = copy_as_is(model.get_submodule(path)).double()
 
         def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
             if not calls[path]:

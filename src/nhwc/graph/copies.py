@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, is_out_of_memory
 from ..machine.host_memory import apart
+from ..models.preserve import copy_as_is
 from .leaves import HOOKS
 
 
@@ -41,7 +42,7 @@ def own_copy(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
-        result = copy.deepcopy(model, memo)
+        result = copy_as_is(model, memo)
         for module in result.modules():
             _rebind(module, memo)
         for module in model.modules():

@@ -1,19 +1,42 @@
-"""Leave a model as it was found: put back whatever a run changes in it."""
+"""Leave a model as it was found: put back whatever a run changes in it, and copy it as it is."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+_Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
 _Container = (list, dict, set)
+
+
+def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
+    """Copy `model` deeply; each module of the copy trains, or not, as the one it was made of.
+
+    Torch's own copies need not: those of torchvision's feature extractors always train.
+
+    >>> copy_as_is(nn.ReLU().eval()).training
+    False
+    """
+    result = copy.deepcopy(model, memo)
+    # TorchScript that was frozen has no mode.
+    modes = {
+        name: vars(part)["training"]
+        for name, part in model.named_modules(remove_duplicate=False)
+        if "training" in vars(part)
+    }
+    for name, part in result.named_modules(remove_duplicate=False):
+        if name in modes:
+            part.training = modes[name]
+    return result
 
 
 @contextlib.contextmanager

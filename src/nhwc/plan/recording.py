@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, written_into
@@ -44,7 +45,10 @@ class Record:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
         self.strange: set[fx.Node] = set()
-        """Images given in neither format, and views of them: a plan hands these on as they are."""
+        """Images given in neither format, or of which views are returned, and their views.
+
+        A plan hands these on as they are.
+        """
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
 
@@ -104,6 +108,8 @@ class _Recorder(fx.Interpreter):
         super().__init__(graph)
         self.result = result
         self._strange: set[int] = set()
+        self._inputs: dict[int, list[fx.Node]] = {}
+        """The nodes that lie in the memory of each input."""
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         return filled((n.args, n.kwargs), self.env.__getitem__)
@@ -117,18 +123,38 @@ class _Recorder(fx.Interpreter):
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
-        if isinstance(value, Tensor) and value.ndim == 4 and value.layout is torch.strided:
+        if _has_memory(value):
             self._note_strange(n, value)
+        if n.op == "output":
+            self._note_returned(value)
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
         return value
 
-    def _note_strange(self, n: fx.Node, image: Tensor) -> None:
-        memory = image.untyped_storage()._cdata
-        if n.op == "placeholder" and format_of(image) is Format.OTHER:
-            self._strange.add(memory)
-        if memory in self._strange:
+    def _note_strange(self, n: fx.Node, value: Tensor) -> None:
+        memory = _memory(value)
+        if n.op == "placeholder":
+            self._inputs[memory] = []
+            if value.ndim == 4 and format_of(value) is Format.OTHER:
+                self._strange.add(memory)
+        if memory in self._inputs:
+            self._inputs[memory].append(n)
+        if memory in self._strange and value.ndim == 4:
             self.result.strange.add(n)
+
+    def _note_returned(self, result: Any) -> None:
+        """Views of an input that are returned share its memory, as they do in eager."""
+        for value in tree_leaves(result):
+            if _has_memory(value):
+                self.result.strange.update(self._inputs.get(_memory(value), ()))
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _memory(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 def _seen(value: Any) -> Any:

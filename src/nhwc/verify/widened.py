@@ -6,7 +6,6 @@ So the large ones are made when the module that holds them begins to run, and dr
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..machine.host_memory import apart
+from ..models.preserve import copy_as_is
 
 _LARGE = 1 << 16
 """A weight of at least this many numbers is widened anew for each run of its module."""
@@ -141,7 +141,7 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if kind := wide_type(buffer):
             memo[id(buffer)] = buffer.detach().to(kind, copy=True)
     # `double` converts the tensors that are in no slot of a module.
-    return copy.deepcopy(model, memo).double()
+    return copy_as_is(model, memo).double()
 
 
 def wide_type(tensor: Tensor) -> torch.dtype | None:

@@ -1,0 +1,135 @@
+"""What a case is asked about: each verb of the package, and what others make of its results."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+import nhwc
+from nhwc.models.preserve import copy_as_is
+from nhwc.passes import PASSES
+
+from .judging import Case, NothingToAsk, Verb, own
+
+
+def unlike_a_model(case: Case) -> nn.Module:
+    """Shapes are asked of kernels, by the suite itself."""
+    raise NothingToAsk
+
+
+def fused(case: Case) -> nn.Module:
+    return nhwc.fuse(case.model, passes=PASSES)
+
+
+def optimized(case: Case) -> nn.Module:
+    return nhwc.optimize(case.model, *own(case.inputs))
+
+
+def audited(case: Case) -> nn.Module:
+    """The model itself, after it was looked at: an audit may change nothing."""
+    nhwc.audit(case.model, *own(case.inputs))
+    return copy_as_is(case.model)
+
+
+def loaded(case: Case) -> nn.Module:
+    """The optimized model, saved and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.nhwc"
+        nhwc.save(optimized(case), path)
+        return nhwc.load(path)
+
+
+def compiled(case: Case, backend: str = "nhwc") -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(copy_as_is(case.model), backend=backend)
+
+
+def scripted(case: Case) -> Callable[..., Any]:
+    return torch.jit.script(fused(case))  # type: ignore[no-any-return]
+
+
+def traced(case: Case) -> nn.Module:
+    return fx.symbolic_trace(fused(case))
+
+
+def looked_at_backwards(case: Case) -> Callable[..., Any]:
+    inputs = own(case.inputs)
+    for x in pytree.tree_leaves(inputs):
+        if isinstance(x, Tensor) and _has_gradients(x):
+            x.requires_grad_()
+    nhwc.audit(case.model, *inputs, backward=True)
+    return gradients(copy_as_is(case.model))
+
+
+def gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What flows back to the inputs of `call`."""
+
+    def backwards(*inputs: Any) -> list[Tensor | None]:
+        leaves = pytree.tree_leaves(inputs)
+        asked = [x for x in leaves if isinstance(x, Tensor) and _has_gradients(x)]
+        with torch.enable_grad():
+            for x in asked:
+                x.requires_grad_()
+            try:
+                found = call(*inputs)
+                outputs = [y for y in pytree.tree_leaves(found) if _has_history(y)]
+                if not asked or not outputs:
+                    raise NothingToAsk
+                weights = [_cotangent(y) for y in outputs]
+                return list(torch.autograd.grad(outputs, asked, weights, allow_unused=True))
+            finally:
+                for x in asked:
+                    if x.is_leaf:
+                        x.requires_grad_(False)
+
+    return backwards
+
+
+def _of_eager(case: Case) -> Callable[..., Any]:
+    """The gradients of the model as it is; nothing is asked where torch gives none."""
+    call = gradients(copy_as_is(case.model))
+
+    def asked(*inputs: Any) -> Any:
+        try:
+            return call(*inputs)
+        except Exception as error:
+            raise NothingToAsk from error
+
+    return asked
+
+
+def _has_gradients(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _has_history(y: Any) -> bool:
+    return isinstance(y, Tensor) and y.requires_grad
+
+
+def _cotangent(y: Tensor) -> Tensor:
+    """Numbers that differ from place to place, the same for each result of this shape."""
+    return torch.linspace(0.5, 1.5, y.numel()).to(y.dtype).reshape(y.shape)
+
+
+VERBS = {
+    "kernels": Verb(unlike_a_model),
+    "audit": Verb(audited),
+    "fuse": Verb(fused),
+    "optimize": Verb(optimized),
+    "load": Verb(loaded),
+    "compile": Verb(compiled, lambda case: compiled(case, "eager")),
+    "script": Verb(scripted, lambda case: torch.jit.script(case.model)),
+    "trace": Verb(traced, lambda case: fx.symbolic_trace(case.model)),
+    "audit backwards": Verb(looked_at_backwards, _of_eager, gradients, strides=False),
+    "gradients": Verb(lambda case: gradients(fused(case)), _of_eager, gradients, strides=False),
+}
+"""Those that may have nothing to ask stand last: what ends a process is told of the first left."""
+
+USUAL = ("audit", "fuse", "optimize", "load", "compile", "audit backwards", "gradients")
+"""The verbs that a suite asks if it does not say."""
