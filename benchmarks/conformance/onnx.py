@@ -26,8 +26,7 @@ _KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 
 def groups() -> list[str]:
-    import_torchvision_if_present()
-    importlib.import_module("onnx2torch")
+    _onnx2torch()
     return sorted(_tests())
 
 
@@ -52,12 +51,17 @@ def _tests() -> dict[str, Any]:
 
 
 def _made(test: Any) -> nn.Module:
-    onnx, onnx2torch = (importlib.import_module(name) for name in ("onnx", "onnx2torch"))
     model = test.model
     if model is None:
-        model = onnx.load(Path(test.model_dir) / "model.onnx")
-    made: nn.Module = onnx2torch.convert(model)
+        model = importlib.import_module("onnx").load(Path(test.model_dir) / "model.onnx")
+    made: nn.Module = _onnx2torch().convert(model)
     return made.eval()
+
+
+def _onnx2torch() -> Any:
+    # It imports torchvision.
+    import_torchvision_if_present()
+    return importlib.import_module("onnx2torch")
 
 
 def _data(test: Any) -> Iterator[tuple[list[Any], list[Any]]]:

@@ -132,4 +132,7 @@ differs in any of it; *failed* is any other error. Of random networks, models an
 are held against float64 and strides are free. Behind `compile` the answer is held against Dynamo's
 own with its `eager` backend, behind `script` and `trace` only models are asked that torch itself
 can script and trace, and for gradients, whose strides are free, only cases that have some.
+
+A row stays as it came out until its group is asked again (`--again`), also where what it found has
+been mended since.
 """

@@ -14,6 +14,7 @@ from benchmarks.conformance.verbs import USUAL, VERBS
 from torch import nn
 
 from nhwc.machine.workers import Ended, Nursery
+from nhwc.models.vision import import_torchvision_if_present
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own samples
 
@@ -46,6 +47,7 @@ def test_a_sample_behind_torch_compile_and_looked_at_backwards():
 
 
 def test_samples_of_onnx():
+    import_torchvision_if_present()  # onnx2torch imports it
     pytest.importorskip("onnx2torch")
     found = outcomes(onnx.cases("test_Conv2d_depthwise"), "fuse", "load")
     assert [one.verdict for one in found] == ["right", "right"]
