@@ -13,6 +13,7 @@ from torch import Tensor
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.layers import moving as move
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.tape.invoke import Invocation
@@ -312,12 +313,32 @@ def resized(choose):
     x = image(choose)
     wanted = (choose.randint(1, 15), choose.randint(1, 15))
     if choose.random() < 0.4:
-        expected = F.interpolate(x, wanted, mode="nearest").double()
-        return StepCase([x], resize.nearest_step, expected, units=0)
+        exact = choose.random() < 0.5
+        mode = "nearest-exact" if exact else "nearest"
+        expected = F.interpolate(x, wanted, mode=mode).double()
+        return StepCase([x], lambda x, y: resize.nearest_step(x, y, exact=exact), expected, units=0)
     align = choose.random() < 0.5
     expected = F.interpolate(x, wanted, mode="bilinear", align_corners=align).double()
     return StepCase(
         [x], lambda x, y: resize.bilinear_step(x, y, align_corners=align), expected, 20.0
+    )
+
+
+def moving(choose):
+    """Frames, lines and columns taken from places of the input, or from none."""
+    n, c, d, h, w = (choose.randint(1, m) for m in (2, 33, 3, 4, 20))
+    x = torch.randn(n, c, d, h, w)
+    tables = [torch.tensor([choose.randint(-1, m - 1) for _ in range(m + 2)]) for m in (d, h, w)]
+    expected = x.double()
+    for dim, table in enumerate(tables, 2):
+        taken = expected.index_select(dim, table.clamp(min=0)).movedim(dim, -1)
+        expected = torch.where(table < 0, torch.tensor(0.5).double(), taken).movedim(-1, dim)
+    rows = move.in_frames(*tables[:2], h)
+    return StepCase(
+        [x.flatten(2, 3)],
+        lambda x, y: move.move_step(x, y, rows, tables[2], fill=0.5),
+        expected.flatten(2, 3),
+        units=0,
     )
 
 
@@ -330,7 +351,7 @@ def nchw(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, nchw),
+    *(resized, moving, nchw),
 )
 
 BEFORE, AFTER = 3, 2
