@@ -14,6 +14,7 @@ from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers import moving as move
+from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.tape.invoke import Invocation
@@ -324,6 +325,12 @@ def resized(choose):
     )
 
 
+def unit(choose):
+    x = image(choose) * choose.choice([1.0, 1e-3])
+    expected = F.normalize(x.double(), dim=1, eps=0.01)
+    return StepCase([x], lambda x, y: to_unit.unit_step(x, y, eps=0.01), expected, 1.0, 40.0)
+
+
 def moving(choose):
     """Frames, lines and columns taken from places of the input, or from none."""
     n, c, d, h, w = (choose.randint(1, m) for m in (2, 33, 3, 4, 20))
@@ -351,7 +358,7 @@ def nchw(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, nchw),
+    *(resized, moving, unit, nchw),
 )
 
 BEFORE, AFTER = 3, 2

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.frames import FromFrames, ToFrames
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import (
     Attention,
@@ -223,6 +224,7 @@ VOLUMES = {
     "flip": lambda x: x.flip(2, -1),
     "AdaptiveAvgPool3d": nn.AdaptiveAvgPool3d((2, 3, 4)),
     "adaptive_avg_pool3d of frames": lambda x: F.adaptive_avg_pool3d(x, (5, 1, 1)),
+    "normalize": lambda x: F.normalize(x.float(), dim=1).type_as(x) * 3,
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
     "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),
@@ -247,6 +249,32 @@ def test_our_operator_on_volumes_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_linear_layer_of_volumes_of_tokens_is_torchs():
+    (x,) = images((2, 3, 4, 5, 8))
+    graph, program, chosen = lowered(nn.Sequential(nn.Linear(8, 6)), x)
+    assert not any(kernel.startswith("nhwc") for kernel in chosen)
+    torch.testing.assert_close(program(x), graph(x))
+
+
+@torch.no_grad()
+def test_volumes_and_their_frames_are_the_same_memory():
+    class Frames(Net):
+        def __init__(self):
+            super().__init__()
+            self.apart, self.back, self.pool = ToFrames(), FromFrames(), nn.MaxPool2d(2)
+
+        def forward(self, x):
+            frames = self.pool(self.apart(x * x, [10, 8, 7, 6]))
+            return self.back(frames, [2, 5, 8, 3, 3]).relu()
+
+    (x,) = images((2, 8, 5, 7, 6))
+    graph, program, chosen = lowered(Frames(), x)
+    assert chosen == ["nhwc"] * 5
+    for given in (x, x.to(memory_format=torch.channels_last_3d)):
+        torch.testing.assert_close(program(given), graph(x))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ...graph.frames import FromFrames, ToFrames
 from ...graph.mended import (
     Attention,
     Cat,
@@ -38,6 +39,7 @@ from ...kernels.layers.elementwise import (
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.layers.unit import unit_step
 from ...kernels.programs.builder import Buffer, Builder, Shape, four
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
@@ -116,6 +118,8 @@ class _Call:
             "interpolate": self._interpolate,
             **dict.fromkeys(("pad", "flip", "repeat", "repeat_interleave"), self._moved),
             "softmax": self._softmax,
+            "normalize": self._normalize,
+            **dict.fromkeys(("to", "float", "type_as"), self._same),
             **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
         }
         find = named.get(arithmetic_of(self.name) or self.name)
@@ -147,6 +151,8 @@ class _Call:
             return self._made(lambda *views: interleave_steps(views[:-1], views[-1]))
         if type(module) is Repeat or pad_arguments(module) is not None:
             return self._moved()
+        if isinstance(module, (ToFrames, FromFrames)):
+            return self._frames()
         if isinstance(module, ChannelShuffle):
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
         if isinstance(module, Softmax) and self._is_channels(module.dim) and not module.logarithm:
@@ -179,6 +185,29 @@ class _Call:
     def _nearest_of_volumes(self, given: Given) -> Emit | None:
         shape, wanted = self._seen(0).shape, self._out.shape
         return self._of_pixels(nearest(given, shape, wanted)) if len(shape) == 5 else None
+
+    def _frames(self) -> Emit | None:
+        """A volume as a batch of its frames, or back: the same memory."""
+        shapes = self._seen(0).shape, self._out.shape
+        volume, images = shapes if isinstance(self.module, ToFrames) else shapes[::-1]
+        if len(volume) != 5 or images != (volume[0] * volume[2], volume[1], *volume[3:]):
+            return None
+        return lambda builder, constants, x: builder.reshaped(x, shapes[1])
+
+    def _same(self) -> Emit | None:
+        """A conversion to the type that it has already."""
+        if self._seen(0).shape != self._out.shape or len(self._out.shape) not in (4, 5):
+            return None
+        first = self.layer.inputs.index(_nodes_in(self.node.args)[0])
+        return lambda builder, constants, *buffers: buffers[first]
+
+    def _normalize(self) -> Emit | None:
+        given = _bound(self.node, ("input", "p", "dim", "eps", "out"))
+        plain = given.get("p", 2.0) == 2 and given.get("out") is None
+        eps = given.get("eps", 1e-12)
+        if not plain or not self._is_channels(given.get("dim", 1)) or type(eps) is not float:
+            return None
+        return self._pixelwise(lambda x, y: unit_step(x, y, eps=eps))
 
     def _moved(self) -> Emit | None:
         """Padding, repetition and reversal of frames, lines and columns."""

@@ -38,7 +38,7 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
-    if len(spec.input) == 4:
+    if len(spec.input) in (4, 5):
         return ()
     rows = (_rows(spec, *code),) if math.prod(spec.input[:-1]) > ROWS else ()
     if len(spec.input) == 3:
