@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers import moving as move
@@ -69,19 +70,31 @@ def depthwise(choose):
     stride = (choose.randint(1, 2),) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
     padding = (size[0] // 2, choose.randint(0, size[1] // 2 + 1))
     dilation = (1, 1) if square else (choose.randint(1, 2), choose.randint(1, 2))
-    x = torch.randn(choose.randint(1, 2), c, choose.randint(7, 12), choose.randint(7, 20))
-    weight, bias = torch.randn(c, 1, *size), torch.randn(c)
+    deep = IMAGE
+    if choose.random() < 0.5:
+        t, moves = choose.randint(1, 3), [choose.randint(1, 2) for _ in range(2)]
+        deep = Frames(choose.randint(5, 6), t, moves[0], choose.randint(0, 3), moves[1])
+    sides = (deep.d, choose.randint(7, 12), choose.randint(7, 20))
+    volume = torch.randn(choose.randint(1, 2), c, *sides)
+    weight, bias = torch.randn(c, 1, deep.t, *size), torch.randn(c)
 
-    def convolve(t, w, b):
-        return F.conv2d(t, w, b, stride, padding, dilation, c)
+    def convolve(x, w, b):
+        window = [
+            (getattr(deep, name), *pair)
+            for name, pair in (("stride", stride), ("padding", padding), ("dilation", dilation))
+        ]
+        return F.conv3d(x, w, b, *window, c).flatten(2, 3)
 
-    total = convolve(x.double(), weight.double(), bias.double())
-    sizes = convolve(x.abs(), weight.abs(), bias.abs())
+    x = volume.flatten(2, 3)
+    total = convolve(volume.double(), weight.double(), bias.double())
+    sizes = convolve(volume.abs(), weight.abs(), bias.abs())
+    weight = weight.squeeze(2) if deep == IMAGE else weight
     settings, extra, expected, sizes = finishing(choose, total, sizes)
 
     def make(x, *rest):
         residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
         where = {"stride": stride, "padding": padding, "dilation": dilation}
+        where["frames"] = deep
         return depthwise_step(x, y, weight, bias, **where, **settings, residual=residual)
 
     return StepCase([x, *extra], make, expected, sizes)

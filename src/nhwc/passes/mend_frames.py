@@ -82,5 +82,5 @@ def _swaps_by_number(node: fx.Node) -> bool:
     if node.target not in ("transpose", torch.transpose):
         return False
     given = named_arguments(node, ("input", "dim0", "dim1"))
-    dims = given.get("dim0"), given.get("dim1")
+    dims: Any = given.get("dim0"), given.get("dim1")
     return all(type(dim) is int for dim in dims) and {dim % 5 for dim in dims} == {1, 2}
