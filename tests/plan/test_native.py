@@ -227,7 +227,7 @@ VOLUMES = {
     "depthwise in time": nn.Conv3d(8, 8, (5, 1, 1), padding=(2, 0, 0), groups=8),
     "AdaptiveAvgPool3d": nn.AdaptiveAvgPool3d((2, 3, 4)),
     "adaptive_avg_pool3d of frames": lambda x: F.adaptive_avg_pool3d(x, (5, 1, 1)),
-    "normalize": lambda x: F.normalize(x.float(), dim=1).type_as(x) * 3,
+    "normalize": lambda x: F.normalize(x.float().clone(), dim=1).type_as(x) * 3,
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
     "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),

@@ -231,7 +231,7 @@ def test_volumes_train_in_channels_last_3d(dtype):
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_gradients_and_optimizer_state_of_volumes_are_channels_last_3d(amp):
-    layers = (nn.Conv3d(3, 8, 3), nn.Conv3d(8, 8, 3, groups=8), nn.ConvTranspose3d(8, 4, 2, 2))
+    layers = (nn.Conv3d(3, 8, 3), nn.Conv3d(8, 8, 3, groups=4), nn.ConvTranspose3d(8, 4, 2, 2))
     net = convert_(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(net.parameters())
     clips = torch.rand(2, 3, 6, 9, 9).to(memory_format=torch.channels_last_3d)

@@ -119,7 +119,7 @@ class _Call:
             **dict.fromkeys(("pad", "flip", "repeat", "repeat_interleave"), self._moved),
             "softmax": self._softmax,
             "normalize": self._normalize,
-            **dict.fromkeys(("to", "float", "type_as"), self._same),
+            **dict.fromkeys(("to", "float", "type_as", "clone"), self._same),
             **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
         }
         find = named.get(arithmetic_of(self.name) or self.name)
@@ -195,7 +195,7 @@ class _Call:
         return lambda builder, constants, x: builder.reshaped(x, shapes[1])
 
     def _same(self) -> Emit | None:
-        """A conversion to the type that it has already."""
+        """A conversion to the type it has already, or a copy: no step writes into its input."""
         if self._seen(0).shape != self._out.shape or len(self._out.shape) not in (4, 5):
             return None
         first = self.layer.inputs.index(_nodes_in(self.node.args)[0])
