@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nhwc.kernels.convolutions.depthwise import depthwise_step
+from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.layers import moving as move
+from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.tape.invoke import Invocation
@@ -67,19 +70,31 @@ def depthwise(choose):
     stride = (choose.randint(1, 2),) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
     padding = (size[0] // 2, choose.randint(0, size[1] // 2 + 1))
     dilation = (1, 1) if square else (choose.randint(1, 2), choose.randint(1, 2))
-    x = torch.randn(choose.randint(1, 2), c, choose.randint(7, 12), choose.randint(7, 20))
-    weight, bias = torch.randn(c, 1, *size), torch.randn(c)
+    deep = IMAGE
+    if choose.random() < 0.5:
+        t, moves = choose.randint(1, 3), [choose.randint(1, 2) for _ in range(2)]
+        deep = Frames(choose.randint(5, 6), t, moves[0], choose.randint(0, 3), moves[1])
+    sides = (deep.d, choose.randint(7, 12), choose.randint(7, 20))
+    volume = torch.randn(choose.randint(1, 2), c, *sides)
+    weight, bias = torch.randn(c, 1, deep.t, *size), torch.randn(c)
 
-    def convolve(t, w, b):
-        return F.conv2d(t, w, b, stride, padding, dilation, c)
+    def convolve(x, w, b):
+        window = [
+            (getattr(deep, name), *pair)
+            for name, pair in (("stride", stride), ("padding", padding), ("dilation", dilation))
+        ]
+        return F.conv3d(x, w, b, *window, c).flatten(2, 3)
 
-    total = convolve(x.double(), weight.double(), bias.double())
-    sizes = convolve(x.abs(), weight.abs(), bias.abs())
+    x = volume.flatten(2, 3)
+    total = convolve(volume.double(), weight.double(), bias.double())
+    sizes = convolve(volume.abs(), weight.abs(), bias.abs())
+    weight = weight.squeeze(2) if deep == IMAGE else weight
     settings, extra, expected, sizes = finishing(choose, total, sizes)
 
     def make(x, *rest):
         residual, y = (rest[0], rest[1]) if extra else (None, rest[0])
         where = {"stride": stride, "padding": padding, "dilation": dilation}
+        where["frames"] = deep
         return depthwise_step(x, y, weight, bias, **where, **settings, residual=residual)
 
     return StepCase([x, *extra], make, expected, sizes)
@@ -312,12 +327,38 @@ def resized(choose):
     x = image(choose)
     wanted = (choose.randint(1, 15), choose.randint(1, 15))
     if choose.random() < 0.4:
-        expected = F.interpolate(x, wanted, mode="nearest").double()
-        return StepCase([x], resize.nearest_step, expected, units=0)
+        exact = choose.random() < 0.5
+        mode = "nearest-exact" if exact else "nearest"
+        expected = F.interpolate(x, wanted, mode=mode).double()
+        return StepCase([x], lambda x, y: resize.nearest_step(x, y, exact=exact), expected, units=0)
     align = choose.random() < 0.5
     expected = F.interpolate(x, wanted, mode="bilinear", align_corners=align).double()
     return StepCase(
         [x], lambda x, y: resize.bilinear_step(x, y, align_corners=align), expected, 20.0
+    )
+
+
+def unit(choose):
+    x = image(choose) * choose.choice([1.0, 1e-3])
+    expected = F.normalize(x.double(), dim=1, eps=0.01)
+    return StepCase([x], lambda x, y: to_unit.unit_step(x, y, eps=0.01), expected, 1.0, 40.0)
+
+
+def moving(choose):
+    """Frames, lines and columns taken from places of the input, or from none."""
+    n, c, d, h, w = (choose.randint(1, m) for m in (2, 33, 3, 4, 20))
+    x = torch.randn(n, c, d, h, w)
+    tables = [torch.tensor([choose.randint(-1, m - 1) for _ in range(m + 2)]) for m in (d, h, w)]
+    expected = x.double()
+    for dim, table in enumerate(tables, 2):
+        taken = expected.index_select(dim, table.clamp(min=0)).movedim(dim, -1)
+        expected = torch.where(table < 0, torch.tensor(0.5).double(), taken).movedim(-1, dim)
+    rows = move.in_frames(*tables[:2], h)
+    return StepCase(
+        [x.flatten(2, 3)],
+        lambda x, y: move.move_step(x, y, rows, tables[2], fill=0.5),
+        expected.flatten(2, 3),
+        units=0,
     )
 
 
@@ -330,7 +371,7 @@ def nchw(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, nchw),
+    *(resized, moving, unit, nchw),
 )
 
 BEFORE, AFTER = 3, 2

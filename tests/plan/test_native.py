@@ -11,12 +11,14 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.frames import FromFrames, ToFrames
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import (
     Attention,
     Cat,
     ChannelNorm,
     ChannelShuffle,
+    CircularPad,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -92,6 +94,10 @@ OPERATORS = {
     "AvgPool2d": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
     "AvgPool2d ceil": nn.AvgPool2d(3, 2, ceil_mode=True),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "pad": lambda x: F.pad(x, (1, 2), value=-1),
+    "ReflectionPad2d": nn.ReflectionPad2d((2, 1, 0, 3)),
+    "lines": lambda x: x[..., 1:, :-1],
+    "cat of lines": lambda x: torch.cat([x, x.relu()], dim=2),
     "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),
     "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d((3, 2)),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
@@ -202,6 +208,26 @@ VOLUMES = {
     "Upsample trilinear": nn.Upsample(scale_factor=(1.7, 0.6, 2), mode="trilinear"),
     "interpolate aligned": lambda x: F.interpolate(x, (7, 13, 12), None, "trilinear", True),
     "interpolate frames": lambda x: F.interpolate(x, (3, 7, 6)),
+    "interpolate exactly": lambda x: F.interpolate(x, None, (1, 1.7, 2), "nearest-exact"),
+    "Upsample in time": nn.Upsample(scale_factor=(2, 1, 1)),
+    "pad in front": lambda x: F.pad(x, (0, 0, 0, 0, 2, 0)),
+    "pad with a value": lambda x: F.pad(x, (1, 2, 0, -1), value=0.5),
+    "pad by reflection": lambda x: F.pad(x, (1, 2, 3, 1, 2, 0), mode="reflect"),
+    "ReplicationPad3d": nn.ReplicationPad3d((1, 0, 2, 0, 3, 1)),
+    "ConstantPad3d": nn.ConstantPad3d(1, -2.0),
+    "CircularPad": CircularPad((1, 2, 3, 0, 0, 1)),
+    "cat of frames": lambda x: torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), x.relu()], dim=2),
+    "cat of columns": lambda x: torch.cat([x.relu(), x[..., 1:3], x], -1),
+    "frames": lambda x: x[:, :, 1:].relu() + x[:, :, :-1, :, :],
+    "every other": lambda x: x[:, :, ::2, 1::3],
+    "frame by frame": lambda x: x.repeat_interleave(2, dim=2),
+    "flip": lambda x: x.flip(2, -1),
+    "depthwise": nn.Conv3d(8, 8, 3, (2, 1, 1), 1, groups=8),
+    "depthwise of two copies": nn.Conv3d(8, 16, (3, 5, 5), 1, (4, 2, 2), (2, 1, 1), 8, False),
+    "depthwise in time": nn.Conv3d(8, 8, (5, 1, 1), padding=(2, 0, 0), groups=8),
+    "AdaptiveAvgPool3d": nn.AdaptiveAvgPool3d((2, 3, 4)),
+    "adaptive_avg_pool3d of frames": lambda x: F.adaptive_avg_pool3d(x, (5, 1, 1)),
+    "normalize": lambda x: F.normalize(x.float().clone(), dim=1).type_as(x) * 3,
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
     "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),
@@ -226,6 +252,32 @@ def test_our_operator_on_volumes_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_linear_layer_of_volumes_of_tokens_is_torchs():
+    (x,) = images((2, 3, 4, 5, 8))
+    graph, program, chosen = lowered(nn.Sequential(nn.Linear(8, 6)), x)
+    assert not any(kernel.startswith("nhwc") for kernel in chosen)
+    torch.testing.assert_close(program(x), graph(x))
+
+
+@torch.no_grad()
+def test_volumes_and_their_frames_are_the_same_memory():
+    class Frames(Net):
+        def __init__(self):
+            super().__init__()
+            self.apart, self.back, self.pool = ToFrames(), FromFrames(), nn.MaxPool2d(2)
+
+        def forward(self, x):
+            frames = self.pool(self.apart(x * x, [10, 8, 7, 6]))
+            return self.back(frames, [2, 5, 8, 3, 3]).relu()
+
+    (x,) = images((2, 8, 5, 7, 6))
+    graph, program, chosen = lowered(Frames(), x)
+    assert chosen == ["nhwc"] * 5
+    for given in (x, x.to(memory_format=torch.channels_last_3d)):
+        torch.testing.assert_close(program(given), graph(x))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import fx, nn
 
 from nhwc.formats import Format
 from nhwc.plan.implementation import Implementation, Timed
 from nhwc.plan.native.weighted import weighted
 from nhwc.plan.scene import Scene
-from nhwc.plan.specs import Convolution, Layer, Linear
+from nhwc.plan.specs import Convolution, Layer, Linear, OperatorSpec
 from nhwc.plan.weighing import without_waste
 
 LAST, PLAIN = Format.CHANNELS_LAST, Format.CONTIGUOUS
@@ -124,3 +125,21 @@ def test_weights_that_are_read_in_place_come_from_memory_as_well():
     small = Linear((8, 512), (512, 512), *TAIL)
     assert weighed([small] * 40, torch=1.2e-4, onednn=1e-4) == [{"torch", "onednn"}] * 40
     assert weighed([small] * 40, torch=1.02e-4, onednn=1e-4) == [{"torch"}] * 40
+
+
+@pytest.mark.parametrize(("channels", "kept"), [(64, {"direct"}), (4500, {"f4", "direct"})])
+def test_the_weights_of_a_transposed_convolution_count(channels, kept):
+    graph = fx.symbolic_trace(
+        nn.Sequential(nn.ConvTranspose3d(channels, channels, 2, 2, device="meta"))
+    )
+    (node,) = graph.graph.find_nodes(op="call_module", target="0")
+    spec = convolution(1024)
+    layers = (Layer(spec, "node", ()), Layer(OperatorSpec("transposed", "", "cpu"), node, ()))
+    some = {name: implementation(name, spec) for name in ("f4", "direct")}
+    made = {"node": tuple(some.values()), node: ()}
+    timings = {
+        "node": tuple(Timed(one, s) for one, s in zip(made["node"], (0.1, 0.3), strict=True))
+    }
+    found = without_waste(Scene(graph, None, layers, made, {}), timings | {node: ()})
+    left = [timed.implementation for timed in found["node"]]
+    assert {name for name, one in some.items() if one in left} == kept

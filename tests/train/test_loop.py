@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nhwc import Format, InputError, NhwcError, format_of
+from nhwc import Format, InputError, NhwcError, convert_, format_of
 from nhwc._train import (
     Data,
     ImageFolder,
@@ -227,6 +227,22 @@ def test_volumes_train_in_channels_last_3d(dtype):
     assert run.points[-1].loss > 0
     lost = any("lost" in line for line in remarks(net, recipe, torch.device("cpu")))
     assert lost is (set(seen) != {Format.CHANNELS_LAST_3D})
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_gradients_and_optimizer_state_of_volumes_are_channels_last_3d(amp):
+    layers = (nn.Conv3d(3, 8, 3), nn.Conv3d(8, 8, 3, groups=4), nn.ConvTranspose3d(8, 4, 2, 2))
+    net = convert_(nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(net.parameters())
+    clips = torch.rand(2, 3, 6, 9, 9).to(memory_format=torch.channels_last_3d)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+        loss = net(clips).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    for layer in net:
+        kept = optimizer.state[layer.weight]
+        tensors = (layer.weight, layer.weight.grad, kept["exp_avg"], kept["exp_avg_sq"])
+        assert {format_of(tensor) for tensor in tensors} == {Format.CHANNELS_LAST_3D}
 
 
 def answer_of_conv3d(dtype):

@@ -27,6 +27,7 @@ from ..watch.calls import Call
 from ..watch.effects import CallEffect, Effect, Tracker
 from ..watch.profile import profiled, with_profile
 from ..watch.recorder import Recorder
+from .divergence import Agreement, agreement_of
 from .findings import Finding, find, hidden_weights, is_note, unconverted_weights
 from .images import only_of_images
 from .reorders import Reorders, Untold, reorders_of
@@ -65,6 +66,8 @@ class Audit(Displayed):
     """Contiguous against channels last, timed in turns, where it was asked for."""
     reorders: Reorders | None = field(default=None)
     """What oneDNN ran in either format, its reorders among it, where it was asked for and told."""
+    agreement: Agreement | None = field(default=None)
+    """Whether each call computes the same in both formats, where they were compared."""
 
     @property
     def lost(self) -> tuple[Finding, ...]:
@@ -122,6 +125,7 @@ class Audit(Displayed):
             "environment": self.environment.to_dict(),
             "comparison": None if self.comparison is None else asdict(self.comparison),
             "reorders": None if self.reorders is None else self.reorders.to_dict(),
+            "agreement": None if self.agreement is None else self.agreement.to_dict(),
         }
 
 
@@ -144,11 +148,12 @@ def audit(
 
     `convert` says whether weights and inputs are turned to channels last for the run. If it is left
     out, they are, unless a weight or an input is channels last already: then the model is taken as
-    it is. `compare` times both formats in turns. `reorders` asks oneDNN what it copies between
-    layouts inside its kernels, in either format. That takes three more runs, or four if the model
-    is taken as it is; during two of them standard output is led into a file, and what others print
-    comes after. A model from `nhwc.optimize` is audited as the graph below its plan. The model is
-    left as it was found.
+    it is. `compare` times both formats in turns, and makes each call in both: `agreement` has the
+    first whose values differ. `reorders` asks oneDNN what it copies between layouts inside its
+    kernels, in either format. That takes three more runs, or four if the model is taken as it is;
+    during two of them standard output is led into a file, and what others print comes after. A
+    model from `nhwc.optimize` is audited as the graph below its plan. The model is left as it was
+    found.
     """
     kwargs = dict(kwargs or {})
     exported = isinstance(model, ExportedProgram)
@@ -177,6 +182,9 @@ def audit(
             why_not = str(error)
         if inside is None and device.type == "cpu":
             unseen.append(f"reorders inside oneDNN's kernels: {why_not}")
+    comparison, agreement = (
+        _compare(model, inputs, kwargs, backward, device) if compare else (None, None)
+    )
     calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
     outcomes, findings = judged(calls, model, run_s)
     if not convert:
@@ -191,8 +199,9 @@ def audit(
         converted=convert,
         unseen=tuple(unseen),
         environment=Environment.here(device),
-        comparison=_compare(model, inputs, kwargs, backward, device) if compare else None,
+        comparison=comparison,
         reorders=inside,
+        agreement=agreement,
     )
 
 
@@ -234,21 +243,22 @@ def _seconds(go: Any, device: torch.device) -> float:
 
 def _compare(
     model: nn.Module, inputs: Any, kwargs: Any, backward: bool, device: torch.device
-) -> Comparison:
-    """Time contiguous against channels last on two copies, in turns."""
+) -> tuple[Comparison, Agreement]:
+    """Time contiguous against channels last on two copies, in turns, and hold their values."""
     plain, last = _copy_of(model), _copy_of(model)
     if convolution_weights(model):
         convert_(plain, Format.CONTIGUOUS)
         convert_(last)
+    formats = {"contiguous": Format.CONTIGUOUS, "channels_last": Format.CHANNELS_LAST}
     runs = {
-        "contiguous": Run(plain, inputs, kwargs, format=Format.CONTIGUOUS, backward=backward).go,
-        "channels_last": Run(
-            last, inputs, kwargs, format=Format.CHANNELS_LAST, backward=backward
-        ).go,
+        name: Run(copied, inputs, kwargs, format=format, backward=backward)
+        for copied, (name, format) in zip((plain, last), formats.items(), strict=True)
     }
     with preserved(model):
-        times = interleave(runs, rounds=10, device=device)
-    return Comparison(times["contiguous"], times["channels_last"])
+        agreement = agreement_of(runs["channels_last"], runs["contiguous"])
+        timed = {name: run.go for name, run in runs.items()}
+        times = interleave(timed, rounds=10, device=device)
+    return Comparison(times["contiguous"], times["channels_last"]), agreement
 
 
 def _copy_of(model: nn.Module) -> nn.Module:

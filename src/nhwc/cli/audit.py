@@ -29,7 +29,11 @@ FORMATS = ("text", "json", "html", "github", "sarif", "junit")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--backward", action="store_true", help="audit the backward pass too")
-    parser.add_argument("--compare", action="store_true", help="time both formats in turns")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="time both formats in turns, and find the first operator whose values differ",
+    )
     parser.add_argument(
         "--fail-on",
         choices=("lost", "copies", "slower"),

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InputError
 from .folded import FOLDED
+from .frames import FromFrames, ToFrames
 from .mended import (
     Attention,
     Cat,
@@ -110,6 +111,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     ChannelNorm,
     ChannelShuffle,
     CircularPad,
+    FromFrames,
     FromTokens,
     Fused,
     GridSample,
@@ -121,6 +123,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Repeat,
     Softmax,
     Spread,
+    ToFrames,
     *FOLDED,
 )
 """All of them, for whoever stores a graph and builds it again."""

@@ -32,6 +32,7 @@ _UNMARKED_VIEWS = {
     # Functions and layers that are made of views, or of nothing.
     *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "cartesian_prod"),
     *("chain_matmul", "channel_shuffle", "channelshuffle", "einsum", "fromtokens", "identity"),
+    *("fromframes", "toframes"),
     *("interleave", "pixel"),
     *("histogramdd", "meshgrid", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     *("unsafe_view", "align_as", "align_to", "refine_names", "rename"),

@@ -24,6 +24,7 @@ from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
 from .mend_channel_shuffle import mend_channel_shuffle
 from .mend_contiguous import mend_contiguous
+from .mend_frames import mend_frames
 from .mend_grid_sample import mend_grid_sample
 from .mend_group_norm import mend_group_norm
 from .mend_instance_norm import mend_instance_norm
@@ -50,6 +51,7 @@ FOLDING: tuple[Pass, ...] = (
 
 MENDING: tuple[Pass, ...] = (
     mend_permute,
+    mend_frames,
     mend_channel_shuffle,
     mend_interpolate,
     mend_cat_format,

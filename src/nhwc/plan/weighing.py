@@ -38,7 +38,7 @@ _ALWAYS = 1 << 24
 def without_waste(scene: Scene, timings: Timings) -> Timings:
     """`timings` without kernels that another matches in less memory and hardly more time."""
     kinds = [*scene.kinds().values()]
-    everything = sum(_bytes(layer.spec) for layer in scene.layers)
+    everything = sum(_bytes(layer.spec) or _of_module(scene, layer) for layer in scene.layers)
     stream = _STREAM if everything > _CACHE else math.inf
     kept = {
         layer.node: _worthwhile(layer.spec, timings[layer.node], len(layers), stream)
@@ -75,6 +75,14 @@ def _within(limit: float, kinds: Sequence[Sequence[Layer]], kept: Timings) -> Ti
 
 def _bytes(spec: Spec) -> float:
     return 0.0 if isinstance(spec, (OperatorSpec, Affine)) else 4.0 * math.prod(spec.weight)
+
+
+def _of_module(scene: Scene, layer: Layer) -> float:
+    """The bytes of what an operator's module holds: a transposed convolution's filters, say."""
+    if layer.node.op != "call_module":
+        return 0.0
+    module = scene.graph.get_submodule(str(layer.node.target))
+    return float(sum(parameter.nbytes for parameter in module.parameters()))
 
 
 def _worthwhile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .._audit import Audit
+from .._audit.divergence import Agreement
 from .._audit.findings import KINDS, Finding
 from .audit_reorders_text import reorders_text
 from .text import milliseconds, paint, plural, shape, size, wrap
@@ -28,6 +29,8 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
             f"channels last against contiguous: {ratio:.2f}x ({low:.2f} to {high:.2f}), "
             f"{audit.comparison.verdict}",
         ]
+    if audit.agreement is not None:
+        lines += [wrap(agreement_words(audit.agreement), "", "  ")]
     if audit.reorders is not None:
         lines += ["", *reorders_text(audit.reorders, color=color)]
     lines += ["", *(wrap(f"not visible: {text}", "") for text in audit.unseen)]
@@ -97,6 +100,24 @@ def what_happened(audit: Audit, finding: Finding) -> str:
     if finding.copied_bytes:
         text += f"; {size(finding.copied_bytes)} copied"
     return text[0].upper() + text[1:]
+
+
+def agreement_words(agreement: Agreement) -> str:
+    """Say whether both formats give the same values, and where the first that differ arise."""
+    made = f"{plural(agreement.calls, 'call')} made in both formats"
+    if agreement.first is not None:
+        first = agreement.first
+        return (
+            f"{made}: `{first.operator}` is the first whose values differ, by {first.error:.2g} of "
+            f"the largest, {first.site.words}. Its kernel computes something else in channels "
+            "last, or it reads memory by strides: keep what it reads contiguous."
+        )
+    if agreement.result is not None:
+        return (
+            f"{made} agree, and the model's result differs by {agreement.result.error:.2g} of the "
+            "largest value: look for code that asks for strides or is_contiguous()."
+        )
+    return f"{made} give the same values, and so does the model"
 
 
 def modules_of(audit: Audit, finding: Finding) -> str:

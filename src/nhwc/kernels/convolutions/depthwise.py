@@ -20,6 +20,9 @@ one output at a time.
 A row of outputs ends with a tile that moves left and computes some again: cheaper than a tile of
 another length. `tile_for` takes the tile that computes the fewest outputs in all.
 
+Of a volume, each frame that a filter sees gives an image's sum: the kernels for volumes have one
+more loop, around the rows of the filter, and pass by frames in the padding.
+
 `emit_row` is also the depthwise part of two larger steps, with a 1x1 convolution before
 (expanded.py) or behind it (projected.py).
 """
@@ -41,6 +44,7 @@ from ..layers.activations import Activation
 from ..layers.ending import ENDING, ending, finish
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
+from .spec import IMAGE, Frames
 
 _TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
 """The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
@@ -54,6 +58,10 @@ _FIELDS = (
     *("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "piece", "pieces"),
     *ENDING,
 )
+
+_FRAMES = ("d", "out_d", "t", "stride_d", "pad_d", "dilation_d")
+"""What the kernels for volumes are told besides."""
+_DEEP_FIELDS = (*_FIELDS, *_FRAMES)
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,22 @@ def depthwise_step(
     activation: Activation = Activation.NONE,
     slope: float = 0.01,
     residual: View | None = None,
+    frames: Frames = IMAGE,
 ) -> Step:
-    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, r, s as in torch."""
+    """activation(depthwise(x, weight) + bias + residual); weight is C, 1, r, s as in torch.
+
+    Of a volume, whose `frames` lie one below the other in `x` and `y`, it is C, 1, t, r, s.
+    """
     n, c, h, w = x.shape
     out_h, out_w = y.shape[2:]
-    r, s = weight.shape[2:]
+    h, out_h = h // frames.d, out_h // frames.out_d
+    r, s = weight.shape[-2:]
     tile = tile_for((r, s), stride, padding, dilation, out_w)
-    kernel = tiled_depthwise(r, stride[0], tile) if tile else ANY_DEPTHWISE
-    piece, pieces = _pieces(n * out_h, c)
+    deep = frames != IMAGE
+    some = DEPTHWISE_OF_FRAMES if deep else ANY_DEPTHWISE
+    kernel = tiled_depthwise(r, stride[0], tile, deep=deep) if tile else some
+    piece, pieces = _pieces(n * frames.out_d * out_h, c)
+    moves = (frames.d, frames.out_d, frames.t, frames.stride, frames.padding, frames.dilation)
     numbers = {
         "n": n,
         "h": h,
@@ -115,6 +131,7 @@ def depthwise_step(
         weights=pad_channels(weight.flatten(1).t(), c),
         bias=pad_channels(bias, c),
         **numbers,
+        **(dict(zip(_FRAMES, moves, strict=True)) if deep else {}),
         **ending(y, activation, slope, residual),
     )
 
@@ -143,10 +160,11 @@ def _pieces(rows: int, channels: int) -> tuple[int, int]:
 
 
 @cache
-def tiled_depthwise(size: int, stride: int, tile: int) -> Kernel:
+def tiled_depthwise(size: int, stride: int, tile: int, *, deep: bool = False) -> Kernel:
     """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
-    emit = partial(_emit_tiled, size=size, stride=stride, tile=tile)
-    return Kernel(f"depthwise{size}x{size}s{stride}t{tile}", _FIELDS, emit)
+    emit = partial(_emit_tiled, size=size, stride=stride, tile=tile, deep=deep)
+    name = f"depthwise{size}x{size}s{stride}t{tile}"
+    return Kernel(f"{name}d", _DEEP_FIELDS, emit) if deep else Kernel(name, _FIELDS, emit)
 
 
 class OutputRow(NamedTuple):
@@ -172,11 +190,51 @@ def _row(e: Emitter, a: Args, piece: Value) -> OutputRow:
 
 
 def _emit_tiled(
-    e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
+    e: Emitter,
+    a: Args,
+    thread: Value,
+    threads: Value,
+    *,
+    size: int,
+    stride: int,
+    tile: int,
+    deep: bool,
 ) -> None:
-    begin, end = e.share(a.n * a.out_h * a.pieces, thread, threads)
+    rows = a.n * a.out_d * a.out_h if deep else a.n * a.out_h
+    begin, end = e.share(rows * a.pieces, thread, threads)
     with e.range(begin, end) as piece:
-        emit_row(e, a, _row(e, a, piece), size=size, stride=stride, tile=tile)
+        row, taps = _deep_row(e, a, piece) if deep else (_row(e, a, piece), _one_frame)
+        emit_row(e, a, row, size=size, stride=stride, tile=tile, each_frame=taps)
+
+
+Frame = Callable[[Value, Value], None]
+"""Adds what a frame gives, from where its row begins and its part of the filter does."""
+
+
+def _one_frame(row: OutputRow, weights: Value, add: Frame) -> None:
+    add(row.source, weights)
+
+
+def _deep_row(
+    e: Emitter, a: Args, piece: Value
+) -> tuple[OutputRow, Callable[[OutputRow, Value, Frame], None]]:
+    """The row of a volume's result, and what calls for each frame that a filter sees there."""
+    rows = a.n * a.out_d * a.out_h
+    line = piece % rows
+    image, frame = line // (a.out_d * a.out_h), line // a.out_h % a.out_d
+    front, top = frame * a.stride_d - a.pad_d, line % a.out_h * a.stride_h - a.pad_h
+    first = piece // rows * a.piece
+    source = a.x.floats() + ((image * a.d + front) * a.h + top) * a.w * a.x_pixel
+    row = OutputRow(line * a.out_w, top, source, first, e.min(first + a.piece, a.c))
+
+    def each_frame(row: OutputRow, weights: Value, add: Frame) -> None:
+        filters = a.r * a.s * emit_padded(a.c)
+        with e.range(0, a.t) as m:
+            ahead = m * a.dilation_d
+            with e.when((front + ahead >= 0) & (front + ahead < a.d)):
+                add(row.source + ahead * a.h * a.w * a.x_pixel, weights + m * filters)
+
+    return row, each_frame
 
 
 def emit_row(
@@ -188,6 +246,7 @@ def emit_row(
     stride: int,
     tile: int,
     end: Callable[..., None] = finish,
+    each_frame: Callable[[OutputRow, Value, Frame], None] = _one_frame,
 ) -> None:
     """Compute a row of outputs, `tile` neighbours at once, and `end` them."""
     padded_channels = emit_padded(a.c)
@@ -206,50 +265,60 @@ def emit_row(
             sums = [e.variable(0.0) for _ in range(tile)]
             for one in sums:
                 one.value = e.load(a.bias.floats() + c)
-            with e.range(first_tap, last_tap) as i:
-                line = row.source + (i * a.w * a.x_pixel + c)
-                weights = a.weights.floats() + (i * size * padded_channels + c)
-                filters = [e.load(weights + padded_channels * k) for k in range(size)]
 
-                def add_column(j: int) -> None:
-                    value = e.load(line + pixels[j], mask)
-                    for t in range(tile):
-                        if 0 <= j - t * stride < size:
-                            weight = filters[j - t * stride]
-                            sums[t].value = e.fma(value, weight, sums[t].value)
+            def add_frame(source: Value, of_frame: Value) -> None:
+                with e.range(first_tap, last_tap) as i:
+                    line = source + (i * a.w * a.x_pixel + c)
+                    weights = of_frame + (i * size * padded_channels + c)
+                    filters = [e.load(weights + padded_channels * k) for k in range(size)]
 
-                for j in range(columns):
-                    if j in inside:
-                        with e.when(inside[j]):
+                    def add_column(j: int) -> None:
+                        value = e.load(line + pixels[j], mask)
+                        for t in range(tile):
+                            if 0 <= j - t * stride < size:
+                                weight = filters[j - t * stride]
+                                sums[t].value = e.fma(value, weight, sums[t].value)
+
+                    for j in range(columns):
+                        if j in inside:
+                            with e.when(inside[j]):
+                                add_column(j)
+                        else:
                             add_column(j)
-                    else:
-                        add_column(j)
+
+            each_frame(row, a.weights.floats(), add_frame)
             end(e, a, [s.value for s in sums], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 
 
-def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+def _emit_any(e: Emitter, a: Args, thread: Value, threads: Value, *, deep: bool) -> None:
     """Any size, stride, padding and dilation, one output at a time."""
-    begin, end = e.share(a.n * a.out_h * a.pieces, thread, threads)
+    rows = a.n * a.out_d * a.out_h if deep else a.n * a.out_h
+    begin, end = e.share(rows * a.pieces, thread, threads)
     padded_channels = emit_padded(a.c)
     with e.range(begin, end) as piece, e.range(0, a.out_w) as ow:
-        row = _row(e, a, piece)
+        row, each_frame = _deep_row(e, a, piece) if deep else (_row(e, a, piece), _one_frame)
         left = ow * a.stride_w - a.pad_w
 
         def channels(c: Value, mask: Value | None) -> None:
             total = e.variable(0.0)
             total.value = e.load(a.bias.floats() + c)
-            with e.range(0, a.r) as i, e.range(0, a.s) as j:
-                down, x = i * a.dilation_h, left + j * a.dilation_w
-                y = row.top + down
-                with e.when((y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)):
-                    value = e.load(row.source + ((down * a.w + x) * a.x_pixel + c), mask)
-                    tap = (i * a.s + j) * padded_channels + c
-                    total.value = e.fma(value, e.load(a.weights.floats() + tap), total.value)
+
+            def add_frame(source: Value, weights: Value) -> None:
+                with e.range(0, a.r) as i, e.range(0, a.s) as j:
+                    down, x = i * a.dilation_h, left + j * a.dilation_w
+                    y = row.top + down
+                    with e.when((y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)):
+                        value = e.load(source + ((down * a.w + x) * a.x_pixel + c), mask)
+                        tap = (i * a.s + j) * padded_channels + c
+                        total.value = e.fma(value, e.load(weights + tap), total.value)
+
+            each_frame(row, a.weights.floats(), add_frame)
             finish(e, a, [total.value], row.out + ow, Place(c, mask))
 
         each_vector(e, row.first, row.last, channels)
 
 
-ANY_DEPTHWISE = Kernel("depthwise", _FIELDS, _emit_any)
+ANY_DEPTHWISE = Kernel("depthwise", _FIELDS, partial(_emit_any, deep=False))
+DEPTHWISE_OF_FRAMES = Kernel("depthwise_of_frames", _DEEP_FIELDS, partial(_emit_any, deep=True))

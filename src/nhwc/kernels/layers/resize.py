@@ -15,11 +15,13 @@ _TAP = 4
 """Words per output row or column: the two inputs it lies between, and their weights."""
 
 
-def nearest_step(x: View, y: View, *, scale: tuple[float, float] | None = None) -> Step:
+def nearest_step(
+    x: View, y: View, *, scale: tuple[float, float] | None = None, exact: bool = False
+) -> Step:
     """Each output pixel is the input pixel at its place; `scale` is interpolate's scale_factor."""
     factors = scale or (None, None)
-    taps = [_nearest(i, o, s) for i, o, s in zip(x.shape[2:], y.shape[2:], factors, strict=True)]
-    return _step(x, y, taps)
+    sizes = zip(x.shape[2:], y.shape[2:], factors, strict=True)
+    return _step(x, y, [_nearest(i, o, s, exact) for i, o, s in sizes])
 
 
 def bilinear_step(
@@ -41,11 +43,25 @@ def _step(x: View, y: View, taps: list[Tensor]) -> Step:
     )
 
 
-def _nearest(size: int, wanted: int, scale: float | None) -> Tensor:
+def _nearest(size: int, wanted: int, scale: float | None, exact: bool) -> Tensor:
+    place = nearest_places(size, wanted, scale, exact=exact)
+    return _taps(place, place, torch.zeros(wanted))
+
+
+def nearest_places(
+    size: int, wanted: int, scale: float | None = None, *, exact: bool = False
+) -> Tensor:
+    """For each of `wanted` pixels along a side, the one of `size` that torch finds nearest.
+
+    >>> nearest_places(3, 5).tolist(), nearest_places(3, 5, exact=True).tolist()
+    ([0.0, 0.0, 1.0, 1.0, 2.0], [0.0, 0.0, 1.0, 2.0, 2.0])
+
+    `exact` compares the middles of pixels, as the mode "nearest-exact" does.
+    """
     # torch computes places in float32; so must we, or the pixel beside would be taken at times.
     step_ = torch.tensor(1 / scale if scale else size / wanted, dtype=torch.float32)
-    place = (torch.arange(wanted, dtype=torch.float32) * step_).floor().clamp(max=size - 1)
-    return _taps(place, place, torch.zeros(wanted))
+    index = torch.arange(wanted, dtype=torch.float32) + (0.5 if exact else 0.0)
+    return (index * step_).floor().clamp(max=size - 1)
 
 
 def _linear(size: int, wanted: int, scale: float | None, align_corners: bool) -> Tensor:

@@ -84,6 +84,10 @@ class Builder:
             raise InputError(f"channels {begin} to {end} of {c} do not exist.")
         return Buffer((n, end - begin, h, w), source, begin, movable=False)
 
+    def reshaped(self, source: Buffer, shape: Sequence[int]) -> Buffer:
+        """The same pixels counted as images of another number and size, in place."""
+        return Buffer(four(shape), source, movable=False)
+
     def cat(self, parts: Sequence[Buffer]) -> Buffer:
         """The channels of all parts, one after the other; parts are moved here where they can be.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ...graph.frames import FromFrames, ToFrames
 from ...graph.mended import (
     Attention,
     Cat,
@@ -20,7 +21,7 @@ from ...graph.mended import (
     InstanceNorm,
     Interleave,
 )
-from ...graph.ordered import Softmax
+from ...graph.ordered import Repeat, Softmax
 from ...kernels.convolutions.transposed import (
     Transposed,
     pack_transposed,
@@ -38,6 +39,7 @@ from ...kernels.layers.elementwise import (
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.layers.unit import unit_step
 from ...kernels.programs.builder import Buffer, Builder, Shape, four
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
@@ -45,6 +47,18 @@ from ...operators.kinds import arithmetic_of
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer
+from .pixels import (
+    Moved,
+    each_repeated,
+    emit_joined,
+    emit_moved,
+    flipped,
+    nearest,
+    pad_arguments,
+    padded,
+    repeated,
+    sliced,
+)
 from .weighted import in_ours, ours
 from .windows import (
     ARGUMENTS,
@@ -95,14 +109,17 @@ class _Call:
             "mul": self._multiply,
             "sub": self._subtract,
             "div": lambda: self._affine(power=-1),
-            **dict.fromkeys(("cat", "concat"), self._cat),
+            **dict.fromkeys(("cat", "concat", "concatenate"), self._cat),
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
             "mean": self._mean,
             **dict.fromkeys(("max_pool2d", "max_pool3d"), lambda: self._called(max_pool)),
             **dict.fromkeys(("avg_pool2d", "avg_pool3d"), lambda: self._called(average_pool)),
-            "interpolate": lambda: self._called(resize),
+            "interpolate": self._interpolate,
+            **dict.fromkeys(("pad", "flip", "repeat", "repeat_interleave"), self._moved),
             "softmax": self._softmax,
+            "normalize": self._normalize,
+            **dict.fromkeys(("to", "float", "type_as", "clone"), self._same),
             **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
         }
         find = named.get(arithmetic_of(self.name) or self.name)
@@ -122,7 +139,8 @@ class _Call:
             return None
         for kind, make in MODULES.items():
             if isinstance(module, kind):
-                return self._windows(make, vars(module))
+                volume = self._nearest_of_volumes(vars(module)) if make is resize else None
+                return volume or self._windows(make, vars(module))
         if isinstance(module, (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)):
             return self._adaptive_pool()
         if isinstance(module, nn.Flatten):
@@ -131,6 +149,10 @@ class _Call:
             return self._cat()
         if isinstance(module, Interleave):
             return self._made(lambda *views: interleave_steps(views[:-1], views[-1]))
+        if type(module) is Repeat or pad_arguments(module) is not None:
+            return self._moved()
+        if isinstance(module, (ToFrames, FromFrames)):
+            return self._frames()
         if isinstance(module, ChannelShuffle):
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
         if isinstance(module, Softmax) and self._is_channels(module.dim) and not module.logarithm:
@@ -155,6 +177,62 @@ class _Call:
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
         return self._windows(make, _bound(self.node, ARGUMENTS[make]))
 
+    def _interpolate(self) -> Emit | None:
+        return self._nearest_of_volumes(_bound(self.node, ARGUMENTS[resize])) or self._called(
+            resize
+        )
+
+    def _nearest_of_volumes(self, given: Given) -> Emit | None:
+        shape, wanted = self._seen(0).shape, self._out.shape
+        return self._of_pixels(nearest(given, shape, wanted)) if len(shape) == 5 else None
+
+    def _frames(self) -> Emit | None:
+        """A volume as a batch of its frames, or back: the same memory."""
+        shapes = self._seen(0).shape, self._out.shape
+        volume, images = shapes if isinstance(self.module, ToFrames) else shapes[::-1]
+        if len(volume) != 5 or images != (volume[0] * volume[2], volume[1], *volume[3:]):
+            return None
+        return lambda builder, constants, x: builder.reshaped(x, shapes[1])
+
+    def _same(self) -> Emit | None:
+        """A conversion to the type it has already, or a copy: no step writes into its input."""
+        if self._seen(0).shape != self._out.shape or len(self._out.shape) not in (4, 5):
+            return None
+        first = self.layer.inputs.index(_nodes_in(self.node.args)[0])
+        return lambda builder, constants, *buffers: buffers[first]
+
+    def _normalize(self) -> Emit | None:
+        given = _bound(self.node, ("input", "p", "dim", "eps", "out"))
+        plain = given.get("p", 2.0) == 2 and given.get("out") is None
+        eps = given.get("eps", 1e-12)
+        if not plain or not self._is_channels(given.get("dim", 1)) or type(eps) is not float:
+            return None
+        return self._pixelwise(lambda x, y: unit_step(x, y, eps=eps))
+
+    def _moved(self) -> Emit | None:
+        """Padding, repetition and reversal of frames, lines and columns."""
+        shape = self._seen(0).shape
+        if len(shape) not in (4, 5) or len(self.layer.inputs) != 1:
+            return None
+        if type(self.module) is Repeat or self.name == "repeat":
+            return self._of_pixels(repeated(_numbers(self.node), shape))
+        if self.module is not None:
+            return self._of_pixels(padded(pad_arguments(self.module) or {}, shape))
+        if self.name == "pad":
+            given = _bound(self.node, ("input", "pad", "mode", "value"))
+            return self._of_pixels(padded(given, shape))
+        if self.name == "flip":
+            return self._of_pixels(flipped(_numbers(self.node), shape))
+        given = _bound(self.node, ("input", "repeats", "dim"))
+        return self._of_pixels(each_repeated(given.get("repeats"), given.get("dim"), shape))
+
+    def _of_pixels(self, moved: Moved | None) -> Emit | None:
+        shape, wanted = self._seen(0).shape, self._out.shape
+        if moved is None or tuple(map(len, moved.sides))[5 - len(shape) :] != wanted[2:]:
+            return None
+        self.free = False
+        return emit_moved(moved, shape, wanted)
+
     def _windows(self, make: Callable[[Given], Make | None], given: Given) -> Emit | None:
         if len(self._seen(0).shape) != 5:
             return self._made(make(given))
@@ -176,8 +254,8 @@ class _Call:
         self.free = False
 
         def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
-            for step, _, before, after in needed:
-                depth = d if step is one and len(needed) == 2 else deep
+            for number, (step, _, before, after) in enumerate(needed, 1):
+                depth = d if number < len(needed) else deep
                 y = builder.buffer((n, c, depth, high, wide))
                 builder.add(partial(_reshaped, step, before, after), x, y)
                 x = y
@@ -226,9 +304,12 @@ class _Call:
 
     def _adaptive_pool(self) -> Emit | None:
         x, out = self._seen(0).shape, self._out.shape
-        if len(x) == len(out) == 5:
-            return self._steps(global_mean_step) if out[2:] == (1, 1, 1) else None
-        return self._made(adaptive_avgpool_step)
+        if len(x) != 5 or len(out) != 5:
+            return self._made(adaptive_avgpool_step)
+        if out[2:] == (1, 1, 1):
+            return self._steps(global_mean_step)
+        # The parts are even in each direction, so the mean of the means is the mean.
+        return self._of_volumes(_adaptive, {})
 
     def _layer_norm(self) -> Emit | None:
         """Normalize over the last dimension, which holds the channels of each row."""
@@ -347,11 +428,20 @@ class _Call:
         parts = given["tensors"]
         dim = 1 if self.module is not None else given.get("dim", 0)
         rank = len(self._out.shape)
-        if not isinstance(parts, (tuple, list)) or rank == 3 or dim not in (1, 1 - rank):
+        if not isinstance(parts, (tuple, list)) or rank == 3 or type(dim) is not int:
             return None
-        if not all(isinstance(part, fx.Node) for part in parts):
+        if not all(isinstance(part, fx.Node) for part in parts) or dim % rank == 0:
             return None
         places = [self.layer.inputs.index(part) for part in parts]
+        if dim % rank > 1:
+            shapes = [self._seen(number).shape for number in range(len(parts))]
+            if any(len(shape) != rank for shape in shapes):
+                return None
+            self.free = False
+            join = emit_joined(shapes, dim % rank, self._out.shape)
+            return lambda builder, constants, *buffers: join(
+                builder, constants, *(buffers[i] for i in places)
+            )
         return lambda builder, constants, *buffers: builder.cat([buffers[i] for i in places])
 
     def _parts(self) -> Emit | None:
@@ -375,6 +465,9 @@ class _Call:
             if not isinstance(index, int):
                 return None
             return lambda builder, constants, parts: parts[index]
+        shape = self._seen(0).shape
+        if len(shape) in (4, 5) and (moved := sliced(index, shape)) is not None:
+            return self._of_pixels(moved)
         if not isinstance(index, tuple) or len(index) != 2 or index[0] != slice(None):
             return None
         channels = index[1]
@@ -430,6 +523,10 @@ class _Call:
         return found
 
 
+def _adaptive(given: Given) -> Make:
+    return adaptive_avgpool_step
+
+
 def _norm(module: Any) -> Make:
     norm, eps = (module.weight, module.bias), module.eps
     return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
@@ -460,6 +557,12 @@ def _nodes_in(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
     return found
+
+
+def _numbers(node: fx.Node) -> Any:
+    """What `repeat` or `flip` is given behind the tensor, one by one or in a list."""
+    given = node.args[1:] or tuple(node.kwargs.values())
+    return given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
 
 
 def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:

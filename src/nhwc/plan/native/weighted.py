@@ -106,26 +106,28 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
         has_bias=spec.bias,
         frames=seen,
     ).folded()
-    if spec.groups == c and depth == 1 and c > 1:
-        return _depthwise(one, spec.output) if one.frames == IMAGE else ()
     part = frames.seen() if seen != frames else slice(None)
+    if spec.groups == c and depth == 1 and c > 1:
+        return _depthwise(one, spec.output, part)
     return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(one))
 
 
-def _depthwise(one: ConvSpec, shape: tuple[int, ...]) -> tuple[Implementation, ...]:
-    """Our kernel for one filter, or some, of each channel."""
+def _depthwise(one: ConvSpec, shape: tuple[int, ...], part: slice) -> tuple[Implementation, ...]:
+    """Our kernel for one filter, or some, of each channel; of volumes some frames, `part`."""
+    deep = one.frames
     window: dict[str, Any] = {
         "stride": one.stride,
         "padding": one.padding,
         "dilation": one.dilation,
+        "frames": deep,
     }
-    filters = (-1, 1, one.r, one.s)
+    filters = (-1, 1, *[deep.t] * (deep != IMAGE), one.r, one.s)
 
     def make(x: View, y: View, weight: Tensor, *bias: Any, **given: Any) -> Step:
         return depthwise_step(
-            replace(x, shape=(one.n, x.shape[1], one.h, one.w)),
-            replace(y, shape=(one.n, one.k, one.out_h, one.out_w)),
-            weight.reshape(filters),
+            replace(x, shape=(one.n, x.shape[1], deep.d * one.h, one.w)),
+            replace(y, shape=(one.n, one.k, deep.out_d * one.out_h, one.out_w)),
+            (weight[:, :, part] if weight.ndim == 5 else weight).reshape(filters),
             *bias,
             **given,
         )

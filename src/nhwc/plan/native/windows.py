@@ -43,8 +43,8 @@ def resize(given: Given) -> Make | None:
         return None
     scale = None if factor is None else (float(factors[0]), float(factors[-1]))
     mode = given.get("mode", "nearest")
-    if mode == "nearest":
-        return lambda x, y: nearest_step(x, y, scale=scale)
+    if mode in ("nearest", "nearest-exact"):
+        return lambda x, y: nearest_step(x, y, scale=scale, exact=mode == "nearest-exact")
     align = bool(given.get("align_corners"))
     if mode in ("bilinear", "trilinear"):
         return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale)

@@ -1,0 +1,86 @@
+"""Reshapes between volumes and batches of their frames, as one layer each, which moves no data.
+
+A permutation alone leaves a volume whose "channels" are frames: a plan would copy it to have those
+densest. With the reshape that belongs to it, it is the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph import add_module, clean, erase
+from ..graph.frames import FromFrames, ToFrames
+from ..graph.report import PassReport, Site
+from ._folding_sites import name_of
+from ._matching import named_arguments, numbers_given, permutation
+from ._ranks import ranks_of
+
+_SWAP = (0, 2, 1, 3, 4)
+
+
+def mend_frames(gm: fx.GraphModule) -> PassReport:
+    """Join each swap of channels and frames with the reshape before or behind it."""
+    sites = []
+    ranks = ranks_of(gm.graph)
+    for node in list(gm.graph.nodes):
+        found = _to_frames(node, ranks) or _from_frames(node)
+        if found is None:
+            continue
+        module, *arguments = found
+        sites.append(Site(name_of(node), type(module).__name__, True))
+        with gm.graph.inserting_before(node):
+            call = add_module(gm.graph, "frames", module, tuple(arguments))
+        erase(node, call)
+    if sites:
+        clean(gm)
+    return PassReport("mend_frames", tuple(sites))
+
+
+def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ...] | None:
+    swap = node.args[0] if node.args else None
+    volume = _swapped(swap, ranks)
+    if volume is None:
+        return None
+    if node.target in ("flatten", torch.flatten):
+        given = named_arguments(node, ("input", "start_dim", "end_dim"))
+        ends = given.get("start_dim", 0), given.get("end_dim", -1)
+        return (ToFrames(), volume) if ends == (0, 1) else None
+    shape = _shape(node)
+    return (ToFrames(), volume, shape) if shape and len(shape) == 4 else None
+
+
+def _from_frames(node: fx.Node) -> tuple[Any, ...] | None:
+    # A reshape to five numbers says that `transpose` swaps two of five.
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or len(shape := _shape(source) or []) != 5:
+        return None
+    if permutation(node) != _SWAP and not _swaps_by_number(node):
+        return None
+    return FromFrames(), source.args[0], shape
+
+
+def _shape(node: fx.Node) -> list[Any] | None:
+    """What `reshape` or `view` is given, if nothing else."""
+    if node.op != "call_method" or node.target not in ("reshape", "view") or node.kwargs:
+        return None
+    shape = numbers_given(node)
+    return list(shape) if isinstance(shape, list | tuple) else None
+
+
+def _swapped(node: Any, ranks: dict[fx.Node, int | None]) -> Any:
+    """The volume whose channels and frames `node` swaps."""
+    if not isinstance(node, fx.Node):
+        return None
+    known = _swaps_by_number(node) and ranks.get(node.args[0]) == 5  # type: ignore[arg-type]
+    return node.args[0] if permutation(node) == _SWAP or known else None
+
+
+def _swaps_by_number(node: fx.Node) -> bool:
+    if node.target not in ("transpose", torch.transpose):
+        return False
+    given = named_arguments(node, ("input", "dim0", "dim1"))
+    dims: Any = given.get("dim0"), given.get("dim1")
+    return all(type(dim) is int for dim in dims) and {dim % 5 for dim in dims} == {1, 2}

@@ -1,0 +1,76 @@
+"""Values that depend on the memory format are told with their operator and its line."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc import audit
+from nhwc.render.audit_text import audit_text
+
+
+class Clip(nn.Module):
+    """A convolution of volumes, and what `middle` makes of its result."""
+
+    def __init__(self, middle=lambda x: x.relu()):
+        super().__init__()
+        self.first, self.last = nn.Conv3d(4, 24, 3, padding=1), nn.Conv3d(24, 4, 1)
+        self.norm, self.drop = nn.InstanceNorm3d(24), nn.Dropout3d()
+        self.middle = middle
+
+    def forward(self, x):
+        return self.last(self.drop(self.norm(self.middle(self.first(x)))))
+
+
+def decoded(x):
+    n, c, t, h, w = x.shape
+    return torch.as_strided(x, (n, c, t, h, w), (c * t * h * w, t * h * w, h * w, w, 1)).relu()
+
+
+def by_strides(x):
+    return x * 2 if x.is_contiguous() else x
+
+
+def compared(middle, **more):
+    torch.manual_seed(0)
+    # Of a single small clip torch's convolution makes a contiguous one.
+    return audit(Clip(middle), torch.rand(2, 4, 8, 16, 16), compare=True, **more)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_both_formats_agree(backward):
+    def middle(x):
+        padded = F.pad(x, (0, 0, 0, 0, 2, 0))
+        return torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), padded[:, :, 2:]], 2).relu_()
+
+    report = compared(middle, backward=backward)
+    agreement = report.agreement
+    assert agreement.agrees, agreement
+    assert agreement.calls >= 10
+    assert "give the same values" in audit_text(report)
+    assert report.to_dict()["agreement"]["agrees"]
+
+
+def test_the_first_operator_that_differs_is_named():
+    report = compared(decoded)
+    first = report.agreement.first
+    assert first.operator == "torch.as_strided"
+    assert first.site.source.startswith("return torch.as_strided")
+    assert first.error > 0.1
+    assert report.agreement.result is not None
+    assert "`torch.as_strided` is the first whose values differ" in audit_text(report)
+
+
+def test_code_that_asks_for_strides_shows_in_the_result():
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            return by_strides(self.first(x))
+
+    report = audit(Asks(), torch.rand(2, 3, 16, 16), compare=True)
+    assert report.agreement.first is None
+    assert report.agreement.result.error == pytest.approx(0.5)
+    assert "asks for strides" in audit_text(report)
