@@ -70,8 +70,13 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
 
 
 def _foldable(node: fx.Node) -> bool:
-    if any(user.op == "output" for user in node.users):
-        return False  # The caller of the model may write into its result.
+    # The caller of the model may write into its result.
+    returned = any(user.op == "output" for user in node.users)
+    return not returned and is_computed_from_arguments(node)
+
+
+def is_computed_from_arguments(node: fx.Node) -> bool:
+    """Whether `node` calls a function of torch's or Python's that gives the same for the same."""
     if node.op == "call_method":
         name = str(node.target)
     elif node.op == "call_function":

@@ -15,6 +15,7 @@ from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
+from .others import caller
 from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen
 from .scene import Scene, views_strange
@@ -133,6 +134,8 @@ class _Binder:
                 feeds.append(self._feed(node))
             elif node.op == "get_attr":
                 constants[self._hold(node)] = _attribute(self.graph, str(node.target))
+            elif node in self.record.constant:
+                constants[self._hold(node)] = self._computed(node, constants)
         for unit in stretches(self.scene.layers, self.choice):
             if len(unit) > 1:
                 self._add_stretch(unit)
@@ -143,6 +146,11 @@ class _Binder:
         steps = with_drops(self.steps, output, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
         return PlanProgram(steps, start, feeds, output)
+
+    def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
+        """What a node makes of constants and fixed values alone."""
+        run = caller(self.graph, self.record, node)
+        return run(*(constants[self.slots[one, None]] for one in self.record.read_by(node)))
 
     def _feed(self, node: fx.Node) -> int | None:
         """The slot an input goes to, through a step that gives it the layout planned for."""
