@@ -12,7 +12,16 @@ from torch import Tensor
 
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
-from nhwc.kernels.layers import attention, copies, elementwise, gather, linear, normalize, pooling, resize
+from nhwc.kernels.layers import (
+    attention,
+    copies,
+    elementwise,
+    gather,
+    linear,
+    normalize,
+    pooling,
+    resize,
+)
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.tape.invoke import Invocation

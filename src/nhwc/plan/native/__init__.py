@@ -40,9 +40,7 @@ def kernels_of_ours(
     return tuple(one for ours in found for one in (ours, replace(ours, reads=plain)))
 
 
-def _of_operator(
-    graph: fx.GraphModule, record: Record, layer: Layer
-) -> tuple[Implementation, ...]:
+def _of_operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for an operator on images, on tokens, or on either."""
     if not _on_images(record, layer):
         one = tokens(graph, record, layer)

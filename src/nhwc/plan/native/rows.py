@@ -38,9 +38,7 @@ def nodes_in(layer: Layer) -> list[fx.Node]:
     return found
 
 
-def as_it_lies(
-    record: Record, layer: Layer, emit: Emit, *, free: bool = False
-) -> Implementation:
+def as_it_lies(record: Record, layer: Layer, emit: Emit, *, free: bool = False) -> Implementation:
     """It reads whatever lies there, and writes what torch wrote."""
     seen = record.values[layer.node]
     layout = seen.layout if isinstance(seen, Seen) else None
@@ -112,9 +110,7 @@ def over_rows(shape: tuple[int, ...], kernel: Callable[..., Any]) -> Emit:
     return emit
 
 
-def concatenated(
-    record: Record, layer: Layer, parts: Sequence[Any], dim: int
-) -> Implementation:
+def concatenated(record: Record, layer: Layer, parts: Sequence[Any], dim: int) -> Implementation:
     """The parts, of which some may be the same, one after the other."""
     places = [layer.inputs.index(part) for part in parts]
     rank = len(record.values[layer.node].shape)
