@@ -24,6 +24,7 @@ from .mended import (
     InstanceNorm,
     Interleave,
     Pixel,
+    SpelledAttention,
 )
 from .ordered import Reduced, Repeat, Softmax
 
@@ -120,6 +121,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Reduced,
     Repeat,
     Softmax,
+    SpelledAttention,
     Spread,
     *FOLDED,
 )

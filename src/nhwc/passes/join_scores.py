@@ -52,8 +52,8 @@ def join_scores(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "attention", not reason, reason))
         if scores is None:
             continue
-        keys = scores.product.args[1]
-        args = (scores.queries, keys, mixing.args[1], *([scores.bias] if scores.bias is not None else []))
+        args = (scores.queries, scores.product.args[1], mixing.args[1])
+        args += () if scores.bias is None else (scores.bias,)
         with gm.graph.inserting_before(mixing):
             joined = add_module(
                 gm.graph, f"{node.name}_joined", SpelledAttention(scores.scale), args

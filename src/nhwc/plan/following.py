@@ -40,7 +40,8 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
     To be wrong costs a copy, no more: our kernels take either.
     """
     for node in graph.graph.nodes:
-        if node.op == "get_attr" or node in record.constant or _mixes_last(node):
+        mixed = any(map(_mixes_last, (node, *node.users)))
+        if node.op == "get_attr" or node in record.constant or mixed:
             record.tokens.add(node)
         elif node.op.startswith("call_") and not _is_of_images(node):
             turned = permutation(node)
@@ -72,5 +73,5 @@ def _targets(node: fx.Node) -> list[Any]:
 
 def _is_tensor(record: Record, node: fx.Node) -> bool:
     value = record.values.get(node)
-    several = isinstance(value, tuple) and bool(value)
-    return all(isinstance(one, Seen) for one in value) if several else isinstance(value, Seen)
+    several = value if isinstance(value, tuple) and value else (value,)
+    return all(isinstance(one, Seen) for one in several)

@@ -15,9 +15,9 @@ from ...formats import Format
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
+from .moves import moving
 from .operators import operator
 from .pairs import joints_of as joints_of
-from .moves import moving
 from .tokens import tokens
 from .weighted import weighted
 
@@ -71,11 +71,9 @@ def _fits(record: Record, layer: Layer) -> bool:
     What the model returns has the strides that torch gives it: we know those of images, and those
     of contiguous tensors.
     """
-    seen = _seen(record, layer)
-    returned = any(user.op == "output" for user in layer.node.users)
     result = record.values.get(layer.node)
-    strided = isinstance(result, Seen) and len(result.shape) not in (1, 2, 4, 5)
-    if returned and strided and result.layout is not Format.CONTIGUOUS:
+    strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
+    if strided and len(result.shape) not in (1, 2, 4, 5) and _is_returned(layer):  # type: ignore[union-attr]
         return False
     return all(
         isinstance(one, Seen)
@@ -83,8 +81,12 @@ def _fits(record: Record, layer: Layer) -> bool:
         and one.device == "cpu"
         and one.shape
         and 0 not in one.shape
-        for one in seen
+        for one in _seen(record, layer)
     )
+
+
+def _is_returned(layer: Layer) -> bool:
+    return any(user.op == "output" for user in layer.node.users)
 
 
 def _seen(record: Record, layer: Layer) -> list[Any]:

@@ -153,7 +153,9 @@ def _attend(
         lies = [Lie(*one.lie(view)) for one, view in zip((q, k, v), views[:3], strict=True)]
         given = Mask(views[3], *mask.shape[:3]) if mask is not None else None
         return attention_step(
-            *views[:3],
+            views[0],
+            views[1],
+            views[2],
             views[-1],
             size=size,
             lies=(lies[0], lies[1], lies[2]),
