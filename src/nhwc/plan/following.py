@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import module_of, written_into
+from ..graph.computed import is_computed_from_arguments
 from ..graph.layers import Fused
 from ..graph.mended import ChannelNorm, FromTokens
-from ..passes._matching import TO_IMAGE, TO_LAST, permutation
-from ..passes.fold_constants import is_computed_from_arguments
 from .recording import Record, Seen
 
+_TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
 _OF_IMAGES = {
     f"torch.nn.modules.{name}"
     for name in ("conv", "batchnorm", "instancenorm", "pooling", "upsampling", "pixelshuffle")
@@ -44,11 +45,11 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
         if node.op == "get_attr" or node in record.constant or mixed:
             record.tokens.add(node)
         elif node.op.startswith("call_") and not _is_of_images(node):
-            turned = permutation(node)
+            turned = _permutation(node)
             of_tokens = any(
                 one in record.tokens and one.op != "get_attr" for one in node.all_input_nodes
             )
-            if turned == TO_LAST or (turned != TO_IMAGE and of_tokens):
+            if turned == _TO_LAST or (turned != _TO_IMAGE and of_tokens):
                 record.tokens.add(node)
 
 
@@ -58,6 +59,14 @@ def _mixes_last(node: fx.Node) -> bool:
     op = module.op if isinstance(module, Fused) else module
     known = isinstance(op, nn.LayerNorm | nn.Linear) and not isinstance(op, ChannelNorm)
     return known or node.target is F.scaled_dot_product_attention
+
+
+def _permutation(node: fx.Node) -> Any:
+    """The order of dimensions that a call of `permute` asks for."""
+    if node.target not in ("permute", torch.permute):
+        return None
+    given = node.args[1:]
+    return tuple(given[0]) if given and isinstance(given[0], (tuple, list)) else given
 
 
 def _is_of_images(node: fx.Node) -> bool:
