@@ -13,7 +13,16 @@ from torch import Tensor
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
-from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
+from nhwc.kernels.layers import (
+    attention,
+    copies,
+    elementwise,
+    gather,
+    linear,
+    normalize,
+    pooling,
+    resize,
+)
 from nhwc.kernels.layers import moving as move
 from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
@@ -237,13 +246,12 @@ def attending(choose):
         wide, starts = 2 * depth + outputs, (0, depth, 2 * depth)
         packed = torch.cat(parts, 3).transpose(1, 2).reshape(n * count, heads * wide)
         inputs = [packed[orders[0].argsort()].t()[None, :, :, None]]
-        lies = tuple(attention.Lie(orders[0], start, wide) for start in starts)
+        kept = [(orders[0], start, wide) for start in starts]
     else:
         rows = [part.transpose(1, 2).flatten(0, 1).flatten(1) for part in parts]
         pairs = list(zip(rows, orders, strict=True))
         inputs = [part[order.argsort()].t()[None, :, :, None] for part, order in pairs]
-        pairs = zip(orders, widths, strict=True)
-        lies = tuple(attention.Lie(order, 0, width) for order, width in pairs)
+        kept = [(order, 0, width) for order, width in zip(orders, widths, strict=True)]
     scale, safe = choose.choice([1.0, 0.3, -0.7]), choose.random() < 0.5
     shape = (choose.choice([1, n]), choose.choice([1, heads]), choose.choice([1, queries]), count)
     bias = torch.randn(shape)
@@ -263,13 +271,36 @@ def attending(choose):
     def make(*views):
         y = views[-1]
         mask = attention.Mask(views[-2], *shape[:3]) if masked else None
-        where = {"lies": lies, "result_rows": places, "mask": mask}
-        q, k, v = views[:3] if queries != count else views[:1] * 3
+        read = views[:3] if queries != count else views[:1] * 3
+        lies = tuple(
+            attention.Lie(order * view.pixel + start, apart)
+            for (order, start, apart), view in zip(kept, read, strict=True)
+        )
+        where = {"lies": lies, "result": attention.Lie(places * y.pixel, outputs), "mask": mask}
+        q, k, v = read
         return attention.attention_step(q, k, v, y, size=size, **where, scale=scale, safe=safe)
 
     if masked:
         inputs.append(bias.reshape(-1, count).t()[None, :, :, None])
     return StepCase(inputs, make, rows_of(weights @ v), rows_of(sizes))
+
+
+def gathered(choose):
+    """Pieces of rows in another order, some of them of zeros."""
+    n, c, pieces = choose.randint(1, 40), choose.choice(CHANNELS), choose.randint(1, 3)
+    rows = choose.randint(1, 50)
+    x = torch.randn(1, pieces * c, n, 1)
+    kept = torch.randint(-1, n * pieces, (rows * pieces,))
+    cut = torch.cat([x[0, :, :, 0].t().reshape(-1, c), torch.zeros(1, c)])
+    expected = cut[kept].reshape(rows, pieces * c).t()[None, :, :, None].double()
+
+    def make(x, y):
+        number = torch.arange(rows * pieces)
+        targets = number // pieces * y.pixel + number % pieces * c
+        sources = torch.where(kept < 0, -1, kept // pieces * x.pixel + kept % pieces * c)
+        return gather.gather_step(x, y, sources, targets, c)
+
+    return StepCase([x], make, expected, units=0)
 
 
 def group_norm(choose):
@@ -371,7 +402,7 @@ def nchw(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw),
+    *(resized, moving, unit, nchw, gathered),
 )
 
 BEFORE, AFTER = 3, 2

@@ -25,6 +25,7 @@ from .mended import (
     InstanceNorm,
     Interleave,
     Pixel,
+    SpelledAttention,
 )
 from .ordered import Reduced, Repeat, Softmax
 
@@ -122,6 +123,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Reduced,
     Repeat,
     Softmax,
+    SpelledAttention,
     Spread,
     ToFrames,
     *FOLDED,

@@ -204,6 +204,30 @@ class Attention(nn.Module):
         return mixed.movedim(-2, -3 if self.batch_first else 0).flatten(-2)
 
 
+class SpelledAttention(nn.Module):
+    """Attention that a model spelled as products and a softmax, whose keys are transposed.
+
+    Unlike torch's own, a query whose scores are all minus infinity gives NaN.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(
+        self, query: Tensor, keys: Tensor, value: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ keys
+        if self.scale != 1.0:
+            scores = scores * self.scale
+        if bias is not None:
+            scores = scores + bias
+        return scores.softmax(-1) @ value
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
+
 class Pixel(nn.Module):
     """`F.interpolate` of images of one pixel, as a view in which every pixel is that one.
 

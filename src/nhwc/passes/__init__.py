@@ -19,6 +19,7 @@ from .fold_scale import fold_scale
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .join_attention import join_attention
+from .join_scores import join_scores
 from .lift_functional import lift_functional
 from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
@@ -76,6 +77,7 @@ PASSES: tuple[Pass, ...] = (
     *FOLDING,
     split_attention,
     join_attention,
+    join_scores,
     fold_scale,
     *MENDING,
     fuse_epilogue,

@@ -10,12 +10,11 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ..graph import attribute, clean, fresh_name, written_into
+from ..graph.computed import is_computed_from_arguments
 from ..graph.report import PassReport, Site
 from ..machine.host_memory import apart
 from ._folding_sites import name_of
 
-_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
-_HOMES = ("torch", "_operator", "math")
 _MADE = (torch.full,)
 """It costs less to make these constants at each call than to keep them. They are not stored, but
 what is computed from them is."""
@@ -70,18 +69,9 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
 
 
 def _foldable(node: fx.Node) -> bool:
-    if any(user.op == "output" for user in node.users):
-        return False  # The caller of the model may write into its result.
-    if node.op == "call_method":
-        name = str(node.target)
-    elif node.op == "call_function":
-        name = str(getattr(node.target, "__name__", ""))
-        home = str(getattr(node.target, "__module__", None) or "torch")
-        if home.split(".")[0] not in _HOMES and node.target is not getattr:
-            return False
-    else:
-        return False
-    return not name.startswith(_RANDOM) and written_into(node) is None
+    # The caller of the model may write into its result.
+    returned = any(user.op == "output" for user in node.users)
+    return not returned and is_computed_from_arguments(node)
 
 
 def _written(graph: fx.Graph, constants: Collection[fx.Node]) -> fx.Node | None:

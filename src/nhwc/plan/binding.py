@@ -15,6 +15,7 @@ from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
+from .others import caller
 from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen
 from .scene import Scene, views_strange
@@ -133,16 +134,24 @@ class _Binder:
                 feeds.append(self._feed(node))
             elif node.op == "get_attr":
                 constants[self._hold(node)] = _attribute(self.graph, str(node.target))
+            elif node in self.record.constant:
+                constants[self._hold(node)] = self._computed(node, constants)
         for unit in stretches(self.scene.layers, self.choice):
-            if len(unit) > 1:
-                self._add_stretch(unit)
-            else:
-                self._add(unit[0])
+            computing, moving = _without_end(unit, self.choice)
+            if len(computing) > 1:
+                self._add_stretch(computing)
+            for layer in moving if len(computing) > 1 else unit:
+                self._add(layer)
         (result,) = self.graph.graph.find_nodes(op="output")
         output = fx.node.map_arg(result.args[0], self._returned)
         steps = with_drops(self.steps, output, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
         return PlanProgram(steps, start, feeds, output)
+
+    def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
+        """What a node makes of constants and fixed values alone."""
+        run = caller(self.graph, self.record, node)
+        return run(*(constants[self.slots[one, None]] for one in self.record.read_by(node)))
 
     def _feed(self, node: fx.Node) -> int | None:
         """The slot an input goes to, through a step that gives it the layout planned for."""
@@ -237,6 +246,21 @@ class _Binder:
 
     def _hold(self, node: fx.Node) -> int:
         return self.slots.setdefault((node, None), len(self.slots))
+
+
+def _without_end(unit: Sequence[Layer], choice: Choice) -> tuple[list[Layer], list[Layer]]:
+    """The layers of a stretch without those at its ends that only move data, and these.
+
+    A view of torch's costs less than to put in order what nobody of ours reads.
+    """
+    kept, moving = list(unit), set[fx.Node]()
+    for layer in reversed(unit):
+        one = choice[layer.node].implementation
+        inside = {other.node for other in unit} - moving
+        if one.free and one.moved and inside.isdisjoint(layer.node.users):
+            moving.add(layer.node)
+            kept.remove(layer)
+    return kept, [layer for layer in unit if layer.node in moving]
 
 
 def _converter(layout: Format) -> Callable[[Tensor], Tensor]:

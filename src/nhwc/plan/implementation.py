@@ -46,6 +46,8 @@ class Implementation:
     `copies` is how many times it holds its weights, not counting those that it reads in place.
     `free` if within a program it computes nothing, and only notes where data lies.
     `before` is the layer in front, if it computes that one as well.
+    `moved` if within a program it is given tensors as they lie, `kernels.programs.moved.Moved`, and
+    may return such; else it is given buffers.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Implementation:
     copies: float = 1.0
     free: bool = False
     before: Layer | None = None
+    moved: bool = False
 
     @property
     def ours(self) -> bool:

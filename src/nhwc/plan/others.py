@@ -165,34 +165,37 @@ def _onednn_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
     return lambda x: finish(alone(x, packed, bias, *attribute))
 
 
-def caller(graph: fx.GraphModule, record: Record, layer: Layer) -> Run:
-    """The function that calls what `layer`'s node calls, on the values of `layer.inputs`.
+def caller(graph: fx.GraphModule, record: Record, node: fx.Node) -> Run:
+    """The function that calls what `node` calls, on the values that it reads.
 
     Arguments that the record showed to be fixed are filled in here, once.
     """
-    node = layer.node
-    function = _function(graph, node)
+    inputs = record.read_by(node)
     args, kwargs = fx.node.map_arg(
         (node.args, node.kwargs), lambda n: record.values[n] if n in record.fixed else n
     )
-    if not kwargs and args[: len(layer.inputs)] == layer.inputs:
-        constants = args[len(layer.inputs) :]
+    function = _function(graph, node, args)
+    if not kwargs and args[: len(inputs)] == inputs:
+        constants = args[len(inputs) :]
         if not any(_holds_node(value) or isinstance(value, list) for value in constants):
             if not constants:
                 return function
-            return lambda *inputs: function(*inputs, *constants)
+            return lambda *values: function(*values, *constants)
 
-    def call(*inputs: Any) -> Any:
-        given = dict(zip(layer.inputs, inputs, strict=True))
+    def call(*values: Any) -> Any:
+        given = dict(zip(inputs, values, strict=True))
         a, k = filled((args, kwargs), given.__getitem__)
         return function(*a, **k)
 
     return call
 
 
-def _function(graph: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+def _function(graph: fx.GraphModule, node: fx.Node, args: tuple[Any, ...]) -> Callable[..., Any]:
     if node.op == "call_method":
         name = str(node.target)
+        if name == "view" and _is_shape(args[1:]):
+            # A plan may give its input other strides than the graph does.
+            name = "reshape"
         return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
@@ -202,6 +205,11 @@ def _function(graph: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
         return module.forward if plain else module
     assert callable(node.target)
     return node.target
+
+
+def _is_shape(given: tuple[Any, ...]) -> bool:
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return bool(sizes) and all(type(size) is int for size in sizes)
 
 
 def _holds_node(value: Any) -> bool:

@@ -15,11 +15,12 @@ from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
-    """The layers of `graph` in an order in which they can run; fixed values are left out."""
+    """The layers of `graph` in an order in which they can run; what a plan knows is left out."""
+    known = record.fixed | record.constant
     return [
         _layer(graph, record, node)
         for node in graph.graph.nodes
-        if node.op.startswith("call_") and node not in record.fixed and node in record.values
+        if node.op.startswith("call_") and node not in known and node in record.values
     ]
 
 
@@ -122,7 +123,7 @@ def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
 
 
 def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
-    inputs = tuple(n for n in node.all_input_nodes if n not in record.fixed)
+    inputs = record.read_by(node)
     shown = fx.node.map_arg(
         (node.args, node.kwargs), lambda n: _Shown(_show(record.values.get(n, n.name)))
     )

@@ -51,10 +51,18 @@ class Record:
         """
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
+        self.constant: set[fx.Node] = set()
+        """Tensors that follow from parameters and from shapes: they are made with the plan."""
+        self.tokens: set[fx.Node] = set()
+        """Tensors whose channels are their last dimension, though they may have four."""
 
     def tensor(self, node: fx.Node) -> Seen | None:
         value = self.values.get(node)
         return value if isinstance(value, Seen) else None
+
+    def read_by(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The values that `node` reads, but for those that are fixed."""
+        return tuple(one for one in node.all_input_nodes if one not in self.fixed)
 
     def image(self, node: fx.Node) -> Seen | None:
         """The tensor that `node` returned, if it is an image or a volume: these have formats."""

@@ -18,6 +18,7 @@ from ..formats import Format
 from ..graph import may_be_view, written_into
 from ..graph.shapes import is_size
 from ..models.trees import tensors_of
+from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .recognize import is_opaque, layers_of
@@ -65,7 +66,7 @@ class Scene:
 
     def called(self, layer: Layer, reads: Format | None, writes: Format | None) -> Implementation:
         """The layer's node as the graph has it, called by torch."""
-        call = lambda *constants: caller(self.graph, self.record, layer)
+        call = lambda *constants: caller(self.graph, self.record, layer.node)
         return Implementation("torch", reads, writes, call, copies=0.0)
 
     def find(self, layer: Layer, wanted: Identifier) -> Implementation:
@@ -103,6 +104,8 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         reason = why_seen(graph, node, target)
         if reason is not None:
             raise Unplannable(reason)
+    note_constants(graph, found)
+    note_tokens(graph, found)
     layers = layers_of(graph, found)
     if all(is_opaque(graph, layer.node) for layer in layers):
         raise Unplannable("no graph could be made of any part of it")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from .. import kernels
-from ..formats import Format
 from .implementation import Implementation, Run
 from .recording import Record
 from .specs import Layer
@@ -28,20 +27,22 @@ def together(
     Each part is a layer, its implementation, and what that one prepared. The function returns a
     single output as it is, not in a tuple. Its program takes memory from `pool`.
     """
+    from .native.values import Values
+
     builder = kernels.Builder()
     inputs: list[fx.Node] = []
-    buffers: dict[fx.Node, Any] = {}
+    values = Values(record, builder)
     for layer, implementation, prepared in parts:
         assert implementation.emit is not None
         read = implementation.inputs(layer)
         for node in dict.fromkeys(read):
-            if node not in buffers:
+            if node not in values:
                 inputs.append(node)
-                buffers[node] = builder.input(record.values[node].shape)
-        given = [buffers[node] for node in read]
-        buffers[layer.node] = implementation.emit(builder, prepared, *given)
+                values.take(node)
+        given = [values.given(node, implementation) for node in read]
+        values.put(layer.node, implementation, implementation.emit(builder, prepared, *given))
     for node in outputs:
-        builder.output(buffers[node], record.values[node].shape, Format.CHANNELS_LAST)
+        values.give(node)
     program = builder.build(pool)
     if len(outputs) == 1:
         return (lambda *tensors: program(*tensors)[0]), tuple(inputs)

@@ -20,8 +20,8 @@ convolutions' (`TILE`): keys and values are its panels, the mask is its residual
 are stored as the second product wants its rows packed, and divided by their sum only at the end,
 where a row has but D numbers.
 
-Where a row lies is told by tables of row numbers. So windows, shifted or not, are read from the
-image as it lies, and the result is written to where the image wants it.
+Where the first head of a token begins is told by tables. So windows, shifted or not, are read from
+the image as it lies, and the result is written to where the image wants it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ _ROWS = 48
 class Lie:
     """Where the heads of queries, keys or values lie.
 
-    `rows` holds the number of the row of each token, image after image; the channels of the first
-    head begin at `first`, and those of the next one `apart` further.
+    `places` holds the float at which the first head of each token begins, image after image; the
+    next head begins `apart` further.
     """
 
-    rows: Tensor
-    first: int
+    places: Tensor
     apart: int
 
 
@@ -97,48 +96,41 @@ def attention_step(
     *,
     size: Attended,
     lies: tuple[Lie, Lie, Lie],
-    result_rows: Tensor,
+    result: Lie,
     scale: float,
     mask: Mask | None = None,
     safe: bool = False,
 ) -> Step:
     """softmax(scale * queries @ keys + mask) @ values for each head of each image.
 
-    `lies` are of queries, keys and values; `result_rows` are the rows of `y` that the queries have.
+    `lies` are of queries, keys and values, `result` is of what the queries get.
     A query whose scores are all minus infinity gives NaN, or zeros if `safe`.
     """
     isa = isas.host()
     block, parts = _cut(size, isa, torch.get_num_threads())
     floats = sum(_rooms(size, block, isa))
-    apart = [lie.apart for lie in lies]
-    heads = [
-        view.channels(lie.first, view.shape[1])
-        for view, lie in zip((queries, keys, values), lies, strict=True)
-    ]
+    tables = [lie.places.long().contiguous() for lie in (*lies, result)]
     given = mask or Mask(View(None, (0, 0, 0, 0), 0), 1, 1, 1)
     rows = given.queries if given.queries > 1 else 0
     return step(
         ATTENTION,
-        x=heads[0],
-        x_pixel=queries.pixel,
-        x_head=apart[0],
-        x_rows=lies[0].rows,
-        keys=heads[1],
-        keys_pixel=keys.pixel,
-        keys_head=apart[1],
-        keys_rows=lies[1].rows,
-        values=heads[2],
-        values_pixel=values.pixel,
-        values_head=apart[2],
-        values_rows=lies[2].rows,
+        x=queries,
+        x_head=lies[0].apart,
+        x_places=tables[0],
+        keys=keys,
+        keys_head=lies[1].apart,
+        keys_places=tables[1],
+        values=values,
+        values_head=lies[2].apart,
+        values_places=tables[2],
         mask=mask.view if mask else None,
         mask_pixel=given.view.pixel if rows else 0,
         mask_head=given.queries * given.view.pixel if given.heads > 1 else 0,
         mask_n=given.heads * given.queries * given.view.pixel,
         masks=given.images,
         y=y,
-        y_pixel=y.pixel,
-        y_rows=result_rows,
+        y_head=result.apart,
+        y_places=tables[3],
         n=size.images,
         heads=size.heads,
         queries=size.queries,
@@ -266,9 +258,9 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             _put(e, a, head, block, memory)
 
 
-def _row(e: Emitter, rows: Value, token: Value) -> Value:
-    """The number of the row of a token."""
-    return e.read(rows.integers() + token)
+def _place(e: Emitter, places: Value, token: Value) -> Value:
+    """The float at which the first head of a token begins."""
+    return e.read(places.integers() + token)
 
 
 def _pack_keys(e: Emitter, a: Args, head: _Head, into: Value) -> None:
@@ -278,8 +270,8 @@ def _pack_keys(e: Emitter, a: Args, head: _Head, into: Value) -> None:
     with e.range(0, whole, e.width) as key:
         # Behind the last key it is repeated: what is computed of that is not stored.
         tokens = [e.min(key + lane, a.tokens - 1) for lane in range(e.width)]
-        numbers = [_row(e, a.keys_rows, head.image * a.tokens + token) for token in tokens]
-        lines = [source + number * a.keys_pixel for number in numbers]
+        places = [_place(e, a.keys_places, head.image * a.tokens + token) for token in tokens]
+        lines = [source + place for place in places]
         panel = key // wide * wide
         columns = e.min(whole - panel, e.i64(wide))
         to = into + (panel * a.depth + (key - panel))
@@ -318,8 +310,7 @@ def _pack_values(e: Emitter, a: Args, head: _Head, into: Value) -> None:
     whole, wide = emit_whole(e, a.outputs), panel_columns(e.isa)
     source = a.values.floats() + head.head * a.values_head
     with e.range(0, a.tokens) as key:
-        number = _row(e, a.values_rows, head.image * a.tokens + key)
-        line = source + number * a.values_pixel
+        line = source + _place(e, a.values_places, head.image * a.tokens + key)
 
         def copy(channel: Value, mask: Value | None) -> None:
             panel = channel // wide * wide
@@ -336,7 +327,7 @@ def _pack_queries(e: Emitter, a: Args, head: _Head, block: _Block, into: Value) 
     scale, floats = e.broadcast(e.float_of_bits(a.scale)), emit_whole(e, a.depth)
     first = head.image * a.queries + block.first
     with e.range(0, block.rows) as row:
-        line = source + _row(e, a.x_rows, first + row) * a.x_pixel
+        line = source + _place(e, a.x_places, first + row)
         to, rows = _packed(e, block, row, floats, into)
 
         def copy(channel: Value, mask: Value | None) -> None:
@@ -421,7 +412,7 @@ def _put(e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory) -> No
     with e.range(0, block.rows) as row:
         line = memory.mixed + row * emit_whole(e, a.outputs)
         divisor = e.broadcast(e.read(memory.sums + row))
-        to = a.y.floats() + (_row(e, a.y_rows, first + row) * a.y_pixel + head.head * a.outputs)
+        to = a.y.floats() + (_place(e, a.y_places, first + row) + head.head * a.y_head)
 
         def divide(channel: Value, mask: Value | None) -> None:
             e.store(e.load(line + channel, mask) / divisor, to + channel, mask)
@@ -432,11 +423,11 @@ def _put(e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory) -> No
 ATTENTION = Kernel(
     "attention",
     (
-        *("x", "x_pixel", "x_head", "x_rows"),
-        *("keys", "keys_pixel", "keys_head", "keys_rows"),
-        *("values", "values_pixel", "values_head", "values_rows"),
+        *("x", "x_head", "x_places"),
+        *("keys", "keys_head", "keys_places"),
+        *("values", "values_head", "values_places"),
         *("mask", "mask_pixel", "mask_head", "mask_n", "masks"),
-        *("y", "y_pixel", "y_rows"),
+        *("y", "y_head", "y_places"),
         *("n", "heads", "queries", "tokens", "depth", "outputs", "scale", "safe"),
         *("block", "row_parts", "scratch", "scratch_floats", "tile"),
     ),

@@ -39,6 +39,13 @@ class Buffer:
         """The first of its channels within the root."""
         return 0 if self.parent is None else self.parent.start + self.offset
 
+    @property
+    def whole(self) -> Buffer | None:
+        """The movable buffer whose pixels it counts otherwise, if it is no more than that."""
+        parent = self.parent
+        alike = parent is not None and parent.parent is None and parent.movable
+        return parent if alike and parent and parent.shape[1] == self.shape[1] else None
+
     def view(self) -> View:
         return View(self.root, self.shape, self.root.shape[1], self.start)
 
@@ -64,7 +71,10 @@ class Builder:
     _outputs: list[tuple[Buffer, tuple[int, ...], Format]] = field(default_factory=list)
 
     def input(self, shape: Sequence[int]) -> Buffer:
-        """The next input: a tensor of this shape (N, C, H, W, a volume or rows), in any format."""
+        """The next input: a tensor of this shape (N, C, H, W, a volume or rows), in any format.
+
+        One that is given in another shape is seen as rows of its last dimension, if it has as many.
+        """
         buffer = Buffer(four(shape), movable=False)
         self._inputs.append(buffer)
         return buffer
@@ -142,6 +152,8 @@ class Builder:
             format = Format.CONTIGUOUS
         elif source.movable:
             target = source
+        elif source.whole is not None:
+            target = source.whole
         else:
             target = self.buffer(source.shape)
             self.add(copy_step, source, target)

@@ -67,7 +67,8 @@ class Program:
         _ = WALK.address, threads.ENTRY.address
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        inputs = [_as_image(tensor) for tensor in tensors]
+        wanted = self.schedule.inputs
+        inputs = [_as_image(tensor, view) for tensor, view in zip(tensors, wanted, strict=False)]
         self._check(inputs)
         count = torch.get_num_threads()
         block = self._pool.take(count)
@@ -99,12 +100,17 @@ class Program:
                 )
 
 
-def _as_image(tensor: Tensor) -> Tensor:
+def _as_image(tensor: Tensor, view: View) -> Tensor:
     """A batch of rows of channels (N, L, C) as images one pixel wide, a volume as one image with
-    its frames one below the other; other tensors as they are."""
-    if tensor.dim() == 5:
-        return tensor.flatten(2, 3)
-    return tensor.transpose(1, 2).unsqueeze(3) if tensor.dim() == 3 else tensor
+    its frames one below the other; other tensors as they are, or as rows if `view` is of rows."""
+    rank = tensor.dim()
+    if rank == 3:
+        return tensor.transpose(1, 2).unsqueeze(3)
+    if rank != 2 and tensor.shape != view.shape:
+        n, c, h, w = view.shape
+        if h == w == 1 and tensor.shape[-1:] == (c,) and tensor.numel() == n * c:
+            return tensor.reshape(n, c)
+    return tensor.flatten(2, 3) if rank == 5 else tensor
 
 
 class Pool:

@@ -6,6 +6,7 @@ Importing this loads the kernels' compiler; `scene` does so where there is one.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,8 +15,10 @@ from ...formats import Format
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
+from .moves import moving
 from .operators import operator
 from .pairs import joints_of as joints_of
+from .tokens import tokens
 from .weighted import weighted
 
 
@@ -28,7 +31,7 @@ def kernels_of_ours(
     if isinstance(layer.spec, Weighted):
         found = weighted(layer.spec)
     else:
-        found = operator(graph, record, layer)
+        found = _of_operator(graph, record, layer)
     image = record.image(layer.inputs[0]) if found else None
     if image is None or image.shape[1] > 4:
         return found
@@ -37,21 +40,59 @@ def kernels_of_ours(
     return tuple(one for ours in found for one in (ours, replace(ours, reads=plain)))
 
 
-def _fits(record: Record, layer: Layer) -> bool:
-    """Whether all inputs and outputs are float32 on the CPU: images, volumes or rows of channels.
+def _of_operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
+    """Our kernel for an operator on images, on tokens, or on either."""
+    if not _on_images(record, layer):
+        one = tokens(graph, record, layer)
+        return (one,) if one else _known(graph, record, layer)
+    one = moving(graph, record, layer)
+    return _known(graph, record, layer) or ((one,) if one else ())
 
-    Operators take rows in batches, (N, L, C), only if they are contiguous: from others torch makes
-    results with other strides, which later operators may ask for.
-    """
-    weighted = isinstance(layer.spec, Weighted)
-    values = [record.values.get(node) for node in (*layer.inputs, layer.node)]
-    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return all(
-        isinstance(seen, Seen)
-        and seen.dtype is torch.float32
-        and seen.device == "cpu"
-        and len(seen.shape) in (2, 3, 4, 5)
-        and (weighted or len(seen.shape) != 3 or seen.layout is Format.CONTIGUOUS)
-        and 0 not in seen.shape
-        for seen in flat
+
+def _on_images(record: Record, layer: Layer) -> bool:
+    """Whether all that an operator reads and makes are images, volumes or rows."""
+    nodes = [layer.node, *(one for one in layer.inputs if one.op != "get_attr")]
+    few = all(len(shape) in (2, 4, 5) for shape in _shapes(record, layer))
+    return few and record.tokens.isdisjoint(nodes)
+
+
+def _known(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
+    """Our kernel for an operator on images; of rows in batches it knows contiguous ones."""
+    known = all(
+        len(one.shape) in (2, 4, 5) or (len(one.shape) == 3 and one.layout is Format.CONTIGUOUS)
+        for one in _seen(record, layer)
     )
+    return operator(graph, record, layer) if known else ()
+
+
+def _fits(record: Record, layer: Layer) -> bool:
+    """Whether all inputs and outputs are float32 on the CPU.
+
+    What the model returns has the strides that torch gives it: we know those of images, and those
+    of contiguous tensors.
+    """
+    result = record.values.get(layer.node)
+    strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
+    if strided and len(result.shape) not in (1, 2, 4, 5) and _is_returned(layer):  # type: ignore[union-attr]
+        return False
+    return all(
+        isinstance(one, Seen)
+        and one.dtype is torch.float32
+        and one.device == "cpu"
+        and one.shape
+        and 0 not in one.shape
+        for one in _seen(record, layer)
+    )
+
+
+def _is_returned(layer: Layer) -> bool:
+    return any(user.op == "output" for user in layer.node.users)
+
+
+def _seen(record: Record, layer: Layer) -> list[Any]:
+    values = [record.values.get(node) for node in (*layer.inputs, layer.node)]
+    return [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+
+
+def _shapes(record: Record, layer: Layer) -> list[tuple[int, ...]]:
+    return [one.shape for one in _seen(record, layer)]

@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from ...graph.frames import FromFrames, ToFrames
 from ...graph.mended import (
-    Attention,
     Cat,
     ChannelNorm,
     ChannelShuffle,
@@ -27,7 +26,6 @@ from ...kernels.convolutions.transposed import (
     pack_transposed,
     transposed_steps,
 )
-from ...kernels.layers.attention import Attended, Lie, attention_step
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -73,7 +71,7 @@ from .windows import (
     resize,
 )
 
-_OF_NAME = {
+OF_NAME = {
     getattr(function, "__name__", function): of_module(kind())
     for function, kind in FUNCTIONS.items()
 }
@@ -82,12 +80,12 @@ _OF_NAME = {
 
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for a layer without weights, if there is one."""
-    found = _Call(graph, record, layer)
+    found = OperatorCall(graph, record, layer)
     emit = found.emit()
     return (ours("nhwc", emit, free=found.free),) if emit else ()
 
 
-class _Call:
+class OperatorCall:
     """The call that a node makes, and our kernel for it; `free` as long as that adds no step."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
@@ -125,9 +123,9 @@ class _Call:
         find = named.get(arithmetic_of(self.name) or self.name)
         if find is not None:
             return find()
-        return self._activation(_OF_NAME.get(self.name) if self._alone() else None)
+        return self._activation(OF_NAME.get(self.name) if self.alone() else None)
 
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         """Whether the node takes one tensor and no numbers."""
         flags = all(type(value) is bool for value in self.node.args[1:])
         named = self.node.kwargs.keys() <= {"input", "inplace"}
@@ -163,11 +161,9 @@ class _Call:
             weight = module.weight
             return self._pixelwise(lambda x, y: prelu_step(x, y, weight))
         if type(module) is ChannelNorm:
-            return self._made(_norm(module))
+            return self._made(norm_step(module))
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
-        if type(module) is Attention:
-            return self._attention()
         if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
             return self._group_norm()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
@@ -175,12 +171,10 @@ class _Call:
         return self._activation(of_module(module))
 
     def _called(self, make: Callable[[Given], Make | None]) -> Emit | None:
-        return self._windows(make, _bound(self.node, ARGUMENTS[make]))
+        return self._windows(make, bound(self.node, ARGUMENTS[make]))
 
     def _interpolate(self) -> Emit | None:
-        return self._nearest_of_volumes(_bound(self.node, ARGUMENTS[resize])) or self._called(
-            resize
-        )
+        return self._nearest_of_volumes(bound(self.node, ARGUMENTS[resize])) or self._called(resize)
 
     def _nearest_of_volumes(self, given: Given) -> Emit | None:
         shape, wanted = self._seen(0).shape, self._out.shape
@@ -198,11 +192,11 @@ class _Call:
         """A conversion to the type it has already, or a copy: no step writes into its input."""
         if self._seen(0).shape != self._out.shape or len(self._out.shape) not in (4, 5):
             return None
-        first = self.layer.inputs.index(_nodes_in(self.node.args)[0])
+        first = self.layer.inputs.index(nodes_in(self.node.args)[0])
         return lambda builder, constants, *buffers: buffers[first]
 
     def _normalize(self) -> Emit | None:
-        given = _bound(self.node, ("input", "p", "dim", "eps", "out"))
+        given = bound(self.node, ("input", "p", "dim", "eps", "out"))
         plain = given.get("p", 2.0) == 2 and given.get("out") is None
         eps = given.get("eps", 1e-12)
         if not plain or not self._is_channels(given.get("dim", 1)) or type(eps) is not float:
@@ -219,11 +213,11 @@ class _Call:
         if self.module is not None:
             return self._of_pixels(padded(pad_arguments(self.module) or {}, shape))
         if self.name == "pad":
-            given = _bound(self.node, ("input", "pad", "mode", "value"))
+            given = bound(self.node, ("input", "pad", "mode", "value"))
             return self._of_pixels(padded(given, shape))
         if self.name == "flip":
             return self._of_pixels(flipped(_numbers(self.node), shape))
-        given = _bound(self.node, ("input", "repeats", "dim"))
+        given = bound(self.node, ("input", "repeats", "dim"))
         return self._of_pixels(each_repeated(given.get("repeats"), given.get("dim"), shape))
 
     def _of_pixels(self, moved: Moved | None) -> Emit | None:
@@ -316,25 +310,7 @@ class _Call:
         module, shape = self.module, self._out.shape
         if len(shape) > 3 or tuple(module.normalized_shape) != shape[-1:]:
             return None
-        return self._steps(_norm(module))
-
-    def _attention(self) -> Emit | None:
-        """Attention that reads the heads from rows of (N, L, C) or (L, N, C) where they lie.
-
-        As torch's, it gives zeros for a query whose scores are all minus infinity.
-        """
-        heads, shape = self.module.heads, self._out.shape
-        if len(shape) != 3:
-            return None
-        first = self.module.batch_first
-        images, tokens = shape[:2] if first else shape[1::-1]
-        c, depth = shape[2], shape[2] // heads
-        size = Attended(images, heads, tokens, tokens, depth, depth)
-        order = torch.arange(images * tokens)
-        rows = order if first else order.view(tokens, images).t().flatten()
-        lies = (Lie(rows, 0, depth), Lie(rows, c, depth), Lie(rows, 2 * c, depth))
-        settings: dict[str, Any] = {"size": size, "lies": lies, "scale": depth**-0.5, "safe": True}
-        return self._steps(lambda x, y: attention_step(x, x, x, y, result_rows=rows, **settings))
+        return self._steps(norm_step(module))
 
     def _group_norm(self) -> Emit | None:
         """Group norm, or instance norm, which has a group for each channel."""
@@ -359,7 +335,7 @@ class _Call:
         return emit
 
     def _mean(self) -> Emit | None:
-        given = _bound(self.node, ("input", "dim", "keepdim"))
+        given = bound(self.node, ("input", "dim", "keepdim"))
         dims, rank = given.get("dim"), len(self._seen(0).shape)
         if not isinstance(dims, (tuple, list)) or rank not in (4, 5):
             return None
@@ -367,38 +343,44 @@ class _Call:
         return self._steps(global_mean_step) if over_all else None
 
     def _softmax(self) -> Emit | None:
-        given = _bound(self.node, ("input", "dim"))
+        given = bound(self.node, ("input", "dim"))
         over_channels = self._is_channels(given.get("dim")) and given.keys() <= {"input", "dim"}
         return self._pixelwise(softmax_step) if over_channels else None
 
     def _activation(self, activation: NamedActivation | None) -> Emit | None:
-        code = in_ours(activation) if activation else None
-        if code is None:
-            return None
-        return self._steps(lambda x, y: activation_step(x, y, code[0], slope=code[1]))
+        make = activating(activation)
+        return self._steps(make) if make else None
 
     def _affine(self, *, power: int = 0, sign: int = 0) -> Emit | None:
+        make = self.with_number(power=power, sign=sign)
+        return self._steps(make) if make else None
+
+    def with_number(self, *, power: int = 0, sign: int = 0) -> Make | None:
         """x * number**power + sign * number, where the other operand is a number."""
-        args, x = self.node.args, self._seen(0)
+        args = self.node.args
         if len(args) != 2 or self.node.kwargs:
             return None
         number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
         swapped = number is args[0] and min(power, sign) < 0
         if number is None or swapped or not _is_ordinary(number) or (power < 0 and not number):
             return None
-        channels = four(x.shape)[1:2]
-        scale, shift = (torch.full(channels, n) for n in (number**power, 1.0 * sign * number))
-        return self._steps(lambda x, y: affine_step(x, y, scale, shift))
+        scale, shift = number**power, 1.0 * sign * number
+
+        def make(x: View, y: View) -> Step:
+            every = lambda number: torch.full(x.shape[1:2], number)
+            return affine_step(x, y, every(float(scale)), every(shift))
+
+        return make
 
     def _add(self) -> Emit | None:
-        if not self._two():
+        if not self.two():
             return self._affine(sign=1)
         if self._seen(0).shape != self._seen(1).shape:
             return None
         return self._steps(add_step)
 
     def _subtract(self) -> Emit | None:
-        if not self._two():
+        if not self.two():
             return self._affine(sign=-1)
         if self._seen(0).shape != self._seen(1).shape or len(self._out.shape) not in (4, 5):
             return None
@@ -406,7 +388,7 @@ class _Call:
         return self._steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
 
     def _multiply(self) -> Emit | None:
-        if not self._two():
+        if not self.two():
             return self._affine(power=1)
         (a, b), out = (self._seen(0).shape, self._seen(1).shape), self._out.shape
         gate = (*out[:2], *[1] * (len(out) - 2)) if len(out) > 3 else (*out[:2], 1, 1)
@@ -424,7 +406,7 @@ class _Call:
         return self._steps(make)
 
     def _cat(self) -> Emit | None:
-        given = _bound(self.node, ("tensors", "dim"))
+        given = bound(self.node, ("tensors", "dim"))
         parts = given["tensors"]
         dim = 1 if self.module is not None else given.get("dim", 0)
         rank = len(self._out.shape)
@@ -446,7 +428,7 @@ class _Call:
 
     def _parts(self) -> Emit | None:
         """`chunk` and `split` along the channels: slices, which cost nothing."""
-        given = _bound(self.node, ("input", "parts", "dim"))
+        given = bound(self.node, ("input", "parts", "dim"))
         found = self.record.values[self.node]
         if given.get("dim", 0) != 1 or not isinstance(found, tuple) or len(found[0].shape) == 3:
             return None
@@ -494,7 +476,7 @@ class _Call:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
         self.free = False
         shape = self._out.shape
-        given = _nodes_in((self.node.args, self.node.kwargs))
+        given = nodes_in((self.node.args, self.node.kwargs))
         order = [node for node in given if node in self.layer.inputs]
         places = [self.layer.inputs.index(node) for node in order]
 
@@ -505,15 +487,15 @@ class _Call:
 
         return emit
 
-    def _two(self) -> bool:
+    def two(self) -> bool:
         """Whether the node takes two tensors and nothing else."""
-        nodes = _nodes_in(self.node.args)
+        nodes = nodes_in(self.node.args)
         plain = len(self.node.args) == 2 and not self.node.kwargs
         # A number that the model is given is a node as well, but no input of the layer.
         return plain and len(nodes) == 2 and {*nodes} <= {*self.layer.inputs}
 
     def _seen(self, index: int) -> Seen:
-        nodes = _nodes_in((self.node.args, self.node.kwargs))
+        nodes = nodes_in((self.node.args, self.node.kwargs))
         found: Seen = self.record.values[nodes[index]]
         return found
 
@@ -527,7 +509,14 @@ def _adaptive(given: Given) -> Make:
     return adaptive_avgpool_step
 
 
-def _norm(module: Any) -> Make:
+def activating(activation: NamedActivation | None) -> Make | None:
+    """The step of an activation; None for none, and for one that our kernels lack."""
+    code = in_ours(activation) if activation else None
+    return code and (lambda x, y: activation_step(x, y, code[0], slope=code[1]))
+
+
+def norm_step(module: Any) -> Make:
+    """The step of a layer norm over the channels."""
     norm, eps = (module.weight, module.bias), module.eps
     return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
 
@@ -553,7 +542,7 @@ def _pixel(view: View) -> View:
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
 
 
-def _nodes_in(value: Any) -> list[fx.Node]:
+def nodes_in(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
     return found
@@ -565,5 +554,5 @@ def _numbers(node: fx.Node) -> Any:
     return given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
 
 
-def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
+def bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -20,10 +20,12 @@ from ...kernels.layers.copies import interleave_steps
 from ...kernels.layers.elementwise import affine_step
 from ...kernels.layers.linear import ROWS, linear_step
 from ...kernels.programs.builder import Buffer, Builder, four
+from ...kernels.programs.moved import rows_of
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import NamedActivation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
+from .rows import over_rows
 
 Constants = tuple[Tensor, "Tensor | None"]
 
@@ -38,10 +40,8 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
-    if len(spec.input) not in (2, 3):
-        return ()
     rows = (_rows(spec, *code),) if math.prod(spec.input[:-1]) > ROWS else ()
-    if len(spec.input) == 3:
+    if len(spec.input) != 2:
         return rows
     step = one_step(spec.output, linear_step, **settings)
 
@@ -78,11 +78,21 @@ def one_step(shape: Sequence[int], step: Callable[..., Any], **settings: Any) ->
 
 def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
     """A linear layer on many rows, as a 1x1 convolution with one pixel for each row."""
-    n, c, h, w = four(spec.input)
+    shape = spec.input if len(spec.input) in (2, 3) else rows_of(spec.input)
+    n, c, h, w = four(shape)
     k = spec.weight[0]
     more: dict[str, Any] = {"has_residual": spec.residual, "has_bias": spec.bias}
-    one = ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
-    return _packed(ConvKernel("pointwise", True, one), spec.output)
+    kernel = ConvKernel(
+        "pointwise", True, ConvSpec(n, c, h, w, k, 1, 1, activation=code, slope=slope, **more)
+    )
+    found = _packed(kernel, spec.output)
+    if len(spec.input) == 2:
+        return found
+    writes = Format.CHANNELS_LAST if len(spec.input) == 3 else Format.CONTIGUOUS
+    reads = writes if len(spec.input) == 3 else None
+    step = lambda x, y, packed, *more: kernel.steps(x, y, packed, *more)
+    emit = over_rows(spec.output, step)
+    return replace(found, reads=reads, writes=writes, emit=emit, moved=True)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:

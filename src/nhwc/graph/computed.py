@@ -1,0 +1,24 @@
+"""Which nodes give the same result whenever they are given the same arguments."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from .writes import written_into
+
+_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
+_HOMES = ("torch", "_operator", "math")
+
+
+def is_computed_from_arguments(node: fx.Node) -> bool:
+    """Whether `node` calls a function of torch's or Python's that gives the same for the same."""
+    if node.op == "call_method":
+        name = str(node.target)
+    elif node.op == "call_function":
+        name = str(getattr(node.target, "__name__", ""))
+        home = str(getattr(node.target, "__module__", None) or "torch")
+        if home.split(".")[0] not in _HOMES and node.target is not getattr:
+            return False
+    else:
+        return False
+    return not name.startswith(_RANDOM) and written_into(node) is None

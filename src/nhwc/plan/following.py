@@ -1,0 +1,86 @@
+"""What follows from a record: which tensors are constants of the plan, and which are tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from ..graph import module_of, written_into
+from ..graph.computed import is_computed_from_arguments
+from ..graph.layers import Fused
+from ..graph.mended import ChannelNorm, FromTokens
+from .recording import Record, Seen
+
+_TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
+_OF_IMAGES = {
+    f"torch.nn.modules.{name}"
+    for name in ("conv", "batchnorm", "instancenorm", "pooling", "upsampling", "pixelshuffle")
+}
+
+
+def note_constants(graph: fx.GraphModule, record: Record) -> None:
+    """Note what depends on parameters and shapes alone, unless somebody may write into it."""
+    written = {target for node in graph.graph.nodes for target in _targets(node)}
+    written |= {target for _, target in record.writes}
+    for node in graph.graph.nodes:
+        sources = [one for one in node.all_input_nodes if one not in record.fixed]
+        known = all(one.op == "get_attr" or one in record.constant for one in sources)
+        if not sources or not known or node in record.fixed or not _is_tensor(record, node):
+            continue
+        exposed = any(user.op == "output" or user in written for user in node.users)
+        if is_computed_from_arguments(node) and node not in written and not exposed:
+            record.constant.add(node)
+
+
+def note_tokens(graph: fx.GraphModule, record: Record) -> None:
+    """Note the tensors whose channels are last, as those of Swin are in all four dimensions.
+
+    To be wrong costs a copy, no more: our kernels take either.
+    """
+    for node in graph.graph.nodes:
+        mixed = any(map(_mixes_last, (node, *node.users)))
+        if node.op == "get_attr" or node in record.constant or mixed:
+            record.tokens.add(node)
+        elif node.op.startswith("call_") and not _is_of_images(node):
+            turned = _permutation(node)
+            of_tokens = any(
+                one in record.tokens and one.op != "get_attr" for one in node.all_input_nodes
+            )
+            if turned == _TO_LAST or (turned != _TO_IMAGE and of_tokens):
+                record.tokens.add(node)
+
+
+def _mixes_last(node: fx.Node) -> bool:
+    """Whether `node` is a layer over the last dimension, or attention."""
+    module = module_of(node)
+    op = module.op if isinstance(module, Fused) else module
+    known = isinstance(op, nn.LayerNorm | nn.Linear) and not isinstance(op, ChannelNorm)
+    return known or node.target is F.scaled_dot_product_attention
+
+
+def _permutation(node: fx.Node) -> Any:
+    """The order of dimensions that a call of `permute` asks for."""
+    if node.target not in ("permute", torch.permute):
+        return None
+    given = node.args[1:]
+    return tuple(given[0]) if given and isinstance(given[0], (tuple, list)) else given
+
+
+def _is_of_images(node: fx.Node) -> bool:
+    module = module_of(node)
+    op = module.op if isinstance(module, Fused) else module
+    return isinstance(op, FromTokens) or type(op).__module__ in _OF_IMAGES
+
+
+def _targets(node: fx.Node) -> list[Any]:
+    target = written_into(node)
+    return [*target] if isinstance(target, (tuple, list)) else [target]
+
+
+def _is_tensor(record: Record, node: fx.Node) -> bool:
+    value = record.values.get(node)
+    several = value if isinstance(value, tuple) and value else (value,)
+    return all(isinstance(one, Seen) for one in several)

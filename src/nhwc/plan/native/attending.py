@@ -1,0 +1,172 @@
+"""Attention of tokens as they lie: heads are read through tables, nothing is permuted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...graph.mended import Attention, SpelledAttention
+from ...kernels.layers.attention import Attended, Lie, Mask, attention_step
+from ...kernels.programs.builder import Builder
+from ...kernels.programs.moved import Moved, heads_of, room, settled_rows
+from ...kernels.tape.steps import Step, View
+from ..implementation import Implementation
+from ..recording import Record
+from ..specs import Layer
+from .rows import as_it_lies
+
+
+def packed_attention(record: Record, layer: Layer, module: Attention) -> Implementation:
+    """Attention of rows that hold queries, keys and values of all heads side by side.
+
+    As torch's, it gives zeros for a query whose scores are all minus infinity.
+    """
+    shape = record.values[layer.inputs[0]].shape
+    depth = shape[-1] // (3 * module.heads)
+    first = module.batch_first
+
+    def emit(builder: Builder, constants: None, x: Moved) -> Moved:
+        where = x.where if first else x.where.transpose(0, 1)
+        parts = where.unflatten(-1, (3, module.heads, depth)).permute(2, 0, 3, 1, 4)
+        q, k, v = (Moved(x.buffer, part) for part in parts)
+        mixed = _attend(builder, (q, k, v), None, depth**-0.5, safe=True)
+        heads = mixed.where.transpose(1, 2).flatten(2)
+        return Moved(mixed.buffer, heads if first else heads.transpose(0, 1))
+
+    return as_it_lies(record, layer, emit)
+
+
+def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
+    """`F.scaled_dot_product_attention`, unless it drops out or sees no later tokens."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
+    fixed = {
+        name: record.values[value] if isinstance(value, fx.Node) else value
+        for name, value in given.items()
+        if name in names[4:]
+    }
+    scale = fixed.pop("scale", None)
+    nodes = [given.get(name) for name in names[:4]]
+    if any(fixed.values()) or not isinstance(scale, (int, float, type(None))):
+        return None
+    return _attention(record, layer, nodes, scale, safe=True)
+
+
+def spelled_attention(
+    record: Record, layer: Layer, module: SpelledAttention
+) -> Implementation | None:
+    nodes = [*layer.node.args, None][:4]
+    return _attention(record, layer, nodes, module.scale, turned=True)
+
+
+def _attention(
+    record: Record,
+    layer: Layer,
+    nodes: list[Any],
+    scale: float | None,
+    *,
+    turned: bool = False,
+    safe: bool = False,
+) -> Implementation | None:
+    """Attention of queries, keys, values and perhaps a mask; None for shapes that it does not know.
+
+    The keys may be `turned`, with their channels before their tokens.
+    """
+    given = [one for one in nodes if one is not None]
+    if not all(one in layer.inputs for one in given):
+        return None
+    (*same, tokens, depth), keys, (*_, outputs), *masks = (
+        record.values[one].shape for one in given
+    )
+    count = keys[-1] if turned else keys[-2]
+    wanted = (*same, depth, count) if turned else (*same, count, depth)
+    values = record.values[given[2]].shape
+    if not same or keys != wanted or values != (*same, count, outputs):
+        return None
+    scores = (*same, tokens, count)
+    if any(not _expands(mask, scores) for mask in masks):
+        return None
+    factor = depth**-0.5 if scale is None else scale
+    places = [layer.inputs.index(one) for one in given]
+
+    def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
+        q, k, v, *masks = (inputs[place] for place in places)
+        if turned:
+            k = Moved(k.buffer, k.where.transpose(-2, -1))
+        mask = Moved(masks[0].buffer, _filled_up(masks[0].where, scores)) if masks else None
+        parts = (_as_heads(q), _as_heads(k), _as_heads(v))
+        mixed = _attend(builder, parts, mask, factor, safe=safe)
+        return Moved(mixed.buffer, mixed.where.reshape(*same, tokens, outputs))
+
+    return as_it_lies(record, layer, emit)
+
+
+def _expands(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    pairs = zip(shape[::-1], scores[::-1], strict=False)
+    return len(shape) <= len(scores) and all(one in (1, other) for one, other in pairs)
+
+
+def _filled_up(mask: Tensor, scores: tuple[int, ...]) -> Tensor:
+    """The mask with four dimensions: images that have masks of their own, heads, queries, keys."""
+    mask = mask.view(*[1] * (len(scores) - mask.ndim), *mask.shape)
+    mask = mask.expand(*mask.shape[:-1], scores[-1])
+    if len(scores) < 4:
+        return mask.unsqueeze(1)
+    images = mask.shape[:-3]
+    # A few images' masks take turns: only the first dimensions may be those of one mask for all.
+    own = next((place for place, size in enumerate(images) if size > 1), len(images))
+    return mask.expand(*images[:own], *scores[own:-3], *mask.shape[-3:]).flatten(0, -4)
+
+
+def _as_heads(x: Moved) -> Moved:
+    """Images, heads, tokens, channels."""
+    where = x.where
+    four = where.unsqueeze(1) if where.ndim == 3 else where.reshape(-1, *where.shape[-3:])
+    return Moved(x.buffer, four)
+
+
+def _attend(
+    builder: Builder,
+    parts: tuple[Moved, ...],
+    mask: Moved | None,
+    scale: float,
+    *,
+    safe: bool,
+) -> Moved:
+    """Attention of images, heads, tokens, channels; the result lies in the order of the queries."""
+    q, k, v = (heads_of(builder, part) for part in parts)
+    images, heads, queries, depth = parts[0].shape
+    outputs = parts[2].shape[3]
+    size = Attended(images, heads, queries, parts[1].shape[2], depth, outputs)
+    y = room(builder, (images, queries, heads * outputs))
+    own = q.pixels()
+    rows = torch.arange(images * queries) if own is None else own
+    buffers = [q.buffer, k.buffer, v.buffer]
+    masks = []
+    if mask is not None:
+        flat = Moved(mask.buffer, mask.where.flatten(0, 2))
+        masks.append(settled_rows(builder, flat))
+
+    def make(*views: View) -> Step:
+        lies = [Lie(*one.lie(view)) for one, view in zip((q, k, v), views[:3], strict=True)]
+        given = Mask(views[3], *mask.shape[:3]) if mask is not None else None
+        return attention_step(
+            views[0],
+            views[1],
+            views[2],
+            views[-1],
+            size=size,
+            lies=(lies[0], lies[1], lies[2]),
+            result=Lie(rows * views[-1].pixel, outputs),
+            scale=scale,
+            mask=given,
+            safe=safe,
+        )
+
+    builder.add(make, *buffers, *masks, y)
+    places = rows.view(images, queries, 1, 1) * (heads * outputs) + torch.arange(
+        heads * outputs
+    ).view(1, 1, heads, outputs)
+    return Moved(y, places.to(torch.int32).transpose(1, 2))

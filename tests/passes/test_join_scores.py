@@ -1,0 +1,102 @@
+"""Attention spelled as products and a softmax, joined into one layer, or left alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from nhwc.graph.mended import SpelledAttention
+from nhwc.passes.join_scores import join_scores
+
+from ..fusing import rewrite, script
+
+
+class Spelled(nn.Module):
+    """Attention as Swin, LeViT and their kin write it; what a case changes is a method."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.bias = nn.Parameter(torch.randn(1, 4, 9, 9))
+
+    def forward(self, q, k, v):
+        return self.mixed(self.weights(self.scores(q, k)), v)
+
+    def scores(self, q, k):
+        return q @ k.transpose(-2, -1) * 0.3 + self.bias
+
+    def weights(self, scores):
+        return scores.softmax(dim=-1)
+
+    def mixed(self, weights, v):
+        return weights @ v
+
+
+class QueriesScaled(Spelled):
+    def scores(self, q, k):
+        return self.bias + torch.matmul(q * 0.3, k.transpose(-2, -1)) / 2
+
+
+class Plain(Spelled):
+    def scores(self, q, k):
+        return q.matmul(k.mT)
+
+    def weights(self, scores):
+        return torch.softmax(scores, -1)
+
+
+def parts(*shape):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(2, 4, 9, 6, generator=generator) for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", [Spelled, QueriesScaled, Plain])
+def test_spelled_attention_is_one_layer(kind):
+    model = kind().eval()
+    changed, (report,) = rewrite(model, join_scores)
+    assert [site.applied for site in report.sites] == [True]
+    assert any(isinstance(part, SpelledAttention) for part in changed.modules())
+    assert "softmax" not in changed.code.replace("softmax_joined", "")
+    with torch.no_grad():
+        torch.testing.assert_close(changed(*parts()), model(*parts()))
+        torch.testing.assert_close(script(changed)(*parts()), model(*parts()))
+
+
+class OverQueries(Spelled):
+    def weights(self, scores):
+        return scores.softmax(-2)
+
+
+class WeightsRead(Spelled):
+    def mixed(self, weights, v):
+        return weights @ v + weights.sum()
+
+
+class ScoresRead(Spelled):
+    def weights(self, scores):
+        return scores.softmax(-1) * scores
+
+
+class NoProduct(Spelled):
+    def scores(self, q, k):
+        return (q - k).repeat(1, 1, 1, 2)[..., :9]
+
+
+class Values(Spelled):
+    def mixed(self, weights, v):
+        return v.transpose(-2, -1) @ weights
+
+
+class Squashed(Spelled):
+    def scores(self, q, k):
+        return torch.tanh(q @ k.transpose(-2, -1)) + self.bias
+
+
+@pytest.mark.parametrize(
+    "kind", [OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed]
+)
+def test_what_is_no_attention_is_left_alone(kind):
+    model = kind().eval()
+    changed, (report,) = rewrite(model, join_scores)
+    assert not report.applied
+    with torch.no_grad():
+        torch.testing.assert_close(changed(*parts()), model(*parts()))

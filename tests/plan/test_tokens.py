@@ -1,0 +1,181 @@
+"""Tokens in a plan: transformers are one program of ours, and answer as torch does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc import kernels
+from nhwc.graph.layers import Fused
+from nhwc.graph.mended import SpelledAttention
+
+from .test_native import Net, images, lowered
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
+)
+
+
+class Transformer(Net):
+    """A class token, positions, packed attention, and a head that reads the class token."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch, self.norm = nn.Conv2d(3, 24, 4, 4), nn.LayerNorm(24)
+        self.token = nn.Parameter(torch.randn(1, 1, 24))
+        self.places = nn.Parameter(torch.randn(1, 17, 24))
+        self.qkv, self.out, self.head = nn.Linear(24, 72), nn.Linear(24, 24), nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
+        n, count, c = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(n, count, 3, 4, 6).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, count, c)
+        x = self.norm(x + self.out(mixed))
+        return self.head(x[:, 0]), x[:, 1:].mean(1)
+
+
+class Windows(Net):
+    """Shifted windows of images whose channels are last, with a bias and a mask, as Swin's."""
+
+    def __init__(self, side, shift):
+        super().__init__()
+        torch.manual_seed(0)
+        self.side, self.shift = side, shift
+        self.norm, self.qkv = nn.LayerNorm(16), nn.Linear(16, 48)
+        self.out = Fused(nn.Linear(16, 16), nn.GELU())
+        self.table = nn.Parameter(torch.randn(49, 2))
+        self.register_buffer("index", torch.randint(0, 49, (16, 16)))
+        self.mask = nn.Parameter(torch.randn((-(-side // 4)) ** 2, 16, 16))
+
+    def forward(self, x):
+        n, h, w, c = x.shape
+        y = self.norm(x)
+        if self.shift:
+            y = torch.roll(y, (-self.shift, -self.shift), (1, 2))
+        rest = -h % 4
+        y = F.pad(y, (0, 0, 0, rest, 0, rest))
+        many = (h + rest) // 4
+        y = y.view(n, many, 4, many, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+        q, k, v = self.qkv(y).reshape(-1, 16, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.table[self.index.view(-1)].view(16, 16, 2).permute(2, 0, 1).unsqueeze(0)
+        windows = self.mask.view(1, many * many, 1, 16, 16).expand(n, -1, 2, -1, -1)
+        bias = bias + windows.reshape(-1, 2, 16, 16)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        y = self.out(y.transpose(1, 2).reshape(-1, 16, c))
+        y = y.view(n, many, many, 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h + rest, -1, c)
+        y = y[:, :h, :w].contiguous()
+        if self.shift:
+            y = torch.roll(y, (self.shift, self.shift), (1, 2))
+        return (x + y).mean((1, 2))
+
+
+class FewKeys(Net):
+    """Keys and values of fewer tokens, which a convolution makes, as PVT's and SegFormer's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.kv, self.out = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(16, 16)
+        self.fewer, self.norm = nn.Conv2d(16, 16, 2, 2), nn.LayerNorm(16)
+        self.bias = nn.Parameter(torch.randn(4, 1, 12))
+        self.attention = SpelledAttention(0.3)
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        tokens = x.flatten(2).transpose(1, 2)
+        q = self.q(tokens).reshape(n, h * w, 4, 4).permute(0, 2, 1, 3)
+        fewer = self.fewer(tokens.permute(0, 2, 1).reshape(n, c, h, w))
+        fewer = self.norm(fewer.reshape(n, c, -1).permute(0, 2, 1))
+        k, v = self.kv(fewer).reshape(n, -1, 2, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        y = self.attention(q, k.transpose(-2, -1), v, self.bias)
+        y = self.out(y.transpose(1, 2).reshape(n, h * w, c)) + tokens
+        return y.transpose(1, 2).reshape(n, c, h, w).relu()
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (Transformer(), (2, 3, 16, 16)),
+        (Windows(8, 0), (2, 8, 8, 16)),
+        (Windows(8, 2), (2, 8, 8, 16)),
+        (Windows(6, 1), (1, 6, 6, 16)),
+        (FewKeys(), (2, 16, 8, 6)),
+    ],
+)
+@torch.no_grad()
+def test_a_transformer_is_one_program(net, shape):
+    (x,) = images(shape)
+    graph, program, chosen = lowered(net, x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    assert len({step.name.rpartition(" of ")[2] for step in program.steps}) == 2
+    result, wanted = program(x), graph(x)
+    torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_windows_are_read_where_they_lie():
+    """Partition and roll, and their way back, gather nothing."""
+    (x,) = images((2, 8, 8, 16))
+    _, program, _ = lowered(Windows(8, 2), x)
+    assert sum(count(step, "gather") for step in program.steps) == 0
+    assert sum(count(step, "attention") for step in program.steps) == 1
+
+
+def count(step, kernel):
+    held = [cell.cell_contents for cell in getattr(step.run, "__closure__", None) or ()]
+    programs = [one for one in held if isinstance(one, kernels.Program)]
+    return sum(one.kernel.name == kernel for p in programs for one in p.schedule.steps)
+
+
+@torch.no_grad()
+def test_what_parameters_give_is_made_anew_with_the_plan():
+    (x,) = images((2, 8, 8, 16))
+    net = Windows(8, 2)
+    lowered(net, x)
+    net.table.mul_(-1)
+    graph, program, _ = lowered(net, x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+MOVED = {
+    "flatten": lambda x: x.flatten(2).transpose(1, 2),
+    "heads": lambda x: x.flatten(2).unflatten(1, (2, 4)).permute(0, 3, 1, 2).flatten(0, 1),
+    "slices": lambda x: x[:, :, 1:5:2, None].squeeze(3)[..., -3:].contiguous(),
+    "negative rolls": lambda x: torch.roll(x, (2, -1), (1, 3)).flip(2),
+    "zeros around": lambda x: F.pad(x, (1, 2, 0, 1)).movedim(1, -1),
+    "zeros cut": lambda x: F.pad(x.permute(0, 2, 3, 1), (0, 0, -1, 2)),
+    "parts": lambda x: torch.cat(x.flatten(2).chunk(3, -1)[::-1], 1),
+    "cat of tokens": lambda x: torch.cat([x.flatten(2), x.flatten(2)[..., :4]], -1),
+    "repeated": lambda x: x.flatten(2).repeat(1, 2, 1).unsqueeze(1),
+    "six dimensions": lambda x: x.view(2, 8, 3, 2, 3, 2).permute(0, 2, 4, 3, 5, 1).flatten(3),
+    "softmax": lambda x: x.permute(0, 2, 3, 1).softmax(-1).mean((1, 2)),
+    "means": lambda x: x.flatten(2).transpose(1, 2).mean(1, keepdim=True),
+    "columns": lambda x: x.flatten(2).transpose(1, 2) * x.flatten(2).mean(-1)[0],
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+@torch.no_grad()
+def test_moved_tokens_are_torchs(name):
+    """Between steps of ours, that read and write them."""
+    (x,) = images((2, 8, 6, 6))
+    function = MOVED[name]
+    graph, program, _ = lowered(lambda x: function(x * 2).relu() + 1, x)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        result, wanted = program(given), graph(given)
+        torch.testing.assert_close(result, wanted)
+
+
+@torch.no_grad()
+def test_views_follow_what_lies_otherwise_than_torch_has_it():
+    """torch's transpose could be viewed; ours is contiguous where torch goes on."""
+    (x,) = images((2, 8, 6, 6))
+    graph, program, _ = lowered(lambda x: F.elu((x.flatten(2) * 2).transpose(1, 2)).relu(), x)
+    torch.testing.assert_close(program(x), graph(x))
+    rows = lambda x: F.elu(x.transpose(1, 2).relu()).transpose(1, 2).view(2, 8, 6, 6) + 1
+    (tokens,) = images((2, 8, 36))
+    graph, program, _ = lowered(rows, tokens)
+    torch.testing.assert_close(program(tokens), graph(tokens))
