@@ -66,7 +66,9 @@ def depthwise(choose):
     size = [choose.choice([3, 5, 7])] * 2 if square else [choose.randint(1, 4) for _ in range(2)]
     stride = (choose.randint(1, 2),) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
     padding = (size[0] // 2, choose.randint(0, size[1] // 2 + 1))
-    dilation = (1, 1) if square else (choose.randint(1, 2), choose.randint(1, 2))
+    dilation = choose.choice([1, 1, 2]) if square else 1
+    dilation = (dilation,) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
+    padding = tuple(p + s // 2 * (d - 1) for p, s, d in zip(padding, size, dilation, strict=True))
     x = torch.randn(choose.randint(1, 2), c, choose.randint(7, 12), choose.randint(7, 20))
     weight, bias = torch.randn(c, 1, *size), torch.randn(c)
 

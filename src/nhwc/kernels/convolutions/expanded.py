@@ -49,7 +49,7 @@ from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
-from .depthwise import OutputRow, Window, emit_row
+from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "expand_weights", "expand_bias", "weights", "bias", "scratch", "tile"),
@@ -242,7 +242,7 @@ def _emit(
                 source = wide + (top - seen) * a.w * panel_columns(e.isa)
                 pixel = (band.image * a.out_h + out) * a.out_w
                 row = OutputRow(pixel, top, source, e.i64(0), columns)
-                emit_row(e, here, row, size=size, stride=stride, tile=tile)
+                emit_row(e, here, row, TiledRow(size, stride, tile), rows=size)
 
 
 def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:

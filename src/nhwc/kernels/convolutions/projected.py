@@ -40,7 +40,7 @@ from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
-from .depthwise import OutputRow, Window, emit_row
+from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
@@ -152,7 +152,7 @@ def _emit(
             top = out * stride - a.pad_h
             source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
             row = OutputRow((out - first) * a.out_w, top, source, e.i64(0), a.c)
-            emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
+            emit_row(e, a, row, TiledRow(size, stride, tile), rows=size, end=put)
         start = (image * a.out_h + first) * a.out_w
         _emit_products(e, a, call, _Band(start, pixels, packed))
 

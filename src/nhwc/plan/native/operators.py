@@ -375,9 +375,11 @@ class _Call:
             if not isinstance(index, int):
                 return None
             return lambda builder, constants, parts: parts[index]
-        if not isinstance(index, tuple) or len(index) != 2 or index[0] != slice(None):
+        if not isinstance(index, tuple) or len(index) < 2:
             return None
-        channels = index[1]
+        channels, others = index[1], (index[0], *index[2:])
+        if any(one != slice(None) for one in others):
+            return None
         if not isinstance(channels, slice) or channels.step not in (None, 1):
             return None
         if len(self._out.shape) == 3:
