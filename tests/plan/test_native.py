@@ -229,6 +229,35 @@ def test_our_operator_on_volumes_is_torchs(name):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
 
 
+DILATED = {
+    "one tap sees the image": (16, 24, 3, {"padding": 24, "dilation": 24}),
+    "a row of taps": (16, 24, 3, {"padding": (24, 1), "dilation": (24, 1)}),
+    "taps without the first": (8, 9, 3, {"padding": (9, 2), "dilation": (5, 1)}),
+    "strided and grouped": (16, 24, 3, {"padding": 8, "dilation": 8, "stride": 2, "groups": 2}),
+    "rows that some outputs do not see": (32, 24, 3, {"padding": 5, "dilation": 5}),
+    "strided rows": (24, 40, 5, {"padding": 8, "dilation": 4, "stride": 2}),
+    "depthwise": (16, 16, 3, {"padding": 9, "dilation": 9, "groups": 16}),
+    "more padding than image": (16, 8, 3, {"padding": 20, "dilation": 3}),
+}
+
+
+@pytest.mark.parametrize("name", DILATED)
+@torch.no_grad()
+def test_taps_that_see_only_padding_are_left_out(name):
+    c, k, size, settings = DILATED[name]
+    conv = nn.Conv2d(c, k, size, **settings)
+    (x,) = images((2, c, 8, 7))
+    scene = scene_of(fx.GraphModule(nn.Sequential(conv), _Tracer().trace(nn.Sequential(conv))), [x])
+    (layer,) = scene.layers
+    expected = conv.double()(x.double()).float()
+    conv.float()
+    ours = [one for one in scene.implementations[layer.node] if one.ours and one.reads is NHWC]
+    assert ours
+    for one in ours:
+        program = bind(scene, {layer.node: Timed(one, 0.0)})
+        torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @torch.no_grad()
 def test_attention_of_packed_rows(batch_first):

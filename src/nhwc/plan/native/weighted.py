@@ -105,11 +105,14 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
         has_residual=spec.residual,
         has_bias=spec.bias,
         frames=seen,
-    ).folded()
+    )
     if spec.groups == c and depth == 1 and c > 1:
+        one = one.folded()
         return _depthwise(one, spec.output) if one.frames == IMAGE else ()
-    part = frames.seen() if seen != frames else slice(None)
-    return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(one))
+    of_frames = frames.seen() if seen != frames else slice(None)
+    part = (*[of_frames] * len(deep), *one.seen())
+    cut = one.without_unseen().folded()
+    return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
 
 
 def _depthwise(one: ConvSpec, shape: tuple[int, ...]) -> tuple[Implementation, ...]:
@@ -151,9 +154,9 @@ def _of_copies(count: int, step: Emit) -> Emit:
 
 
 def _packed(
-    kernel: ConvKernel, shape: tuple[int, ...], frames: slice = slice(None)
+    kernel: ConvKernel, shape: tuple[int, ...], part: tuple[slice, ...] = ()
 ) -> Implementation:
-    """`kernel` as an implementation, which packs its weights first; of volumes some `frames`."""
+    """`kernel` as an implementation, which packs its weights first, of filters only a `part`."""
 
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
@@ -161,8 +164,7 @@ def _packed(
         return y
 
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-        seen = weight[:, :, frames] if weight.ndim == 5 else weight
-        return kernel.pack(seen.reshape(kernel.filters), bias)
+        return kernel.pack(weight[(..., *part)].reshape(kernel.filters), bias)
 
     # Winograd's kernels hold each filter of 3x3 transformed.
     copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
