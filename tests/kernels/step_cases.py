@@ -329,10 +329,19 @@ def nchw(choose):
     return StepCase([x], copies.nchw_step, expected, units=0)
 
 
+def padded(choose):
+    x = image(choose)
+    high, wide = (-1 if side > 1 else 0 for side in x.shape[2:])
+    ends = (choose.randint(0, 3), choose.randint(0, 3))
+    sides = (choose.randint(wide, 3), ends[0], choose.randint(high, 3), ends[1])
+    expected = F.pad(x, sides).double()
+    return StepCase([x], lambda x, y: copies.pad_step(x, y, sides[2], sides[0]), expected, units=0)
+
+
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, nchw),
+    *(resized, nchw, padded),
 )
 
 BEFORE, AFTER = 3, 2

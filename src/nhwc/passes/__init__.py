@@ -16,6 +16,7 @@ from .fold_bn_into_conv import fold_bn_into_conv
 from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
 from .fold_scale import fold_scale
+from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .join_attention import join_attention
@@ -75,6 +76,7 @@ PASSES: tuple[Pass, ...] = (
     split_attention,
     join_attention,
     fold_scale,
+    fold_scale_behind_relu,
     *MENDING,
     fuse_epilogue,
     fuse_bn_activation,

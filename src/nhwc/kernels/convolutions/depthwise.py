@@ -150,7 +150,9 @@ def tiled_depthwise(size: int, stride: int, tile: int, dilation: int = 1) -> Ker
     """The kernel for filters with rows of `size` taps, of `tile` neighbouring outputs at once."""
     row = TiledRow(size, stride, tile, dilation)
     apart = f"d{dilation}" if dilation > 1 else ""
-    return Kernel(f"depthwise{size}s{stride}t{tile}{apart}", _FIELDS, partial(_emit_tiled, tiled=row))
+    return Kernel(
+        f"depthwise{size}s{stride}t{tile}{apart}", _FIELDS, partial(_emit_tiled, tiled=row)
+    )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, clamp
+from ..layers.activations import LAST_CLAMP, clamp
 from ..layers.ending import Stored, activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
@@ -177,7 +177,7 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
                 ahead=e.select(following != 0, pixels, weights_ahead),
             )
             # A clamp was applied in registers; what is more than that has a function to call.
-            with e.when(final & (a.code > int(Activation.RELU6))):
+            with e.when(final & (a.code > int(LAST_CLAMP))):
                 activate_tile(e, Stored(y, a.y_pixel, count, columns), a.code, a.slope)
 
 
@@ -207,7 +207,7 @@ def direct_steps(
     parts = split(spec, panels, isa, torch.get_num_threads(), cut.at_once * cut.segment)
     block_rows = -(-spec.pixels // parts.rows)
     scratch_floats = block_rows * cut.segments * (-(-cut.segment // isa.width) * isa.width)
-    low, high = clamp(spec.activation)
+    low, high = clamp(spec.activation, spec.slope)
     return (
         step(
             DIRECT,

@@ -35,7 +35,7 @@ from ..language.isa import Isa
 from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, clamp, emit_activations
+from ..layers.activations import LAST_CLAMP, Activation, clamp, emit_activations
 from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
@@ -88,7 +88,7 @@ def projected_depthwise_step(
     padded = -(-c // isa.width) * isa.width
     scratch_floats = -(-out_h // bands) * out_w * padded
     packed = pack_convolution(weight, bias, 1, isa)
-    low, high = clamp(activation)
+    low, high = clamp(activation, slope)
     return step(
         projected_depthwise(size, stride, tile),
         x=x,
@@ -199,5 +199,5 @@ def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
             y=y,
             residual=emit_moved(e, a.residual, begin * a.residual_pixel + column),
         )
-        with e.when(a.code > int(Activation.RELU6)):
+        with e.when(a.code > int(LAST_CLAMP)):
             activate_tile(e, Stored(y, a.y_pixel, pixels, columns), a.code, a.slope)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from ..language.compiler import Args, Kernel
+from ..language.loops import each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, step
@@ -28,6 +29,19 @@ def nchw_step(x: View, y: View) -> Step:
     """Bring x, channels last, to y as N, C, H, W without gaps; y has one pixel per image."""
     n, c, h, w = x.shape
     return step(NCHW, x=x, x_pixel=x.pixel, n=n, c=c, area=h * w, y=y, y_pixel=y.pixel)
+
+
+def pad_step(x: View, y: View, top: int, left: int) -> Step:
+    """x with zeros around it: its first pixel lies `top` rows and `left` columns into y.
+
+    y may end sooner than x, and `top` and `left` may be below zero: that cuts x.
+    """
+    n, c, h, w = x.shape
+    shape: dict[str, Argument] = {"n": n, "c": c, "h": h, "w": w}
+    out: dict[str, Argument] = {"out_h": y.shape[2], "out_w": y.shape[3]}
+    place: dict[str, Argument] = {"pad_h": top, "pad_w": left}
+    lies: dict[str, Argument] = {"x": x, "x_pixel": x.pixel, "y": y, "y_pixel": y.pixel}
+    return step(PAD, **lies, **shape, **out, **place)
 
 
 def interleave_steps(parts: Sequence[View], y: View) -> list[Step]:
@@ -101,6 +115,31 @@ def _emit_nchw(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             e.write(e.read(source + pixel * a.x_pixel), target + pixel)
 
 
+def _emit_pad(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    begin, end = e.share(a.n * a.out_h, thread, threads)
+    with e.range(begin, end) as line:
+        row = line % a.out_h - a.pad_h
+        there = (row >= 0) & (row < a.h)
+        source = a.x.floats() + (line // a.out_h * a.h + row) * a.w * a.x_pixel
+        with e.range(0, a.out_w) as out:
+            column = out - a.pad_w
+            inside = there & (column >= 0) & (column < a.w)
+            pixel, target = source + column * a.x_pixel, line * a.out_w + out
+            to = a.y.floats() + target * a.y_pixel
+
+            def copy(c: Value, mask: Value | None, pixel: Value = pixel, to: Value = to) -> None:
+                e.store(e.load(pixel + c, mask), to + c, mask)
+
+            def clear(c: Value, mask: Value | None, to: Value = to) -> None:
+                e.store(e.vector(0.0), to + c, mask)
+
+            e.branch(
+                inside,
+                lambda copy=copy: each_vector(e, e.i64(0), a.c, copy),
+                lambda clear=clear: each_vector(e, e.i64(0), a.c, clear),
+            )
+
+
 def _emit_interleave(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels, thread, threads)
     with e.range(begin, end) as pixel:
@@ -129,6 +168,14 @@ def _emit_spread(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
 INPUT = Kernel("input", (*INPUT_ARGUMENTS, "y", "y_pixel", "c", "h", "w"), _emit_input)
 NCHW = Kernel("nchw", ("x", "x_pixel", "n", "c", "area", "y", "y_pixel"), _emit_nchw)
+PAD = Kernel(
+    "pad",
+    (
+        *("x", "x_pixel", "y", "y_pixel", "n", "c", "h", "w"),
+        *("out_h", "out_w", "pad_h", "pad_w"),
+    ),
+    _emit_pad,
+)
 INTERLEAVE = Kernel(
     "interleave",
     ("x", "x_pixel", "other", "other_pixel", "pixels", "c", "y", "y_pixel"),

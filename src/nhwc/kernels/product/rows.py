@@ -94,9 +94,7 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return emit_whole(e, a.segment)
 
 
-def _pack_windows(
-    e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows
-) -> None:
+def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows) -> None:
     packer = _Packer(e, a, pixels.rows, rows)
     # One division per tile, not several per pixel: those would cost more than a small window.
     line = pixels.first // a.out_w

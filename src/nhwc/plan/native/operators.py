@@ -27,7 +27,7 @@ from ...kernels.convolutions.transposed import (
     transposed_steps,
 )
 from ...kernels.layers.attention import Attended, Lie, attention_step
-from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
+from ...kernels.layers.copies import interleave_steps, nchw_step, pad_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
     add_step,
@@ -103,6 +103,7 @@ class _Call:
             **dict.fromkeys(("avg_pool2d", "avg_pool3d"), lambda: self._called(average_pool)),
             "interpolate": lambda: self._called(resize),
             "softmax": self._softmax,
+            "pad": lambda: self._pad(_bound(self.node, ("input", "pad", "mode", "value"))),
             **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), self._adaptive_pool),
         }
         find = named.get(arithmetic_of(self.name) or self.name)
@@ -127,6 +128,8 @@ class _Call:
             return self._adaptive_pool()
         if isinstance(module, nn.Flatten):
             return self._flatten()
+        if type(module) in (nn.ZeroPad2d, nn.ConstantPad2d):
+            return self._pad({"pad": module.padding, "value": module.value})
         if isinstance(module, Cat):
             return self._cat()
         if isinstance(module, Interleave):
@@ -284,6 +287,17 @@ class _Call:
             return None
         over_all = sorted(d % rank for d in dims) == [*range(2, rank)]
         return self._steps(global_mean_step) if over_all else None
+
+    def _pad(self, given: dict[str, Any]) -> Emit | None:
+        """Zeros around an image, or less of it where a number is below zero."""
+        sides = fx.node.map_arg(given["pad"], lambda node: self.record.values.get(node))
+        plain = isinstance(sides, (tuple, list)) and len(sides) in (2, 4)
+        if not plain or not all(type(side) is int for side in sides):
+            return None
+        if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0):
+            return None
+        left, top = sides[0], (*sides, 0, 0)[2]
+        return self._made(lambda x, y: pad_step(x, y, top, left))
 
     def _softmax(self) -> Emit | None:
         given = _bound(self.node, ("input", "dim"))
