@@ -35,6 +35,7 @@ from .mend_reduction import mend_reduction
 from .mend_repeat import mend_repeat
 from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
+from .merge_branches import merge_branches
 from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
@@ -73,6 +74,7 @@ reshapes.
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
+    merge_branches,
     split_attention,
     join_attention,
     fold_scale,
