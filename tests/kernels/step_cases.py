@@ -15,6 +15,7 @@ from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, tr
 from nhwc.kernels.layers import attention, copies, elementwise, linear, normalize, pooling, resize
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
+from nhwc.kernels.layers.response import response_steps
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
@@ -329,6 +330,23 @@ def nchw(choose):
     return StepCase([x], copies.nchw_step, expected, units=0)
 
 
+def response(choose):
+    x = image(choose)
+    n, c, h, w = x.shape
+    weight, bias = torch.randn(2, c)
+    size = torch.linalg.vector_norm(x.double(), 2, (2, 3), keepdim=True)
+    share = weight.double()[:, None, None] * size / (size.mean(1, keepdim=True) + 0.1)
+    expected = x.double() * (1 + share) + bias.double()[:, None, None]
+    sizes = x.abs() * (1 + share.abs()) + bias.abs()[:, None, None]
+    settings = {"weight": weight, "bias": bias, "eps": 0.1}
+    room = torch.zeros(n * pieces_of(c, h * w), c, 1, 1), torch.zeros(n, c, 1, 1)
+
+    def make(x, pieces, factors, y):
+        return response_steps(x, pieces, factors, y, **settings)
+
+    return StepCase([x, *room], make, expected, sizes, 16.0)
+
+
 def padded(choose):
     x = image(choose)
     high, wide = (-1 if side > 1 else 0 for side in x.shape[2:])
@@ -341,7 +359,7 @@ def padded(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, nchw, padded),
+    *(resized, nchw, padded, response),
 )
 
 BEFORE, AFTER = 3, 2

@@ -17,6 +17,7 @@ from nhwc.graph.mended import (
     Cat,
     ChannelNorm,
     ChannelShuffle,
+    GlobalResponse,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -84,6 +85,13 @@ def images(*shapes):
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
+def responding(channels, last=False):
+    layer = GlobalResponse(channels, 0.1, last)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return layer
+
+
 OPERATORS = {
     "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
     "max_pool2d ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
@@ -128,6 +136,7 @@ OPERATORS = {
     "GroupNorm": nn.GroupNorm(2, 8),
     "GroupNorm plain": nn.GroupNorm(4, 8, affine=False),
     "InstanceNorm": InstanceNorm(nn.InstanceNorm2d(8, affine=True)),
+    "GlobalResponse": responding(8),
     "softmax": lambda x: torch.softmax(x, dim=1),
     "Upsample": nn.Upsample(scale_factor=2),
     "Upsample bilinear": nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear"),

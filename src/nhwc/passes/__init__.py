@@ -20,6 +20,7 @@ from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .join_attention import join_attention
+from .join_response_norm import join_response_norm
 from .lift_functional import lift_functional
 from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     merge_branches,
     split_attention,
     join_attention,
+    join_response_norm,
     fold_scale,
     fold_scale_behind_relu,
     *MENDING,

@@ -16,6 +16,7 @@ from ...graph.mended import (
     Cat,
     ChannelNorm,
     ChannelShuffle,
+    GlobalResponse,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -38,6 +39,7 @@ from ...kernels.layers.elementwise import (
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.layers.response import response_steps
 from ...kernels.programs.builder import Buffer, Builder, Shape, four
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
@@ -151,6 +153,8 @@ class _Call:
             return self._attention()
         if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
             return self._group_norm()
+        if type(module) is GlobalResponse:
+            return None if module.last else self._response()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
             return lambda builder, constants, x: x
         return self._activation(of_module(module))
@@ -276,6 +280,21 @@ class _Call:
             pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
             means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
             builder.add(steps, x, pieces, means, y)
+            return y
+
+        return emit
+
+    def _response(self) -> Emit | None:
+        """Global response norm."""
+        shape, module = self._out.shape, self.module
+        n, c, h, w = shape
+        self.free = False
+        steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+            pieces = builder.buffer((n * pieces_of(c, h * w), c))
+            factors, y = builder.buffer((n, c)), builder.buffer(shape)
+            builder.add(steps, x, pieces, factors, y)
             return y
 
         return emit
