@@ -271,6 +271,20 @@ def test_taps_that_see_only_padding_are_left_out(name):
         torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("conv", [nn.Conv2d(24, 40, 1), nn.Conv2d(24, 7, 3, 2, 1, bias=False)])
+@torch.no_grad()
+def test_images_of_one_pixel_may_be_rows_of_a_linear_layer(conv):
+    net = nn.Sequential(Fused(conv, nn.GELU()))
+    (x,) = images((3, 24, 1, 1))
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
+    (layer,) = scene.layers
+    ours = [one for one in scene.implementations[layer.node] if one.ours]
+    assert [one.name for one in ours] == ["nhwc pointwise", "nhwc linear"]
+    for one in ours:
+        program = bind(scene, {layer.node: Timed(one, 0.0)})
+        torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @torch.no_grad()
 def test_attention_of_packed_rows(batch_first):

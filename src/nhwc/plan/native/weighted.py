@@ -112,7 +112,21 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
     of_frames = frames.seen() if seen != frames else slice(None)
     part = (*[of_frames] * len(deep), *one.seen())
     cut = one.without_unseen().folded()
-    return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
+    found = tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
+    single = cut.h * cut.w * cut.r * cut.s == 1 and cut.frames == IMAGE and cut.groups == 1
+    return (*found, _of_one_pixel(spec.output, part, code, slope)) if single else found
+
+
+def _of_one_pixel(
+    shape: tuple[int, ...], part: tuple[slice, ...], code: Code, slope: float
+) -> Implementation:
+    """A convolution of images of one pixel, which waits for its weights as a linear layer does."""
+    step = one_step(shape, linear_step, activation=code, slope=slope)
+
+    def prepare(weight: Tensor, bias: Tensor | None) -> Constants:
+        return weight[(..., *part)].flatten(1), bias
+
+    return ours("nhwc linear", step, prepare=prepare, copies=0.0)
 
 
 def _depthwise(one: ConvSpec, shape: tuple[int, ...]) -> tuple[Implementation, ...]:
