@@ -124,7 +124,7 @@ def _of_one_pixel(
     step = one_step(shape, linear_step, activation=code, slope=slope)
 
     def prepare(weight: Tensor, bias: Tensor | None) -> Constants:
-        return weight[(..., *part)].flatten(1), bias
+        return _of_filters(weight, part).flatten(1), bias
 
     return ours("nhwc linear", step, prepare=prepare, copies=0.0)
 
@@ -178,8 +178,14 @@ def _packed(
         return y
 
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-        return kernel.pack(weight[(..., *part)].reshape(kernel.filters), bias)
+        return kernel.pack(_of_filters(weight, part).reshape(kernel.filters), bias)
 
     # Winograd's kernels hold each filter of 3x3 transformed.
     copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
     return ours(f"nhwc {kernel.name}", emit, prepare=pack, exact=kernel.exact, copies=copies)
+
+
+def _of_filters(weight: Tensor, part: tuple[slice, ...]) -> Tensor:
+    """A part of each filter, as slices of its last sides."""
+    index: Any = (..., *part)
+    return weight[index]
