@@ -25,6 +25,7 @@ ACTIVATIONS = {
     Activation.NONE: lambda v: v,
     Activation.RELU: F.relu,
     Activation.RELU6: F.relu6,
+    Activation.AT_LEAST: lambda v: v.clamp(min=0.1),
     Activation.LEAKY_RELU: lambda v: F.leaky_relu(v, 0.1),
     Activation.HARDSWISH: F.hardswish,
     Activation.HARDSIGMOID: F.hardsigmoid,
@@ -56,7 +57,9 @@ def convolutions(draw, winograd=False, deep=False):
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     of_a_group = vectors if winograd and groups > 1 else channels
     r, s = (3, 3) if winograd else (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
-    dilation = (1, 1) if winograd else draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 3)]))
+    dilation = (
+        (1, 1) if winograd else draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 3), (5, 2)]))
+    )
     padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
     smallest = [
         max(1, d * (t - 1) + 1 - 2 * p) for d, t, p in zip(dilation, (r, s), padding, strict=True)

@@ -27,6 +27,7 @@ from nhwc.kernels.layers import moving as move
 from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
+from nhwc.kernels.layers.response import response_steps
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
@@ -78,7 +79,9 @@ def depthwise(choose):
     size = [choose.choice([3, 5, 7])] * 2 if square else [choose.randint(1, 4) for _ in range(2)]
     stride = (choose.randint(1, 2),) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
     padding = (size[0] // 2, choose.randint(0, size[1] // 2 + 1))
-    dilation = (1, 1) if square else (choose.randint(1, 2), choose.randint(1, 2))
+    dilation = choose.choice([1, 1, 2]) if square else 1
+    dilation = (dilation,) * 2 if square else (choose.randint(1, 3), choose.randint(1, 3))
+    padding = tuple(p + s // 2 * (d - 1) for p, s, d in zip(padding, size, dilation, strict=True))
     deep = IMAGE
     if choose.random() < 0.5:
         t, moves = choose.randint(1, 3), [choose.randint(1, 2) for _ in range(2)]
@@ -399,10 +402,27 @@ def nchw(choose):
     return StepCase([x], copies.nchw_step, expected, units=0)
 
 
+def response(choose):
+    x = image(choose)
+    n, c, h, w = x.shape
+    weight, bias = torch.randn(2, c)
+    size = torch.linalg.vector_norm(x.double(), 2, (2, 3), keepdim=True)
+    share = weight.double()[:, None, None] * size / (size.mean(1, keepdim=True) + 0.1)
+    expected = x.double() * (1 + share) + bias.double()[:, None, None]
+    sizes = x.abs() * (1 + share.abs()) + bias.abs()[:, None, None]
+    settings = {"weight": weight, "bias": bias, "eps": 0.1}
+    room = torch.zeros(n * pieces_of(c, h * w), c, 1, 1), torch.zeros(n, c, 1, 1)
+
+    def make(x, pieces, factors, y):
+        return response_steps(x, pieces, factors, y, **settings)
+
+    return StepCase([x, *room], make, expected, sizes, 16.0)
+
+
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered),
+    *(resized, moving, unit, nchw, gathered, response),
 )
 
 BEFORE, AFTER = 3, 2

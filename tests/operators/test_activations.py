@@ -20,7 +20,7 @@ from nhwc.operators.activations import (
 )
 
 SETTINGS = {
-    nn.Hardtanh: [(-1.0, 1.0), (0.0, 6.0)],
+    nn.Hardtanh: [(-1.0, 1.0), (0.0, 6.0), (-0.5, float("inf"))],
     nn.LeakyReLU: [(0.01,), (0.3,)],
     nn.GELU: [("none",), ("tanh",)],
 }

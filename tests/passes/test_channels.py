@@ -11,6 +11,7 @@ import nhwc
 from nhwc.graph.folded import FrozenConv2d
 from nhwc.graph.mended import ChannelNorm
 from nhwc.passes.fold_scale import fold_scale
+from nhwc.passes.fold_scale_behind_relu import fold_scale_behind_relu
 from nhwc.passes.lift_functional import lift_functional
 from nhwc.passes.mend_permute import mend_permute
 
@@ -230,3 +231,64 @@ def test_convnext_is_optimized_saved_and_loaded(tmp_path):
     for size in (16, 12):
         given = torch.randn(2, 3, size, size)
         torch.testing.assert_close(loaded(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Affine(nn.Module):
+    """What HGNetV2 and its like put behind a ReLU."""
+
+    def __init__(self, factor=1.5, shift=-0.25, *, act=F.relu, twice=False):
+        super().__init__()
+        self.conv, self.next = nn.Conv2d(6, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+        self.act, self.twice = act, twice
+        self.scale = nn.Parameter(torch.tensor([factor]))
+        self.bias = nn.Parameter(torch.tensor([shift]))
+
+    def forward(self, x):
+        x = self.conv(x)
+        y = self.scale * self.act(x) + self.bias
+        return self.next(y) + y.mean() + (x.mean() if self.twice else 0)
+
+
+class FactorAlone(Affine):
+    def forward(self, x):
+        return self.next(F.relu(self.conv(x)) * self.scale)
+
+
+class ShiftAlone(Affine):
+    def forward(self, x):
+        return self.next(self.bias + F.relu(self.conv(x)))
+
+
+@pytest.mark.parametrize("net", [Affine(), Affine(0.5, 2.0), FactorAlone(), ShiftAlone()])
+def test_a_number_behind_a_relu_is_folded(net):
+    folded, (report,) = rewrite(net, fold_scale_behind_relu)
+    assert [site.applied for site in report.sites] == [True], report.sites
+    assert_same(folded, net, IMAGE)
+    assert not list(folded.graph.find_nodes(op="get_attr"))
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (Affine(-1.0), "turn the bound"),
+        (Affine(0.0), "turn the bound"),
+        (Affine(torch.inf), "turn the bound"),
+        (Affine(twice=True), "also used without the ReLU"),
+        (Affine(act=F.gelu), None),
+        (Affine(act=F.relu6), None),
+    ],
+)
+def test_numbers_behind_a_relu_that_stay(net, reason):
+    folded, (report,) = rewrite(net, fold_scale_behind_relu)
+    assert [site.applied for site in report.sites] == ([False] if reason else [])
+    assert not reason or reason in report.sites[0].reason
+    if reason != "turn the bound" or net.scale.isfinite():
+        assert_same(folded, net, IMAGE)
+
+
+def test_a_folded_bound_survives_a_file(tmp_path):
+    net = random_(Affine())
+    fast = nhwc.optimize(net, IMAGE)
+    nhwc.save(fast, tmp_path / "net")
+    again = nhwc.load(tmp_path / "net")
+    torch.testing.assert_close(again(IMAGE), net(IMAGE), rtol=1e-4, atol=1e-5)

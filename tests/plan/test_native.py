@@ -19,6 +19,7 @@ from nhwc.graph.mended import (
     ChannelNorm,
     ChannelShuffle,
     CircularPad,
+    GlobalResponse,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -86,6 +87,13 @@ def images(*shapes):
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
+def responding(channels, last=False):
+    layer = GlobalResponse(channels, 0.1, last)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return layer
+
+
 OPERATORS = {
     "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
     "max_pool2d ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
@@ -116,6 +124,7 @@ OPERATORS = {
     "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
     "split": lambda x: x.split([2, 6], 1)[1] * 1,
     "slice": lambda x: x[:, 3:7].relu(),
+    "slice with all sides": lambda x: x[:, :5, :, :].relu(),
     "relu": lambda x: F.relu(x),
     "relu6": lambda x: F.relu6(x),
     "Hardswish": nn.Hardswish(),
@@ -133,6 +142,7 @@ OPERATORS = {
     "GroupNorm": nn.GroupNorm(2, 8),
     "GroupNorm plain": nn.GroupNorm(4, 8, affine=False),
     "InstanceNorm": InstanceNorm(nn.InstanceNorm2d(8, affine=True)),
+    "GlobalResponse": responding(8),
     "softmax": lambda x: torch.softmax(x, dim=1),
     "Upsample": nn.Upsample(scale_factor=2),
     "Upsample bilinear": nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear"),
@@ -143,6 +153,10 @@ OPERATORS = {
         x, scale_factor=1.3, mode="bilinear", recompute_scale_factor=True
     ),
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
+    "pad with zeros": lambda x: F.pad(x, (0, 1, 2, 0)),
+    "pad and cut": lambda x: F.pad(x, (-1, 3, 1, -2), value=0.0),
+    "pad by sizes": lambda x: F.pad(x, [x.size(3) % 4, x.size(2) // 7]),
+    "ZeroPad2d": nn.ZeroPad2d((1, 2, 3, 0)),
     "nothing": lambda x: (0 + x - 0) * 1 + 0.0,
     "BatchNorm2d": nn.BatchNorm2d(8).eval(),
     "ChannelShuffle": ChannelShuffle(4),
@@ -280,6 +294,49 @@ def test_volumes_and_their_frames_are_the_same_memory():
         torch.testing.assert_close(program(given), graph(x))
 
 
+DILATED = {
+    "one tap sees the image": (16, 24, 3, {"padding": 24, "dilation": 24}),
+    "a row of taps": (16, 24, 3, {"padding": (24, 1), "dilation": (24, 1)}),
+    "taps without the first": (8, 9, 3, {"padding": (9, 2), "dilation": (5, 1)}),
+    "strided and grouped": (16, 24, 3, {"padding": 8, "dilation": 8, "stride": 2, "groups": 2}),
+    "rows that some outputs do not see": (32, 24, 3, {"padding": 5, "dilation": 5}),
+    "strided rows": (24, 40, 5, {"padding": 8, "dilation": 4, "stride": 2}),
+    "depthwise": (16, 16, 3, {"padding": 9, "dilation": 9, "groups": 16}),
+    "more padding than image": (16, 8, 3, {"padding": 20, "dilation": 3}),
+}
+
+
+@pytest.mark.parametrize("name", DILATED)
+@torch.no_grad()
+def test_taps_that_see_only_padding_are_left_out(name):
+    c, k, size, settings = DILATED[name]
+    conv = nn.Conv2d(c, k, size, **settings)
+    (x,) = images((2, c, 8, 7))
+    scene = scene_of(fx.GraphModule(nn.Sequential(conv), _Tracer().trace(nn.Sequential(conv))), [x])
+    (layer,) = scene.layers
+    expected = conv.double()(x.double()).float()
+    conv.float()
+    ours = [one for one in scene.implementations[layer.node] if one.ours and one.reads is NHWC]
+    assert ours
+    for one in ours:
+        program = bind(scene, {layer.node: Timed(one, 0.0)})
+        torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(24, 40, 1), nn.Conv2d(24, 7, 3, 2, 1, bias=False)])
+@torch.no_grad()
+def test_images_of_one_pixel_may_be_rows_of_a_linear_layer(conv):
+    net = nn.Sequential(Fused(conv, nn.GELU()))
+    (x,) = images((3, 24, 1, 1))
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
+    (layer,) = scene.layers
+    ours = [one for one in scene.implementations[layer.node] if one.ours]
+    assert [one.name for one in ours] == ["nhwc pointwise", "nhwc linear"]
+    for one in ours:
+        program = bind(scene, {layer.node: Timed(one, 0.0)})
+        torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 @torch.no_grad()
 def test_attention_of_packed_rows(batch_first):
@@ -342,6 +399,8 @@ def test_our_mended_modules(module):
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: x.double(),
         lambda x: F.elu(x),
+        lambda x: F.pad(x, (1, 1, 1, 1), value=1.0),
+        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
         lambda x: 1 - x,
         lambda x: 2 / (x.abs() + 1),
         lambda x: torch.softmax(x, 2),

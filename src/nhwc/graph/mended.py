@@ -185,6 +185,32 @@ class ChannelNorm(nn.LayerNorm):
         return normed.permute(0, 3, 1, 2)
 
 
+class GlobalResponse(nn.Module):
+    """Global response norm: each channel by its size in the image beside the mean size of all.
+
+    Of N, C, H, W, or of N, H, W, C where channels are `last`.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6, last: bool = False) -> None:
+        super().__init__()
+        self.channels = channels
+        self.eps = eps
+        self.last = last
+        self.weight = nn.Parameter(torch.zeros(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels, channel = ([1, 2], 3) if self.last else ([2, 3], 1)
+        size = torch.linalg.vector_norm(x, 2, pixels, True)
+        size = size / (size.mean(channel, True) + self.eps)
+        each = [1, 1, 1, self.channels] if self.last else [1, self.channels, 1, 1]
+        weight, bias = self.weight.reshape(each), self.bias.reshape(each)
+        return x + torch.addcmul(bias, weight, x * size)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}, last={self.last}"
+
+
 class Attention(nn.Module):
     """Attention of tokens whose rows hold queries, keys and values of all heads, side by side.
 

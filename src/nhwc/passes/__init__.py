@@ -16,9 +16,11 @@ from .fold_bn_into_conv import fold_bn_into_conv
 from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
 from .fold_scale import fold_scale
+from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .join_attention import join_attention
+from .join_response_norm import join_response_norm
 from .join_scores import join_scores
 from .lift_functional import lift_functional
 from .mend_arithmetic import mend_arithmetic
@@ -36,6 +38,7 @@ from .mend_reduction import mend_reduction
 from .mend_repeat import mend_repeat
 from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
+from .merge_branches import merge_branches
 from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
@@ -75,10 +78,13 @@ reshapes.
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
+    merge_branches,
     split_attention,
     join_attention,
     join_scores,
+    join_response_norm,
     fold_scale,
+    fold_scale_behind_relu,
     *MENDING,
     fuse_epilogue,
     fuse_bn_activation,

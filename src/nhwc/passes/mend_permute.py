@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import clean, erase, module_of, replace_module
-from ..graph.mended import ChannelNorm
+from ..graph.mended import ChannelNorm, GlobalResponse
 from ..graph.report import PassReport, Site
 from ._arithmetic import twin
 from ._folding_sites import calls_of, layer_unfit, name_of
@@ -58,7 +58,7 @@ def _between(start: fx.Node) -> tuple[list[fx.Node], fx.Node | None, str]:
 
 
 def _is_layer(node: fx.Node) -> bool:
-    return isinstance(module_of(node), nn.Linear | nn.LayerNorm)
+    return isinstance(module_of(node), nn.Linear | nn.LayerNorm | GlobalResponse)
 
 
 def _unfit(node: fx.Node) -> str:
@@ -72,6 +72,8 @@ def _unfit(node: fx.Node) -> str:
         return "it is called with more than its input"
     if len(calls_of(node)) > 1:
         return f"it is called {len(calls_of(node))} times"
+    if isinstance(layer, GlobalResponse):
+        return "" if layer.last else "its channels are not the last dimension"
     unfit = layer_unfit(layer)
     if unfit is not None:
         return unfit
@@ -90,6 +92,10 @@ def _mend(node: fx.Node) -> None:
         norm = twin(layer)
         norm.__class__ = ChannelNorm
         replace_module(node, norm)
+    elif isinstance(layer, GlobalResponse):
+        response = twin(layer)
+        response.last = False
+        replace_module(node, response)
 
 
 def _as_convolution(linear: nn.Linear) -> nn.Conv2d:

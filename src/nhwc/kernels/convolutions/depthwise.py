@@ -14,8 +14,9 @@ together, `tile` of them. Each pixel of a row is loaded once for all of them:
 
 The row of the filter is unrolled, and so are the outputs. The innermost loop runs over rows of the
 filter; around it are the vectors of channels, the tiles of a row of outputs, and the rows. So there
-is a kernel for each size, stride and tile that networks have; `ANY_DEPTHWISE` computes all others,
-one output at a time.
+is a kernel for each length of a row of the filter, stride and dilation along it, and tile; how many
+rows a filter has and how far they are apart is known when it runs. `ANY_DEPTHWISE` computes what is
+too narrow for a tile, one output at a time.
 
 A row of outputs ends with a tile that moves left and computes some again: cheaper than a tile of
 another length. `tile_for` takes the tile that computes the fewest outputs in all.
@@ -32,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -46,8 +47,11 @@ from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
 from .spec import IMAGE, Frames
 
-_TILED = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
-"""The (size, stride) that get kernels of their own, with the row of a filter unrolled."""
+_LONGEST = 31
+"""How many taps a row of the filter may have to be unrolled: the most that networks have."""
+
+_IN_STEPS = {(3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2)}
+"""The (size, stride) of square filters that larger steps know."""
 
 _TILES = (8, 7, 4)
 """How many neighbouring outputs a kernel may compute at once. 7 divides the widths that an image
@@ -75,7 +79,9 @@ class Window:
 
     def tile(self, width: int) -> int:
         """How many of `width` neighbouring outputs to compute at once; 0 if no kernel does."""
-        return tile_for(self.size, self.stride, self.padding, self.dilation, width)
+        square = self.size[0] == self.size[1] and self.stride[0] == self.stride[1]
+        known = square and (self.size[0], self.stride[0]) in _IN_STEPS and self.dilation == (1, 1)
+        return tile_for(self.size[1], self.padding[1], 1, width) if known else 0
 
 
 def depthwise_step(
@@ -100,10 +106,11 @@ def depthwise_step(
     out_h, out_w = y.shape[2:]
     h, out_h = h // frames.d, out_h // frames.out_d
     r, s = weight.shape[-2:]
-    tile = tile_for((r, s), stride, padding, dilation, out_w)
+    apart = dilation[1] if s > 1 else 1
+    tile = tile_for(s, padding[1], apart, out_w)
     deep = frames != IMAGE
     some = DEPTHWISE_OF_FRAMES if deep else ANY_DEPTHWISE
-    kernel = tiled_depthwise(r, stride[0], tile, deep=deep) if tile else some
+    kernel = tiled_depthwise(s, stride[1], tile, apart, deep=deep) if tile else some
     piece, pieces = _pieces(n * frames.out_d * out_h, c)
     moves = (frames.d, frames.out_d, frames.t, frames.stride, frames.padding, frames.dilation)
     numbers = {
@@ -136,16 +143,12 @@ def depthwise_step(
     )
 
 
-def tile_for(
-    size: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    width: int,
-) -> int:
-    """How many neighbouring outputs of a row to compute at once; 0 if no kernel is tiled so."""
-    square = size[0] == size[1] and stride[0] == stride[1] and dilation == (1, 1)
-    known = square and (size[0], stride[0]) in _TILED and padding[1] <= size[1] // 2
+def tile_for(taps: int, padding: int, dilation: int, width: int) -> int:
+    """How many neighbouring outputs of a row to compute at once; 0 if no kernel is tiled so.
+
+    `taps`, `padding` and `dilation` are those along a row.
+    """
+    known = taps <= _LONGEST and padding <= taps // 2 * dilation
     fitting = [tile for tile in _TILES if tile <= width]
     if not known or not fitting:
         return 0
@@ -160,11 +163,47 @@ def _pieces(rows: int, channels: int) -> tuple[int, int]:
 
 
 @cache
-def tiled_depthwise(size: int, stride: int, tile: int, *, deep: bool = False) -> Kernel:
-    """The kernel for a square filter that computes `tile` neighbouring outputs at once."""
-    emit = partial(_emit_tiled, size=size, stride=stride, tile=tile, deep=deep)
-    name = f"depthwise{size}x{size}s{stride}t{tile}"
-    return Kernel(f"{name}d", _DEEP_FIELDS, emit) if deep else Kernel(name, _FIELDS, emit)
+def tiled_depthwise(
+    size: int, stride: int, tile: int, dilation: int = 1, *, deep: bool = False
+) -> Kernel:
+    """The kernel for filters with rows of `size` taps, of `tile` neighbouring outputs at once."""
+    emit = partial(_emit_tiled, tiled=TiledRow(size, stride, tile, dilation), deep=deep)
+    apart = f"d{dilation}" if dilation > 1 else ""
+    name = f"depthwise{size}s{stride}t{tile}{apart}"
+    return Kernel(f"{name}f", _DEEP_FIELDS, emit) if deep else Kernel(name, _FIELDS, emit)
+
+
+@dataclass(frozen=True)
+class TiledRow:
+    """What is unrolled: `tile` neighbouring outputs, by the `size` taps of a row of the filter."""
+
+    size: int
+    stride: int
+    tile: int
+    dilation: int = 1
+
+    @property
+    def columns(self) -> list[int]:
+        """The pixels of a row that the outputs see, counted from the first one."""
+        return sorted({self.column(t, k) for t in range(self.tile) for k in range(self.size)})
+
+    @property
+    def taps(self) -> dict[int, list[tuple[int, int]]]:
+        """The outputs that see each of the columns, each with the tap under which it lies."""
+        found: dict[int, list[tuple[int, int]]] = {column: [] for column in self.columns}
+        for t in range(self.tile):
+            for k in range(self.size):
+                found[self.column(t, k)].append((t, k))
+        return found
+
+    @property
+    def outer(self) -> list[int]:
+        """The columns that can lie in the padding, which is at most half a filter."""
+        columns, most = self.columns, self.size // 2 * self.dilation
+        return [j for j in columns if j < most or j > columns[-1] - most]
+
+    def column(self, output: int, tap: int) -> int:
+        return output * self.stride + tap * self.dilation
 
 
 class OutputRow(NamedTuple):
@@ -195,16 +234,14 @@ def _emit_tiled(
     thread: Value,
     threads: Value,
     *,
-    size: int,
-    stride: int,
-    tile: int,
+    tiled: TiledRow,
     deep: bool,
 ) -> None:
     rows = a.n * a.out_d * a.out_h if deep else a.n * a.out_h
     begin, end = e.share(rows * a.pieces, thread, threads)
     with e.range(begin, end) as piece:
         row, taps = _deep_row(e, a, piece) if deep else (_row(e, a, piece), _one_frame)
-        emit_row(e, a, row, size=size, stride=stride, tile=tile, each_frame=taps)
+        emit_row(e, a, row, tiled, rows=a.r, apart=a.dilation_h, each_frame=taps)
 
 
 Frame = Callable[[Value, Value], None]
@@ -241,45 +278,44 @@ def emit_row(
     e: Emitter,
     a: Args,
     row: OutputRow,
+    tiled: TiledRow,
     *,
-    size: int,
-    stride: int,
-    tile: int,
+    rows: Any,
+    apart: Any = 1,
     end: Callable[..., None] = finish,
     each_frame: Callable[[OutputRow, Value, Frame], None] = _one_frame,
 ) -> None:
-    """Compute a row of outputs, `tile` neighbours at once, and `end` them."""
+    """Compute a row of outputs, a tile of neighbours at once, and `end` them.
+
+    The filter has `rows`, which are `apart` in the image.
+    """
     padded_channels = emit_padded(a.c)
-    first_tap, last_tap = e.max(0 - row.top, 0), e.min(a.h - row.top, size)
-    with e.range(0, a.out_w, tile) as wanted:
+    first_tap = (e.max(0 - row.top, 0) + (apart - 1)) // apart
+    last_tap = e.min((e.max(a.h - row.top, 0) + (apart - 1)) // apart, rows)
+    with e.range(0, a.out_w, tiled.tile) as wanted:
         # The last tile moves left to end with the row, and computes some outputs again.
-        ow = e.min(wanted, a.out_w - tile)
-        left = ow * stride - a.pad_w
-        columns = (tile - 1) * stride + size
-        pixels = [(left + j) * a.x_pixel for j in range(columns)]
-        # Only the outermost columns can lie in the padding, which is at most half a filter.
-        outer = [*range(size // 2), *range(columns - size // 2, columns)]
-        inside = {j: (left + j >= 0) & (left + j < a.w) for j in outer}
+        ow = e.min(wanted, a.out_w - tiled.tile)
+        left = ow * tiled.stride - a.pad_w
+        pixels = {j: (left + j) * a.x_pixel for j in tiled.columns}
+        inside = {j: (left + j >= 0) & (left + j < a.w) for j in tiled.outer}
 
         def channels(c: Value, mask: Value | None) -> None:
-            sums = [e.variable(0.0) for _ in range(tile)]
+            sums = [e.variable(0.0) for _ in range(tiled.tile)]
             for one in sums:
                 one.value = e.load(a.bias.floats() + c)
 
             def add_frame(source: Value, of_frame: Value) -> None:
                 with e.range(first_tap, last_tap) as i:
-                    line = source + (i * a.w * a.x_pixel + c)
-                    weights = of_frame + (i * size * padded_channels + c)
-                    filters = [e.load(weights + padded_channels * k) for k in range(size)]
+                    line = source + (i * apart * a.w * a.x_pixel + c)
+                    weights = of_frame + (i * tiled.size * padded_channels + c)
+                    filters = [e.load(weights + padded_channels * k) for k in range(tiled.size)]
 
                     def add_column(j: int) -> None:
                         value = e.load(line + pixels[j], mask)
-                        for t in range(tile):
-                            if 0 <= j - t * stride < size:
-                                weight = filters[j - t * stride]
-                                sums[t].value = e.fma(value, weight, sums[t].value)
+                        for t, k in tiled.taps[j]:
+                            sums[t].value = e.fma(value, filters[k], sums[t].value)
 
-                    for j in range(columns):
+                    for j in tiled.columns:
                         if j in inside:
                             with e.when(inside[j]):
                                 add_column(j)

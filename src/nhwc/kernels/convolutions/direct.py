@@ -11,6 +11,9 @@ One kernel serves 1x1, any other size, stride, dilation and groups; only the pac
 differs (see rows.py). A unit of work is a block of output pixels and some panels of a group. A
 thread packs what the pixels of its unit see, once, and multiplies it panel by panel.
 
+Rows of a filter that see nothing but padding from any pixel of a block are left out for it: with
+taps far apart (dilation) those are many.
+
 How the work is cut is told in parts.py. While a block is multiplied, its tiles ask for what comes
 next (`_emit_products`):
 
@@ -32,7 +35,7 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, clamp
+from ..layers.activations import LAST_CLAMP, clamp
 from ..layers.ending import Stored, activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
@@ -47,7 +50,7 @@ LATER = ("later", "later_floats")
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
     *("pixels", "k", "groups", "row_parts", "column_parts"),
-    *("segments", "segments_at_once", "panels"),
+    *("segments", "segments_at_once", "row_segments", "panels"),
     *("y_pixel", "residual_pixel", "scratch_floats"),
     *("low", "high", "code", "slope"),
     *rows.FIELDS,
@@ -66,7 +69,8 @@ class _Span(NamedTuple):
 class _Unit(NamedTuple):
     """A piece of work: some pixels by some panels of one group, packed at `packed`.
 
-    `following` is how many pixels further the next unit packs as they lie; 0 if it does not.
+    `following` is how many pixels further the next unit packs as they lie; 0 if it does not. Of the
+    segments of the inner dimension those in `segments` are not all zeros.
     """
 
     group: Value
@@ -74,6 +78,7 @@ class _Unit(NamedTuple):
     following: Value
     panels: _Span
     packed: Value
+    segments: _Span
 
 
 class _Later(NamedTuple):
@@ -93,12 +98,18 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(unit % a.column_parts, a.column_parts, a.panels)
         each = even(e, last - first)
+        taps = _rows_seen(e, a, _Span(first, last))
         with e.range(first, last, each) as at:
             into = packed + (at - first) * row_floats
             pixels = rows.Pixels(at, e.min(last - at, each))
-            rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into)
+            rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
-        work = _Unit(group, _Span(first, last), following, panels, packed)
+        cut = a.row_segments != 0
+        inner = _Span(
+            taps.first * a.row_segments,
+            e.select(cut, taps.last * a.row_segments, a.segments),
+        )
+        work = _Unit(group, _Span(first, last), following, panels, packed, inner)
         asked, asked_to = e.share(a.later_floats, thread, threads)
         floats = e.select(unit + 1 < end, e.i64(0), asked_to - asked)
         later = _Later(a.later.floats() + asked, floats)
@@ -109,9 +120,20 @@ def _part(index: Value, parts: Value, count: Value) -> _Span:
     return _Span(index * count // parts, (index + 1) * count // parts)
 
 
+def _rows_seen(e: Emitter, a: Args, pixels: _Span) -> rows.Rows:
+    """The rows of the filter that see the image from some of the output pixels; all if none do."""
+    first, last = pixels.first // a.out_w, (pixels.last - 1) // a.out_w
+    top, bottom = (line % a.out_h * a.stride_h - a.pad_h for line in (first, last))
+    more = a.dilation_h - 1
+    begin = (e.max(0 - bottom, 0) + more) // a.dilation_h
+    end = e.min((e.max(a.h - top, 0) + more) // a.dilation_h, a.r)
+    cut = (a.row_segments != 0) & (first // a.out_h == last // a.out_h) & (begin < end)
+    return rows.Rows(e.select(cut, begin, e.i64(0)), e.select(cut, end, a.r))
+
+
 def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Later) -> None:
     """Multiply the packed rows by their panels, which meanwhile ask for what is read next."""
-    group, (first, last), following, (first_panel, last_panel), packed = unit
+    group, (first, last), following, (first_panel, last_panel), packed, segments = unit
     count, tiles = last - first, tiles_of(e, last - first)
     width, depth = panel_columns(e.isa), a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
@@ -130,10 +152,11 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
     row_floats = a.segments * segment_floats
     tile.set(rows=count, each=of_tile, a=packed, a_row=row_floats, segment=a.segment)
     tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
-    with e.range(0, a.segments, a.segments_at_once) as inner:
-        count_segments = e.min(a.segments_at_once, a.segments - inner)
-        final = inner + count_segments >= a.segments
-        mode = e.select(inner > 0, e.i64(ADD), e.i64(0)) + e.select(final, e.i64(FINAL), e.i64(0))
+    with e.range(segments.first, segments.last, a.segments_at_once) as inner:
+        count_segments = e.min(a.segments_at_once, segments.last - inner)
+        final = inner + count_segments >= segments.last
+        later_on = e.select(inner > segments.first, e.i64(ADD), e.i64(0))
+        mode = later_on + e.select(final, e.i64(FINAL), e.i64(0))
         tile.set(a_skip=inner * segment_floats, segments=count_segments, mode=mode)
         with e.range(first_panel, last_panel) as panel:
             column = panel * width
@@ -154,7 +177,7 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
                 ahead=e.select(following != 0, pixels, weights_ahead),
             )
             # A clamp was applied in registers; what is more than that has a function to call.
-            with e.when(final & (a.code > int(Activation.RELU6))):
+            with e.when(final & (a.code > int(LAST_CLAMP))):
                 activate_tile(e, Stored(y, a.y_pixel, count, columns), a.code, a.slope)
 
 
@@ -180,11 +203,11 @@ def direct_steps(
     k = spec.k // spec.groups
     padded_k = -(-k // isa.width) * isa.width
     panels = -(-k // panel_columns(isa))
-    parts = split(spec, panels, isa, torch.get_num_threads())
     cut = segments_of(spec, x, isa)
+    parts = split(spec, panels, isa, torch.get_num_threads(), cut.at_once * cut.segment)
     block_rows = -(-spec.pixels // parts.rows)
     scratch_floats = block_rows * cut.segments * (-(-cut.segment // isa.width) * isa.width)
-    low, high = clamp(spec.activation)
+    low, high = clamp(spec.activation, spec.slope)
     return (
         step(
             DIRECT,
@@ -203,6 +226,7 @@ def direct_steps(
             column_parts=parts.columns,
             segments=cut.segments,
             segments_at_once=cut.at_once,
+            row_segments=cut.of_row,
             y_pixel=y.pixel,
             residual_pixel=residual.pixel if residual else 0,
             scratch_floats=scratch_floats,

@@ -43,13 +43,13 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, clamp
+from ..layers.activations import LAST_CLAMP, Activation, clamp
 from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
-from .depthwise import OutputRow, Window, emit_row
+from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "expand_weights", "expand_bias", "weights", "bias", "scratch", "tile"),
@@ -109,7 +109,7 @@ def expanded_depthwise_step(
     packed_floats = cut.rows * w * (-(-depth // isa.width) * isa.width)
     scratch_floats = packed_floats + cut.rows * w * panel_columns(isa)
     packed = pack_convolution(expansion.weight, expansion.bias, 1, isa)
-    low, high = clamp(expansion.activation)
+    low, high = clamp(expansion.activation, expansion.slope)
     return step(
         expanded_depthwise(size, stride, tile),
         x=x,
@@ -242,7 +242,7 @@ def _emit(
                 source = wide + (top - seen) * a.w * panel_columns(e.isa)
                 pixel = (band.image * a.out_h + out) * a.out_w
                 row = OutputRow(pixel, top, source, e.i64(0), columns)
-                emit_row(e, here, row, size=size, stride=stride, tile=tile)
+                emit_row(e, here, row, TiledRow(size, stride, tile), rows=size)
 
 
 def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
@@ -288,6 +288,6 @@ def _emit_expansion(
         ahead=ahead.start,
     )
     # Clamps were applied to the sums in registers.
-    with e.when(a.inner_code > int(Activation.RELU6)):
+    with e.when(a.inner_code > int(LAST_CLAMP)):
         tile = Stored(band.wide, stride, rows, columns)
         activate_tile(e, tile, a.inner_code, a.inner_slope)

@@ -6,11 +6,13 @@
     +----+----+----+----+         +------+------+------+      +---------+---------+
 
 - a block has at most `_MOST_ROWS` rows, which is where reading a panel costs little beside
-  multiplying by it, and packed it fits into a part of the second-level cache, as each panel reads
-  all of it again;
+  multiplying by it, and what is multiplied of it in one go fits, packed, into a part of the
+  second-level cache, as each panel reads all of that again;
 - where pixels are few and filters many (the last layers of a network), threads share out panels
   instead. Then every thread packs all pixels, which is little, and no weight is fetched twice;
 - groups are units of their own, and where there are enough of them panels are not cut.
+
+Of a dilated filter each row has segments of its own, so that a block can leave out rows.
 
 A product deeper than `_DEEPEST` is cut into segments: first all panels multiply the first segments
 and leave their sums in the result, then they add the next ones (`ADD`), and the last ones finish
@@ -33,6 +35,10 @@ _DEEPEST = 2048
 """How deep a product may be in one go: then the panel stays there as well, beside the rows."""
 
 
+_FAR_APART = 4
+"""From this dilation on, whole blocks of pixels see only padding under some rows of a filter."""
+
+
 class Parts(NamedTuple):
     """How many parts the output pixels are cut into, and the panels of each group."""
 
@@ -40,14 +46,14 @@ class Parts(NamedTuple):
     columns: int
 
 
-def split(spec: ConvSpec, panels: int, isa: Isa, threads: int) -> Parts:
-    """The cut of a convolution into units of work.
+def split(spec: ConvSpec, panels: int, isa: Isa, threads: int, at_once: int) -> Parts:
+    """The cut of a convolution into units of work, whose products are `at_once` deep in one go.
 
     A part of pixels is small enough to stay in the cache when packed. Pixels so few that the
     weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
     same weights from memory.
     """
-    depth = -(-spec.depth // isa.width) * isa.width
+    depth = -(-min(spec.depth, at_once) // isa.width) * isa.width
     fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
@@ -68,11 +74,15 @@ def outweighs(columns: int, rows: int) -> bool:
 
 
 class Segments(NamedTuple):
-    """The length of a segment, how many there are, and how many are multiplied in one go."""
+    """The length of a segment, how many there are, and how many are multiplied in one go.
+
+    `of_row` is how many a row of the filter has, where rows that see only padding are left out.
+    """
 
     segment: int
     segments: int
     at_once: int
+    of_row: int = 0
 
 
 def segments_of(spec: ConvSpec, x: View, isa: Isa) -> Segments:
@@ -85,11 +95,21 @@ def segments_of(spec: ConvSpec, x: View, isa: Isa) -> Segments:
     if c % isa.width:
         segment = run_of(spec, x) * c
         return Segments(segment, spec.depth // segment, max(1, _DEEPEST // segment))
-    vectors = spec.depth // isa.width
-    cuts = next(n for n in range(-(-spec.depth // _DEEPEST), vectors + 1) if vectors % n == 0)
-    # A prime number of vectors can be cut only into single ones: then rather not at all.
-    cuts = cuts if spec.depth // cuts > _DEEPEST // 4 else 1
+    if spec.r > 1 and spec.dilation[0] >= _FAR_APART and spec.frames.t == 1:
+        row = spec.depth // spec.r
+        of_row = _cuts(row, isa)
+        segment = row // of_row
+        return Segments(segment, spec.r * of_row, max(1, _DEEPEST // segment), of_row)
+    cuts = _cuts(spec.depth, isa)
     return Segments(spec.depth // cuts, cuts, 1)
+
+
+def _cuts(depth: int, isa: Isa) -> int:
+    """Into how many equal segments of whole vectors to cut a product."""
+    vectors = depth // isa.width
+    cuts = next(n for n in range(-(-depth // _DEEPEST), vectors + 1) if vectors % n == 0)
+    # A prime number of vectors can be cut only into single ones: then rather not at all.
+    return cuts if depth // cuts > _DEEPEST // 4 else 1
 
 
 def run_of(spec: ConvSpec, x: View) -> int:

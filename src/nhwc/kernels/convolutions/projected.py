@@ -35,12 +35,12 @@ from ..language.isa import Isa
 from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, clamp, emit_activations
+from ..layers.activations import LAST_CLAMP, Activation, clamp, emit_activations
 from ..layers.ending import ENDING, Stored, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
-from .depthwise import OutputRow, Window, emit_row
+from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
     *("x", "x_pixel", "weights", "bias", "project_weights", "project_bias", "scratch", "tile"),
@@ -88,7 +88,7 @@ def projected_depthwise_step(
     padded = -(-c // isa.width) * isa.width
     scratch_floats = -(-out_h // bands) * out_w * padded
     packed = pack_convolution(weight, bias, 1, isa)
-    low, high = clamp(activation)
+    low, high = clamp(activation, slope)
     return step(
         projected_depthwise(size, stride, tile),
         x=x,
@@ -152,7 +152,7 @@ def _emit(
             top = out * stride - a.pad_h
             source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
             row = OutputRow((out - first) * a.out_w, top, source, e.i64(0), a.c)
-            emit_row(e, a, row, size=size, stride=stride, tile=tile, end=put)
+            emit_row(e, a, row, TiledRow(size, stride, tile), rows=size, end=put)
         start = (image * a.out_h + first) * a.out_w
         _emit_products(e, a, call, _Band(start, pixels, packed))
 
@@ -199,5 +199,5 @@ def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
             y=y,
             residual=emit_moved(e, a.residual, begin * a.residual_pixel + column),
         )
-        with e.when(a.code > int(Activation.RELU6)):
+        with e.when(a.code > int(LAST_CLAMP)):
             activate_tile(e, Stored(y, a.y_pixel, pixels, columns), a.code, a.slope)

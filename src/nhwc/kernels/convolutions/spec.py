@@ -42,11 +42,7 @@ class Frames:
         >>> Frames(1, 3, padding=1).seen(), Frames(4, 3, padding=1).seen()
         (slice(1, 2, None), slice(0, 3, None))
         """
-        places = range(-self.padding, -self.padding + self.stride * self.out_d, self.stride)
-        taps = [
-            m for m in range(self.t) if any(0 <= p + m * self.dilation < self.d for p in places)
-        ]
-        return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.t)
+        return _seen(self.d, self.out_d, self.t, self.stride, self.padding, self.dilation)
 
     def without_unseen(self) -> Frames:
         """The same with a filter of nothing but its `seen` part.
@@ -186,7 +182,53 @@ class ConvSpec:
             )
         return self
 
+    def seen(self) -> tuple[slice, slice]:
+        """The rows and the columns of a filter that see a pixel of the image at some place.
+
+        A filter whose taps are as far apart as the image is wide sees nothing but padding under
+        most of them.
+
+        >>> ConvSpec(1, 8, 16, 16, 8, 3, 3, padding=(24, 12), dilation=(24, 12)).seen()
+        (slice(1, 2, None), slice(0, 3, None))
+        """
+        moves = zip(self.stride, self.padding, self.dilation, strict=True)
+        sides = ((self.h, self.out_h, self.r), (self.w, self.out_w, self.s))
+        rows, columns = (_seen(*side, *move) for side, move in zip(sides, moves, strict=True))
+        return rows, columns
+
+    def without_unseen(self) -> ConvSpec:
+        """The same with filters of nothing but their `seen` part.
+
+        >>> dilated = ConvSpec(1, 8, 16, 16, 8, 3, 3, padding=(24, 24), dilation=(24, 24))
+        >>> dilated.without_unseen() == ConvSpec(1, 8, 16, 16, 8, 1, 1)
+        True
+        """
+        parts = self.seen()
+        if parts == (slice(0, self.r), slice(0, self.s)):
+            return self
+        r, s = (part.stop - part.start for part in parts)
+        moves = zip(self.padding, parts, self.dilation, strict=True)
+        padding = tuple(pad - part.start * apart for pad, part, apart in moves)
+        cut = replace(
+            self,
+            r=r,
+            s=s,
+            padding=(padding[0], padding[1]),
+            # A single tap is no distance from others.
+            dilation=(self.dilation[0] if r > 1 else 1, self.dilation[1] if s > 1 else 1),
+            wanted=(self.out_h, self.out_w),
+        )
+        plain = min(padding) >= 0 and replace(cut, wanted=None)
+        return plain if plain and (plain.out_h, plain.out_w) == cut.wanted else cut
+
     @property
     def gflop(self) -> float:
         """Multiplications and additions of the direct sum, in 10^9."""
         return 2e-9 * self.pixels * self.depth * self.k
+
+
+def _seen(length: int, outputs: int, size: int, stride: int, padding: int, dilation: int) -> slice:
+    """The taps along a side that see what is `length` long from one of the outputs; else all."""
+    places = range(-padding, -padding + stride * outputs, stride)
+    taps = [m for m in range(size) if any(0 <= p + m * dilation < length for p in places)]
+    return slice(taps[0], taps[-1] + 1) if taps else slice(0, size)

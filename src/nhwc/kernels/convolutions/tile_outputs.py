@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..language.compiler import Args
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import Activation, emit_activation
+from ..layers.activations import LAST_CLAMP, emit_activation
 from ..layers.pooling import emit_larger
 from .pooled import emit_pooled
 from .transforms import Transform, emit_twice
@@ -110,7 +110,7 @@ def emit_output(e: Emitter, a: Args, t: Transform, sums: Sums, tile: Value, chan
                     largest.value = emit_larger(e, largest.value, other)
             e.store(largest.value, y + (i * y_width + j) * a.y_pixel, mask)
 
-    e.branch(simple & (a.code <= int(Activation.RELU6)), at_once, one_by_one)
+    e.branch(simple & (a.code <= int(LAST_CLAMP)), at_once, one_by_one)
 
 
 def _target(e: Emitter, a: Args, corner: Corner, channel: Value) -> tuple[Value, Value]:

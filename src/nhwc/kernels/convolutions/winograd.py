@@ -133,7 +133,7 @@ def winograd_steps(
     alone = spec.groups > 1 or cut.blocks >= threads
     own_floats = sums_floats + block_floats * alone
     shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
-    low, high = clamp(spec.activation)
+    low, high = clamp(spec.activation, spec.slope)
     make = partial(
         step,
         form.kernel,

@@ -30,22 +30,27 @@ class Activation(IntEnum):
     NONE = 0
     RELU = 1
     RELU6 = 2
-    LEAKY_RELU = 3
-    HARDSWISH = 4
-    HARDSIGMOID = 5
-    SIGMOID = 6
-    SILU = 7
-    GELU = 8
-    GELU_TANH = 9
-    TANH = 10
-    MISH = 11
+    AT_LEAST = 3
+    LEAKY_RELU = 4
+    HARDSWISH = 5
+    HARDSIGMOID = 6
+    SIGMOID = 7
+    SILU = 8
+    GELU = 9
+    GELU_TANH = 10
+    TANH = 11
+    MISH = 12
+
+
+LAST_CLAMP = Activation.AT_LEAST
+"""Activations up to this one are nothing but bounds, which a product applies to its sums."""
 
 
 def named(name: str) -> Activation:
     """The activation of this name, as torch's operators are given it.
 
     >>> named("gelu_tanh")
-    <Activation.GELU_TANH: 9>
+    <Activation.GELU_TANH: 10>
     """
     if name.upper() not in Activation.__members__:
         known = ", ".join(one.name.lower() for one in Activation)
@@ -56,27 +61,32 @@ def named(name: str) -> Activation:
 def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float] | None:
     """The number of an activation of torch's, and its slope, as kernels are given them.
 
-    None for one that they lack: of all hardtanhs they have the one that is relu6.
+    None for one that they lack: of all hardtanhs they have the one that is relu6, and those with a
+    lower bound alone, which stands in the place of the slope.
 
     >>> code_of("hardtanh", (0.0, 6.0)), code_of("leaky_relu", (0.2,)), code_of("hardtanh", (0, 1))
-    ((<Activation.RELU6: 2>, 0.0), (<Activation.LEAKY_RELU: 3>, 0.2), None)
+    ((<Activation.RELU6: 2>, 0.0), (<Activation.LEAKY_RELU: 4>, 0.2), None)
+    >>> code_of("hardtanh", (-0.5, math.inf))
+    (<Activation.AT_LEAST: 3>, -0.5)
     """
     if name == "hardtanh":
-        return (Activation.RELU6, 0.0) if tuple(numbers) == (0.0, 6.0) else None
+        if tuple(numbers) == (0.0, 6.0):
+            return Activation.RELU6, 0.0
+        return (Activation.AT_LEAST, numbers[0]) if numbers[1] == math.inf else None
     if name.upper() not in Activation.__members__:
         return None
     return Activation[name.upper()], (*numbers, 0.0)[0]
 
 
-def clamp(activation: Activation) -> tuple[float, float]:
+def clamp(activation: Activation, slope: float = 0.0) -> tuple[float, float]:
     """The bounds that a matrix product applies; none where the activation is more than that."""
-    infinity = float("inf")
-    low = 0.0 if activation in (Activation.RELU, Activation.RELU6) else -infinity
-    return low, 6.0 if activation is Activation.RELU6 else infinity
+    lows = {Activation.RELU: 0.0, Activation.RELU6: 0.0, Activation.AT_LEAST: float(slope)}
+    high = 6.0 if activation is Activation.RELU6 else math.inf
+    return lows.get(activation, -math.inf), high
 
 
 def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:
-    """The activation `code` of one vector; `slope` is leaky relu's, a float."""
+    """The activation `code` of one vector; `slope` is leaky relu's, or a lower bound, a float."""
     return emit_activations(e, [value], code, slope)[0]
 
 
@@ -97,19 +107,20 @@ def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Va
         keep([e.select(value < 0.0, value * factor, value) for value in values])
 
     e.branch(
-        code <= int(Activation.RELU6),
-        lambda: keep(_clamped(e, values, code)),
+        code <= int(LAST_CLAMP),
+        lambda: keep(_clamped(e, values, code, slope)),
         lambda: e.branch(code == int(Activation.LEAKY_RELU), leaky, curved),
     )
     return [variable.value for variable in results]
 
 
-def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
-    """None, relu and relu6 as one formula, of two instructions."""
+def _clamped(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
+    """None, relu, relu6 and any lower bound as one formula, of two instructions."""
     infinity = e.f32(float("inf"))
     relu6 = code == int(Activation.RELU6)
     clipped = relu6 | (code == int(Activation.RELU))
-    low = e.broadcast(e.select(clipped, e.f32(0.0), e.f32(float("-inf"))))
+    low = e.select(clipped, e.f32(0.0), e.f32(float("-inf")))
+    low = e.broadcast(e.select(code == int(Activation.AT_LEAST), slope, low))
     high = e.broadcast(e.select(relu6, e.f32(6.0), infinity))
     return [e.min(high, e.max(low, value)) for value in values]
 

@@ -77,11 +77,12 @@ def multiply_step(
     factor: View,
     y: View,
     *,
+    shift: Tensor | None = None,
     activation: Activation = Activation.NONE,
     slope: float = 0.01,
     residual: View | None = None,
 ) -> Step:
-    """activation(x * factor + residual).
+    """activation(x * factor + shift + residual), with a shift per channel.
 
     A factor of one pixel per image is squeeze-excite's; one of a single pixel is for all images.
     """
@@ -91,7 +92,7 @@ def multiply_step(
         "factor_pixel": factor.pixel,
         "shared_by": shared_by,
     }
-    shifted: dict[str, Argument] = {"shift": pad_channels(None, x.shape[1])}
+    shifted: dict[str, Argument] = {"shift": pad_channels(shift, x.shape[1])}
     return step(
         PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
     )

@@ -57,13 +57,23 @@ class Lines(NamedTuple):
     apart: Value
 
 
-def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value) -> None:
-    """Pack what some pixels see as [segment][chunk][pixel][width]."""
+class Rows(NamedTuple):
+    """The rows of a filter from `first` up to `last`."""
+
+    first: Value
+    last: Value
+
+
+def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows) -> None:
+    """Pack what some pixels see as [segment][chunk][pixel][width].
+
+    What lies under other rows of the filter is not touched; of volumes all rows must be packed.
+    """
     source = x + pixels.first * a.x_pixel
     e.branch(
         a.flat != 0,
         lambda: copy_rows(e, Lines(source, a.x_pixel), a.c, pixels.rows, into),
-        lambda: _pack_windows(e, a, x, pixels, into),
+        lambda: _pack_windows(e, a, x, pixels, into, rows),
     )
 
 
@@ -84,8 +94,8 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return emit_whole(e, a.segment)
 
 
-def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value) -> None:
-    packer = _Packer(e, a, pixels.rows)
+def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows) -> None:
+    packer = _Packer(e, a, pixels.rows, rows)
     # One division per tile, not several per pixel: those would cost more than a small window.
     line = pixels.first // a.out_w
     frame = line // a.out_h
@@ -141,6 +151,7 @@ class _Packer:
     e: Emitter
     a: Args
     rows: Value
+    taps: Rows
 
     def window(self, x: Value, pixel: _Pixel, to: Value) -> None:
         e, a = self.e, self.a
@@ -165,8 +176,8 @@ class _Packer:
         whole = count // e.width * e.width
         # All runs are equally long: what masks the last vector is computed once for all.
         mask, step = e.lanes(count - whole), self._run_floats() * self.rows
-        place = e.variable(here)
-        with e.range(0, a.t) as m, e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+        place = e.variable(self._first_place(here, step))
+        with e.range(0, a.t) as m, e.range(*self.taps) as i, e.range(0, a.s, a.run) as j:
             frame = source + m * a.dilation_d * self._frame_floats()
             run = frame + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
             to = place.value
@@ -180,8 +191,8 @@ class _Packer:
         """Copy of each run the taps that lie within the image, and zeros for the others."""
         e, a = self.e, self.a
         step = self._run_floats() * self.rows
-        place = e.variable(here)
-        with e.range(0, a.t) as m, e.range(0, a.r) as i, e.range(0, a.s, a.run) as j:
+        place = e.variable(self._first_place(here, step))
+        with e.range(0, a.t) as m, e.range(*self.taps) as i, e.range(0, a.s, a.run) as j:
             frame = window.front + m * a.dilation_d
             row, column = window.top + i * a.dilation_h, window.left + j * a.dilation_w
             run = window.source + m * a.dilation_d * self._frame_floats()
@@ -194,6 +205,11 @@ class _Packer:
             end = e.select(there, end, begin)
             self._run(_Part(run, to, begin, end))
             place.value = to + step
+
+    def _first_place(self, here: Value, step: Value) -> Value:
+        """Where the first of the runs goes that are packed."""
+        past: Value = self.taps.first * (self.a.s // self.a.run) * step
+        return here + past
 
     def _run(self, part: _Part) -> None:
         e, a = self.e, self.a

@@ -16,6 +16,7 @@ from ...graph.mended import (
     Cat,
     ChannelNorm,
     ChannelShuffle,
+    GlobalResponse,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -37,6 +38,7 @@ from ...kernels.layers.elementwise import (
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.layers.response import response_steps
 from ...kernels.layers.unit import unit_step
 from ...kernels.programs.builder import Buffer, Builder, Shape, four
 from ...kernels.tape.steps import Step, View
@@ -46,7 +48,7 @@ from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
 from ..specs import Layer
 from .pixels import (
-    Moved,
+    PixelMove,
     each_repeated,
     emit_joined,
     emit_moved,
@@ -166,6 +168,8 @@ class OperatorCall:
             return self._layer_norm()
         if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
             return self._group_norm()
+        if type(module) is GlobalResponse:
+            return None if module.last else self._response()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
             return lambda builder, constants, x: x
         return self._activation(of_module(module))
@@ -214,13 +218,14 @@ class OperatorCall:
             return self._of_pixels(padded(pad_arguments(self.module) or {}, shape))
         if self.name == "pad":
             given = bound(self.node, ("input", "pad", "mode", "value"))
+            given["pad"] = fx.node.map_arg(given.get("pad"), self.record.values.get)
             return self._of_pixels(padded(given, shape))
         if self.name == "flip":
             return self._of_pixels(flipped(_numbers(self.node), shape))
         given = bound(self.node, ("input", "repeats", "dim"))
         return self._of_pixels(each_repeated(given.get("repeats"), given.get("dim"), shape))
 
-    def _of_pixels(self, moved: Moved | None) -> Emit | None:
+    def _of_pixels(self, moved: PixelMove | None) -> Emit | None:
         shape, wanted = self._seen(0).shape, self._out.shape
         if moved is None or tuple(map(len, moved.sides))[5 - len(shape) :] != wanted[2:]:
             return None
@@ -330,6 +335,21 @@ class OperatorCall:
             pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
             means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
             builder.add(steps, x, pieces, means, y)
+            return y
+
+        return emit
+
+    def _response(self) -> Emit | None:
+        """Global response norm."""
+        shape, module = self._out.shape, self.module
+        n, c, h, w = shape
+        self.free = False
+        steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)
+
+        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+            pieces = builder.buffer((n * pieces_of(c, h * w), c))
+            factors, y = builder.buffer((n, c)), builder.buffer(shape)
+            builder.add(steps, x, pieces, factors, y)
             return y
 
         return emit
@@ -450,9 +470,11 @@ class OperatorCall:
         shape = self._seen(0).shape
         if len(shape) in (4, 5) and (moved := sliced(index, shape)) is not None:
             return self._of_pixels(moved)
-        if not isinstance(index, tuple) or len(index) != 2 or index[0] != slice(None):
+        if not isinstance(index, tuple) or len(index) < 2:
             return None
-        channels = index[1]
+        channels, others = index[1], (index[0], *index[2:])
+        if any(one != slice(None) for one in others):
+            return None
         if not isinstance(channels, slice) or channels.step not in (None, 1):
             return None
         if len(self._out.shape) == 3:

@@ -33,7 +33,7 @@ _MODES: dict[type[nn.Module], str] = {
 }
 
 
-class Moved(NamedTuple):
+class PixelMove(NamedTuple):
     """Where the frames, lines and columns of a result come from; `fill` where from nowhere."""
 
     sides: tuple[Tensor, Tensor, Tensor]
@@ -53,7 +53,7 @@ def pad_arguments(module: nn.Module) -> Given | None:
     return {"pad": module.padding, "mode": mode, "value": getattr(module, "value", None)}
 
 
-def padded(given: Given, shape: Shape) -> Moved | None:
+def padded(given: Given, shape: Shape) -> PixelMove | None:
     """`F.pad` of images or volumes that pads frames, lines and columns."""
     pad: Any = given.get("pad")
     mode, fill = given.get("mode", "constant"), given.get("value")
@@ -65,7 +65,7 @@ def padded(given: Given, shape: Shape) -> Moved | None:
     before, after = ends[4::-2], ends[5::-2]
     sides = zip(_sides(shape), before, after, strict=True)
     tables = [_padded(size, front, behind, mode) for size, front, behind in sides]
-    return Moved((tables[0], tables[1], tables[2]), float(fill or 0.0))
+    return PixelMove((tables[0], tables[1], tables[2]), float(fill or 0.0))
 
 
 def _padded(size: int, front: int, behind: int, mode: str) -> Tensor:
@@ -79,7 +79,7 @@ def _padded(size: int, front: int, behind: int, mode: str) -> Tensor:
     return torch.where((places >= 0) & (places < size), places, OUTSIDE)
 
 
-def sliced(index: Any, shape: Shape) -> Moved | None:
+def sliced(index: Any, shape: Shape) -> PixelMove | None:
     """`x[index]` where it takes some frames, lines or columns and all images and channels."""
     given = list(index) if isinstance(index, tuple) else [index]
     if Ellipsis in given:
@@ -96,7 +96,7 @@ def _is_plain(one: slice) -> bool:
     return not any(isinstance(end, fx.Node) for end in (one.start, one.stop, one.step))
 
 
-def repeated(sizes: Any, shape: Shape) -> Moved | None:
+def repeated(sizes: Any, shape: Shape) -> PixelMove | None:
     """`x.repeat(sizes)` of frames, lines and columns."""
     plain = isinstance(sizes, (tuple, list)) and all(type(one) is int for one in sizes)
     if not plain or len(sizes) != len(shape) or list(sizes[:2]) != [1, 1]:
@@ -104,7 +104,7 @@ def repeated(sizes: Any, shape: Shape) -> Moved | None:
     return _by_side(shape, lambda size, place: torch.arange(size).repeat(sizes[place]))
 
 
-def each_repeated(count: Any, dim: Any, shape: Shape) -> Moved | None:
+def each_repeated(count: Any, dim: Any, shape: Shape) -> PixelMove | None:
     """`x.repeat_interleave(count, dim)`: each frame, line or column so often in a row."""
     if type(count) is not int or type(dim) is not int or dim % len(shape) < 2:
         return None
@@ -115,7 +115,7 @@ def each_repeated(count: Any, dim: Any, shape: Shape) -> Moved | None:
     return _by_side(shape, table)
 
 
-def flipped(dims: Any, shape: Shape) -> Moved | None:
+def flipped(dims: Any, shape: Shape) -> PixelMove | None:
     """`x.flip(dims)` along frames, lines and columns."""
     if not isinstance(dims, (tuple, list)) or not all(type(dim) is int for dim in dims):
         return None
@@ -128,7 +128,7 @@ def flipped(dims: Any, shape: Shape) -> Moved | None:
     )
 
 
-def nearest(given: Given, shape: Shape, wanted: Shape) -> Moved | None:
+def nearest(given: Given, shape: Shape, wanted: Shape) -> PixelMove | None:
     """`F.interpolate` of volumes that takes the nearest pixel."""
     factor = None if given.get("recompute_scale_factor") else given.get("scale_factor")
     factors = factor if isinstance(factor, (tuple, list)) else (factor,) * 3
@@ -146,7 +146,7 @@ def nearest(given: Given, shape: Shape, wanted: Shape) -> Moved | None:
     return _by_side(shape, table)
 
 
-def joined(shapes: Sequence[Shape], dim: int) -> list[Moved]:
+def joined(shapes: Sequence[Shape], dim: int) -> list[PixelMove]:
     """`torch.cat` along frames, lines or columns: for each part, where it goes."""
     whole, found, first = sum(shape[dim] for shape in shapes), [], 0
     for shape in shapes:
@@ -161,7 +161,7 @@ def _one_of(table: Tensor, dim: int, size: int, place: int) -> Tensor:
     return table if place == dim else torch.arange(size)
 
 
-def emit_moved(moved: Moved, shape: Shape, wanted: Shape) -> Callable[..., Buffer]:
+def emit_moved(moved: PixelMove, shape: Shape, wanted: Shape) -> Callable[..., Buffer]:
     """Add the step on an input of this shape, whose result has the shape `wanted`."""
 
     def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
@@ -185,14 +185,14 @@ def emit_joined(shapes: Sequence[Shape], dim: int, wanted: Shape) -> Callable[..
     return emit
 
 
-def _by_side(shape: Shape, table: Callable[[int, int], Tensor]) -> Moved:
+def _by_side(shape: Shape, table: Callable[[int, int], Tensor]) -> PixelMove:
     """A table for each side, from its size and the number of its dimension."""
     first = len(shape) - 3
     sizes = zip(_sides(shape), range(first, first + 3), strict=True)
     frames, rows, columns = (
         table(size, place) if place > 1 else torch.arange(1) for size, place in sizes
     )
-    return Moved((frames, rows, columns))
+    return PixelMove((frames, rows, columns))
 
 
 def _sides(shape: Shape) -> tuple[int, int, int]:

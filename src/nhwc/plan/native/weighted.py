@@ -115,11 +115,27 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
         has_residual=spec.residual,
         has_bias=spec.bias,
         frames=seen,
-    ).folded()
-    part = frames.seen() if seen != frames else slice(None)
+    )
+    of_frames = frames.seen() if seen != frames else slice(None)
     if spec.groups == c and depth == 1 and c > 1:
-        return _depthwise(one, spec.output, part)
-    return tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(one))
+        return _depthwise(one.folded(), spec.output, of_frames)
+    part = (*[of_frames] * len(deep), *one.seen())
+    cut = one.without_unseen().folded()
+    found = tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
+    single = cut.h * cut.w * cut.r * cut.s == 1 and cut.frames == IMAGE and cut.groups == 1
+    return (*found, _of_one_pixel(spec.output, part, code, slope)) if single else found
+
+
+def _of_one_pixel(
+    shape: tuple[int, ...], part: tuple[slice, ...], code: Code, slope: float
+) -> Implementation:
+    """A convolution of images of one pixel, which waits for its weights as a linear layer does."""
+    step = one_step(shape, linear_step, activation=code, slope=slope)
+
+    def prepare(weight: Tensor, bias: Tensor | None) -> Constants:
+        return _of_filters(weight, part).flatten(1), bias
+
+    return ours("nhwc linear", step, prepare=prepare, copies=0.0)
 
 
 def _depthwise(one: ConvSpec, shape: tuple[int, ...], part: slice) -> tuple[Implementation, ...]:
@@ -163,9 +179,9 @@ def _of_copies(count: int, step: Emit) -> Emit:
 
 
 def _packed(
-    kernel: ConvKernel, shape: tuple[int, ...], frames: slice = slice(None)
+    kernel: ConvKernel, shape: tuple[int, ...], part: tuple[slice, ...] = ()
 ) -> Implementation:
-    """`kernel` as an implementation, which packs its weights first; of volumes some `frames`."""
+    """`kernel` as an implementation, which packs its weights first, of filters only a `part`."""
 
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
@@ -173,9 +189,14 @@ def _packed(
         return y
 
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-        seen = weight[:, :, frames] if weight.ndim == 5 else weight
-        return kernel.pack(seen.reshape(kernel.filters), bias)
+        return kernel.pack(_of_filters(weight, part).reshape(kernel.filters), bias)
 
     # Winograd's kernels hold each filter of 3x3 transformed.
     copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
     return ours(f"nhwc {kernel.name}", emit, prepare=pack, exact=kernel.exact, copies=copies)
+
+
+def _of_filters(weight: Tensor, part: tuple[slice, ...]) -> Tensor:
+    """A part of each filter, as slices of its last sides."""
+    index: Any = (..., *part)
+    return weight[index]
