@@ -52,7 +52,7 @@ class Tracer(fx.Tracer):
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
-        self._modes = _modes()
+        self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -233,7 +233,7 @@ class Tracer(fx.Tracer):
             # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
             self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
         result = super().create_proxy(kind, target, *args, **kwargs)
-        if _modes() != self._modes:
+        if modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")
         if kind != "placeholder" and self._may_be_none(result.node):
             self._check_none()
@@ -275,7 +275,7 @@ class Tracer(fx.Tracer):
             self.graph.erase_node(node)
 
 
-def _modes() -> tuple[object, ...]:
+def modes() -> tuple[object, ...]:
     """Return the global modes that a graph would not set: gradients and autocast."""
     kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
     return torch.is_grad_enabled(), *kinds
