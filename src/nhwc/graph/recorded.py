@@ -3,8 +3,8 @@
 Code gets real tensors here (torch's fake ones: shapes, types and devices, but no values), not
 values that stand for them as in `tracer`. So every question of Python's has its true answer:
 `type(x)`, `x is None`, what a dict holds, which hook runs. Each call of torch becomes a node. One
-that is given nothing that depends on the inputs runs with its values, which are those of every run.
-Code that asks for any other value is refused.
+that is given nothing that depends on the inputs has the same result in every run: it runs with its
+values, and the graph gets them as constants. Code that asks for any other value is refused.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ _IN_PLACE |= {"__idiv__": "div_", "__iand__": "bitwise_and_", "__ior__": "bitwis
 
 _SIGNS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 """Torch calls `x + y` by the name of the method."""
+
+_FILLED = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
+_FILLED |= {"new_full": None, "full_like": None}
+"""Their results follow from the type, shape and device of a tensor, and from a number."""
 
 _OF_VALUES = (
     fake_tensor.DataDependentOutputException,
@@ -117,6 +121,7 @@ class _Recorder(TorchFunctionMode):
         self._kept: list[Tensor] = []
         self._values: dict[fx.Node, Any] = {}
         self._constants: list[tuple[Tensor, int]] = []
+        self._made: set[int] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
         self._fakes = {id(p): self._fake.from_tensor(p) for p in root.parameters()}
 
@@ -200,9 +205,36 @@ class _Recorder(TorchFunctionMode):
             return self._run(function, args, kwargs)
         if modes() != self._modes:
             self._refuse("it runs parts in another precision, or with gradients")
+        given = tensors_of((args, kwargs))
+        if not any(map(self._is_unknown, given)):
+            return self._make(function, args, kwargs)
         if name == "__setitem__":
             return self._assign(*args)
+        if name in _FILLED:
+            return self._fill(name, function, args, kwargs)
         return self._called(self._call(function, args, kwargs), function, args, kwargs)
+
+    def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run what no input reaches; what it returns may become a constant."""
+        given = [(t, t._version) for t in tensors_of((args, kwargs)) if not t.is_inference()]
+        result = self._run(function, args, kwargs)
+        if any(t._version != version and id(t) not in self._made for t, version in given):
+            self._refuse("its forward writes into a tensor that it keeps")
+        for tensor in tensors_of(result):
+            if not any(tensor is one for one, _ in given):
+                self._made.add(id(tensor))
+                self._kept.append(tensor)
+        return result
+
+    def _fill(self, name: str, function: Any, args: Any, kwargs: Any) -> Tensor:
+        like = self._run(function, args, kwargs)
+        number = _FILLED[name]
+        if number is None:
+            number = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
+        if isinstance(number, Tensor):
+            return self._called(self._call(function, args, kwargs), function, args, kwargs)
+        made = {"size": like.shape, "fill_value": number, "dtype": like.dtype}
+        return self._make(torch.full, (), {**made, "device": like.device})
 
     def _called(self, node: fx.Node, function: Any, args: Any, kwargs: Any) -> Any:
         """Run what `node` stands for, on tensors without values if any argument has none."""
@@ -218,7 +250,7 @@ class _Recorder(TorchFunctionMode):
         if not tensors_of(result):
             if not written:
                 self.graph.erase_node(node)
-                if any(map(self._is_unknown, given)) and (result is not None or _is_read(node)):
+                if result is not None or node.target is getattr:
                     self._refuse(f"it asks for {_name(function)} of a traced value")
             return result
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
@@ -307,7 +339,7 @@ class _Recorder(TorchFunctionMode):
             setattr(self.root, name, tensor)
         if not tensor.is_inference():
             self._constants.append((tensor, tensor._version))
-        return self.graph.get_attr(name)
+        return self.graph.create_node("get_attr", name)
 
     def _argument(self, value: Any) -> Any:
         """`value` with nodes in the place of tensors, as a graph holds it."""
@@ -362,35 +394,35 @@ class _Recorder(TorchFunctionMode):
         nodes = [n for n in tree_leaves(written_into(node)) if isinstance(n, fx.Node)]
         found = [t for t in given if self._places.get(id(t)) in nodes]
         for tensor in found:
-            self._check_write(tensor, any(map(self._is_unknown, given)))
+            self._check_write(tensor)
+            place = self._places[id(tensor)]
+            if place.op == "get_attr":
+                # Every run writes into a copy of the constant.
+                with self.graph.inserting_before(node):
+                    node.replace_input_with(place, self.graph.call_method("clone", (place,)))
         return found
 
-    def _check_write(self, tensor: Tensor, by_unknown: bool) -> None:
+    def _check_write(self, tensor: Tensor) -> None:
         """Refuse a write into what outlasts the call; forget the value of what is written to."""
         if isinstance(tensor, FakeTensor):
             return
-        place = self._places.get(id(tensor))
-        if place is None or (isinstance(place, fx.Node) and place.op == "get_attr"):
+        if id(tensor) not in self._made:
             self._refuse("its forward writes into a tensor that it keeps")
-        if by_unknown and id(tensor) not in self._fakes:
+        if id(tensor) not in self._fakes:
             own = tensor.untyped_storage().data_ptr()
-            real = [t for t in self._kept if not isinstance(t, FakeTensor) and t is not tensor]
-            if any(t.untyped_storage().data_ptr() == own for t in real):
+            others = [t for t in self._kept if t is not tensor and not isinstance(t, FakeTensor)]
+            if any(t.untyped_storage().data_ptr() == own for t in others):
                 self._refuse("it writes a traced value into a tensor that it made")
             self._fakes[id(tensor)] = self._fake.from_tensor(tensor)
 
     def _assign(self, tensor: Tensor, key: Any, value: Any) -> None:
         """Record `tensor[key] = value` as a new value: graphs that write are hard to rewrite."""
-        place = self._node_of(tensor)
-        by_unknown = any(map(self._is_unknown, tensors_of((tensor, key, value))))
-        self._check_write(tensor, by_unknown)
         tracer = fx.proxy.GraphAppendingTracer(self.graph)
-        key_, value_ = tree_map_only(
-            Tensor, lambda t: fx.Proxy(self._node_of(t), tracer), (key, value)
+        before, key, value = tree_map_only(
+            Tensor, lambda t: fx.Proxy(self._node_of(t), tracer), (tensor, key, value)
         )
-        if not by_unknown:
-            self._run(Tensor.__setitem__, (tensor, key, value), {})
-        self._places[id(tensor)] = assigned(fx.Proxy(place, tracer), key_, value_)
+        self._check_write(tensor)
+        self._places[id(tensor)] = assigned(before, key, value)
 
 
 def _is_followed(module: nn.Module) -> bool:
@@ -406,7 +438,3 @@ def _sign(name: str) -> Any:
     if name in _SIGNS:
         return _SIGNS[name]
     return getattr(operator, name, None) if name.startswith("__") else None
-
-
-def _is_read(node: fx.Node) -> bool:
-    return node.target is getattr
