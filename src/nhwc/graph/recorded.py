@@ -80,6 +80,7 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
         state.check()
         recorder.output(result)
         check_writes(recorder.graph)
+        recorder.clean()
     except Exception:
         state.restore()
         raise
@@ -127,11 +128,11 @@ class _Recorder(TorchFunctionMode):
 
     def placeholders(self, inputs: Sequence[Any]) -> list[Any]:
         """Make a node for each argument that is given, and return what to run on."""
-        given = inspect.signature(self.root.forward).bind(*inputs)
         values: list[Any] = []
-        for name, value in given.arguments.items():
-            node = self.graph.placeholder(name)
-            if isinstance(value, Tensor):
+        for name, value in zip(_names_of(self.root, len(inputs)), inputs, strict=True):
+            tensor = isinstance(value, Tensor)
+            node = self.graph.placeholder(name, type_expr=Tensor if tensor else None)
+            if tensor:
                 value = self._fake.from_tensor(value)
             elif not isinstance(value, int | float | bool | str | type(None)):
                 raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
@@ -140,8 +141,10 @@ class _Recorder(TorchFunctionMode):
         return values
 
     def output(self, result: Any) -> None:
-        """End the graph, without nodes whose value the code only looked at."""
         self.graph.output(self._argument(result))
+
+    def clean(self) -> None:
+        """Take away nodes whose value the code only looked at."""
         for node in reversed(list(self.graph.nodes)):
             acts = node.op in ("placeholder", "output") or node.target in self.opaque
             if not node.users and not acts and written_into(node) is None:
@@ -208,6 +211,8 @@ class _Recorder(TorchFunctionMode):
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
             return self._make(function, args, kwargs)
+        if name in ("numpy", "__array__", "__dlpack__"):
+            self._refuse("it asks for the numbers of a traced value")
         if name == "__setitem__":
             return self._assign(*args)
         if name in _FILLED:
@@ -423,6 +428,15 @@ class _Recorder(TorchFunctionMode):
         )
         self._check_write(tensor)
         self._places[id(tensor)] = assigned(before, key, value)
+
+
+def _names_of(root: nn.Module, count: int) -> list[str]:
+    """Names for `count` arguments in their order, those in `*args` among them."""
+    parameters = inspect.signature(root.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [one.name for one in parameters if one.kind in positional]
+    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "more")
+    return [*names, *(f"{rest}_{number}" for number in range(count - len(names)))][:count]
 
 
 def _is_followed(module: nn.Module) -> bool:

@@ -70,7 +70,6 @@ def capture_sized(
                 except Exception:
                     raise error from None
         give_copies(traced)
-        name_placeholders(traced, root)
         result = graph_module(traced, root, type(graph).__name__)
         return unwrap_layers(result, root), opaque
 
@@ -83,6 +82,7 @@ def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict
     tracer.check_constants()
     state.check()
     spare_writes(traced, tracer.as_wide)
+    name_placeholders(traced, root)
     return traced, tracer.opaque
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from .arguments import fields_of
 from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
@@ -219,6 +220,9 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
+        fields = fields_of(a) if isinstance(a, dict) else None
+        if fields is not None:
+            return self.create_node("call_function", type(a), (), super().create_arg(fields))
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
