@@ -296,7 +296,15 @@ class _Recorder(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         known = self._fakes.get(id(tensor))
-        return self._fake.from_tensor(tensor) if known is None else known
+        return self._copied(tensor) if known is None else known
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """A tensor without values like this one; how torch makes it is not to be recorded."""
+        before, self._quiet = self._quiet, True
+        try:
+            return self._fake.from_tensor(tensor)
+        finally:
+            self._quiet = before
 
     def _refuse(self, reason: str) -> NoReturn:
         """Stop the recording, even if the user's code catches the error that this raises."""
@@ -418,7 +426,7 @@ class _Recorder(TorchFunctionMode):
             others = [t for t in self._kept if t is not tensor and not isinstance(t, FakeTensor)]
             if any(t.untyped_storage().data_ptr() == own for t in others):
                 self._refuse("it writes a traced value into a tensor that it made")
-            self._fakes[id(tensor)] = self._fake.from_tensor(tensor)
+            self._fakes[id(tensor)] = self._copied(tensor)
 
     def _assign(self, tensor: Tensor, key: Any, value: Any) -> None:
         """Record `tensor[key] = value` as a new value: graphs that write are hard to rewrite."""
