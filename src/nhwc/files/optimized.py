@@ -78,9 +78,9 @@ def _with_plain_dicts(graph: fx.GraphModule) -> fx.GraphModule:
     result = fx.GraphModule(graph, renamed(graph.graph), graph._get_name())
     for node in filter(is_made, list(result.graph.nodes)):
         for user in list(node.users):
-            user.args, user.kwargs = fx.node.map_arg(
-                (user.args, user.kwargs), lambda n, node=node: dict(node.kwargs) if n is node else n
-            )
+            held: dict[fx.Node, Any] = {n: n for n in user.all_input_nodes}
+            held[node] = dict(node.kwargs)
+            user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), held.__getitem__)
         result.graph.erase_node(node)
     result.recompile()
     return result

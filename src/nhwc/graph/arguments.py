@@ -53,7 +53,7 @@ def fields_of(value: object) -> dict[str, Any] | None:
     >>> fields_of({"a": 1}) is None
     True
     """
-    kind = type(value)
+    kind: Any = type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, dict | type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if not isinstance(value, dict) or kind in (dict, OrderedDict, defaultdict):

@@ -50,7 +50,7 @@ _IN_PLACE |= {"__idiv__": "div_", "__iand__": "bitwise_and_", "__ior__": "bitwis
 _SIGNS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 """Torch calls `x + y` by the name of the method."""
 
-_FILLED = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
+_FILLED: dict[str, int | None] = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 _FILLED |= {"new_full": None, "full_like": None}
 """Their results follow from the type, shape and device of a tensor, and from a number."""
 
@@ -61,8 +61,10 @@ _OF_VALUES = (
     fake_tensor.UnsupportedOperatorException,
 )
 
-_PLAIN = (str, bool, int, float, complex, type(None), type(Ellipsis))
-_PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    *(str, bool, int, float, complex, type(None), type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
 def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
@@ -124,7 +126,8 @@ class _Recorder(TorchFunctionMode):
         self._constants: list[tuple[Tensor, int]] = []
         self._made: set[int] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
-        self._fakes = {id(p): self._fake.from_tensor(p) for p in root.parameters()}
+        self._fakes: dict[int, Tensor] = {}
+        self._fakes |= {id(p): self._fake.from_tensor(p) for p in root.parameters()}
 
     def placeholders(self, inputs: Sequence[Any]) -> list[Any]:
         """Make a node for each argument that is given, and return what to run on."""
@@ -231,7 +234,7 @@ class _Recorder(TorchFunctionMode):
                 self._kept.append(tensor)
         return result
 
-    def _fill(self, name: str, function: Any, args: Any, kwargs: Any) -> Tensor:
+    def _fill(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
         like = self._run(function, args, kwargs)
         number = _FILLED[name]
         if number is None:

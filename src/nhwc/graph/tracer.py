@@ -222,7 +222,8 @@ class Tracer(fx.Tracer):
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
         fields = fields_of(a) if isinstance(a, dict) else None
         if fields is not None:
-            return self.create_node("call_function", type(a), (), super().create_arg(fields))
+            held: Any = super().create_arg(fields)
+            return self.create_node("call_function", type(a), (), held)
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
