@@ -310,3 +310,11 @@ def test_a_hook_of_the_users_fires_in_every_call():
     del seen[:]
     fast(x)
     assert len(seen) == 1
+
+
+def test_results_of_autograd_kept_in_a_dict_are_copied():
+    model = woken(Detector)
+    model.tables = {"cpu": [model.head.convs["far"].weight * 2]}
+    assert not capture(model).module.training
+    with torch.no_grad():
+        close(nhwc.fuse(model)(image())[0], model(image())[0])
