@@ -5,7 +5,14 @@ from __future__ import annotations
 from nhwc import Format
 from nhwc._audit import Audit
 from nhwc._audit.findings import Finding
-from nhwc._optimize.report import KernelTime, LayerReport, OptimizeReport, PlanReport, WholeTime
+from nhwc._optimize.report import (
+    Fallback,
+    KernelTime,
+    LayerReport,
+    OptimizeReport,
+    PlanReport,
+    WholeTime,
+)
 from nhwc.graph.report import Opaque, PassReport, Site
 from nhwc.machine.timing import Comparison, Samples
 from nhwc.verify import Check, Verification
@@ -61,6 +68,11 @@ def optimized() -> OptimizeReport:
         LayerReport("stem", "conv2d 3x3 s2 p1 w8x3", ours, (ours, torchs), "settled"),
         LayerReport("head", "linear 8 w10", torchs, (torchs, ours), "open"),
     )
+    left = (
+        Fallback("linear", ("head",), 3e-3, 0.72, "torch's kernel was the fastest of 2"),
+        Fallback("grid_sample", ("warp", "warp_1", "warp_2"), 1e-3, 0.24, "no kernel of ours"),
+        Fallback("view", ("view",), 1e-6, 0.0, "no kernel of ours"),
+    )
     folding = PassReport(
         "fold_bn_into_conv",
         (
@@ -78,7 +90,7 @@ def optimized() -> OptimizeReport:
     }
     plan = PlanReport(
         ("2x3x8x16 float32",), layers, 1, 3, renewed=1, layers_s=1e-3,
-        wholes=(WholeTime(5e-3, 2, False), WholeTime(4e-3, 2, True)),
+        wholes=(WholeTime(5e-3, 2, False), WholeTime(4e-3, 2, True)), fallbacks=left,
     )  # fmt: skip
     verified, sizes = Verification(checks, True), plan.inputs
     return OptimizeReport("net", sizes, False, "plan", "", (folding, idle), (opaque,), (plan,),

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..machine.timing import Comparison, Samples, interleave
+from ..models.preserve import preserved
 from ..plan.ledger import is_time
 from ..verify import cloned
 from .report import much_slower
@@ -41,6 +42,12 @@ def take_turns(
     turns count.
     """
     task.say(f"timing the {stage}")
+    # What a call keeps would be there in the next run of the model, which is a comparison.
+    with preserved(task.model):
+        return _taken(task, stage, module, key, layers_s)
+
+
+def _taken(task: OptimizeTask, stage: str, module: nn.Module, key: str, layers_s: float) -> Turns:
     known, earlier = task.ledger.get(key), None
     if _are_pairs(known):
         before, after = (Samples(tuple(seconds)) for seconds in known)

@@ -13,6 +13,7 @@ from ..models.preserve import preserved
 from ..optimized import Optimized, Served, describe, served
 from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.implementation import Timed
+from .fallbacks import fallbacks
 from .inner import inner_graphs, put, twin, uses
 from .report import KernelTime, LayerReport, PlanReport, WholeTime
 from .sizes import Sized
@@ -140,8 +141,11 @@ def _plan(
                 raise Unplannable("no kernel is faster than torch's on what it is given")
     except Unplannable as error:
         return None, Told(PlanReport(shapes, (), 0, 0, str(error), part))
+    with preserved(graph):
+        left = fallbacks(plan, graph, inputs)
+    report = replace(_report(plan, shapes, part), fallbacks=left)
     found = served(plan, graph, inputs)
-    return found, Told(_report(plan, shapes, part), tuple(plan.words), found.weights)
+    return found, Told(report, tuple(plan.words), found.weights)
 
 
 def _report(plan: Plan, shapes: tuple[str, ...], part: str) -> PlanReport:

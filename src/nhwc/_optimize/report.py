@@ -79,6 +79,21 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """An operator that a plan leaves to torch: where, what that takes, and why.
+
+    `seconds` is the sum over `places`, each timed in its place in a call; `share` is that of all
+    steps of a call.
+    """
+
+    operator: str
+    places: tuple[str, ...]
+    seconds: float
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class PlanReport:
     """The plan for one set of input shapes, or why there is none.
 
@@ -87,7 +102,8 @@ class PlanReport:
     insides are among `layers`, and `passes` reports what the passes did in them. `layers_s` is what
     layers, and conversions between them, take when each is timed alone; `measured` counts what was
     timed for the first time, `renewed` what was timed again because it was not settled. `wholes`
-    are the choices that were timed as whole programs, the one of the least sum first.
+    are the choices that were timed as whole programs, the one of the least sum first. `fallbacks`
+    is what is left to torch, the most costly first.
     """
 
     inputs: tuple[str, ...]
@@ -101,6 +117,7 @@ class PlanReport:
     renewed: int = 0
     layers_s: float = 0.0
     wholes: tuple[WholeTime, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
     @property
     def planned(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from ..graph.layers import Spread
 from ..graph.report import Opaque, PassReport
 from ..graph.sized import capture_sized, closed_functions
 from ..passes import Pass
@@ -43,9 +44,8 @@ def for_sizes(
     except Exception:
         # The report has the reasons already, for each opaque part.
         return None
-    # A model that is opaque as a whole is called `model` by the graph around it.
-    whole = any(not part.path for part in opaque)
-    shut = [path.removeprefix("model").lstrip(".") if whole else path for path in closed]
+    around = _path_of_whole(graph) if any(not part.path for part in opaque) else ""
+    shut = [path.removeprefix(around).lstrip(".") for path in closed]
     opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
     opened += functions
     if not opened:
@@ -54,6 +54,11 @@ def for_sizes(
     for parameter in sized.parameters():
         parameter.requires_grad_(False)
     return Sized(sized, opened, reports)
+
+
+def _path_of_whole(graph: fx.GraphModule) -> str:
+    """The path at which `graph` calls a model that is opaque as a whole."""
+    return "model.module" if isinstance(graph.model, Spread) else "model"
 
 
 def _within(path: str, other: str) -> bool:

@@ -46,8 +46,9 @@ def save(model: nn.Module, path: str | Path) -> None:
 
     Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
     return. If only a graph for the shapes of the example could be captured, the file holds that one
-    and the loaded model refuses other shapes. The choice of kernels is not saved: it holds for one
-    machine only.
+    and the loaded model refuses other shapes. A dict of a class of your own, like the outputs of
+    transformers, comes back from the file as a plain one. The choice of kernels is not saved: it
+    holds for one machine only.
     """
     recipes: tuple[PlanRecipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
@@ -64,13 +65,33 @@ def save(model: nn.Module, path: str | Path) -> None:
             f"{_EXAMPLES}. Optimize it for fewer."
         )
     try:
-        header, tensors = dump(graph)
+        header, tensors = dump(_with_plain_dicts(graph))
     except InputError as error:
-        header, tensors = dump(_for_sizes(graph, examples, recipes, error))
+        sized = _for_sizes(graph, examples, recipes, error)
+        header, tensors = dump(_with_plain_dicts(sized))
     _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact}
     write(Path(path), header, tensors)
     unread(tensors)
+
+
+def _with_plain_dicts(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph without the user's kinds of dict, since a file holds no code of theirs."""
+
+    def is_made(node: fx.Node) -> bool:
+        return isinstance(node.target, type) and issubclass(node.target, dict)
+
+    if not any(map(is_made, graph.graph.nodes)):
+        return graph
+    result = fx.GraphModule(graph, renamed(graph.graph), graph._get_name())
+    for node in filter(is_made, list(result.graph.nodes)):
+        for user in list(node.users):
+            held: dict[fx.Node, Any] = {n: n for n in user.all_input_nodes}
+            held[node] = dict(node.kwargs)
+            user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), held.__getitem__)
+        result.graph.erase_node(node)
+    result.recompile()
+    return result
 
 
 def _check_readable(header: dict[str, Any], tensors: list[Tensor]) -> None:

@@ -6,11 +6,12 @@ import copy
 import types
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ..errors import InputError, is_out_of_memory
 from ..machine.host_memory import apart
 from ..models.preserve import copy_as_is
+from ..models.trees import tensors_of
 from .leaves import HOOKS
 
 
@@ -38,8 +39,9 @@ def own_copy(model: nn.Module) -> nn.Module:
             copied = apart(parameter.detach())
             memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
     for module in model.modules():
-        for value in (*vars(module).values(), *module._buffers.values()):
-            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+        # Code may keep results in a list or a dict: a table of positions, say.
+        for value in tensors_of(vars(module)):
+            if value.requires_grad and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
         result = copy_as_is(model, memo)

@@ -36,13 +36,29 @@ def is_frozen_batch_norm(module: nn.Module) -> bool:
     return definer(type(module), "forward") is misc.FrozenBatchNorm2d
 
 
+_HOOKED = "it has hooks, which a graph of its inside would not call"
+
+
 def opaque_by_nature(module: nn.Module) -> str | None:
     """Say why no graph may replace the inside of `module`, whatever its code; None if it may."""
     if isinstance(module, jit.ScriptModule):
         return "it is a TorchScript module"
     if any(vars(module).get(kind) for kind in HOOKS):
-        return "it has hooks, which a graph of its inside would not call"
+        return _HOOKED
     return None
+
+
+def watched_from_outside(module: nn.Module) -> str | None:
+    """As `opaque_by_nature`, for a recording, which sees what a model's own hooks do."""
+    if any(_is_of_library(hook) for hook in hooks_of(module)):
+        hooks = [hook for hook in hooks_of(module) if not _is_of_library(hook)]
+        return _HOOKED if hooks else None
+    return opaque_by_nature(module)
+
+
+def _is_of_library(hook: Any) -> bool:
+    """Whether the model itself set this hook in its first call: transformers' collect features."""
+    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
 
 
 def watchers(module: nn.Module) -> tuple[int, ...]:

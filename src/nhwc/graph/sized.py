@@ -17,27 +17,25 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..errors import is_out_of_memory
 from ..models.preserve import preserved, undrawn
 from ..verify import cloned
 from .arguments import name_placeholders
 from .asked import asking
 from .captured import give_copies, graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
+from .recorded import MOST, record_run, spare_writes
 from .report import Opaque
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
-from .traced import Attribute, TracedValue, check_writes, seen_later
+from .traced import Attribute, TracedValue, check_writes
 from .tracer import Tracer
-from .writes import written_into
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
 
 _FILLED = ("new_zeros", "new_ones", "new_full")
 """Methods whose result depends only on the type and device of the tensor."""
 _full = torch.full  # While a trace runs, `torch.full` is a wrapper.
-
-_MOST = 5000
-"""The most nodes that a graph may have: tracing a loop over pixels would take minutes."""
 
 
 def capture_sized(
@@ -60,18 +58,32 @@ def capture_sized(
         graph(*cloned(inputs))
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
-        tracer, state = _Sized(root, inputs), State(root)
         with undrawn(), _without_nested():
-            traced = tracer.trace(root, tracer.fixed)
-        tracer.check_refusal()
-        check_writes(traced)
-        tracer.check_constants()
-        state.check()
-        tracer.spare_writes()
+            try:
+                traced, opaque = record_run(root, inputs)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                # Around parts that decide by values, what they return stays unknown.
+                try:
+                    traced, opaque = _traced(root, inputs)
+                except Exception:
+                    raise error from None
         give_copies(traced)
-        name_placeholders(traced, root)
         result = graph_module(traced, root, type(graph).__name__)
-        return unwrap_layers(result, root), tracer.opaque
+        return unwrap_layers(result, root), opaque
+
+
+def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+    tracer, state = _Sized(root, inputs), State(root)
+    traced = tracer.trace(root, tracer.fixed)
+    tracer.check_refusal()
+    check_writes(traced)
+    tracer.check_constants()
+    state.check()
+    spare_writes(traced, tracer.as_wide)
+    name_placeholders(traced, root)
+    return traced, tracer.opaque
 
 
 def closed_functions(graph: fx.Graph) -> tuple[Opaque, ...]:
@@ -126,8 +138,8 @@ class _Sized(Tracer):
         return self._seen[node]
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(self.graph.nodes) > _MOST:
-            raise fx.proxy.TraceError(f"it makes more than {_MOST} calls for these sizes")
+        if len(self.graph.nodes) > MOST:
+            raise fx.proxy.TraceError(f"it makes more than {MOST} calls for these sizes")
         given, named, *rest = args
         if kind == "call_method" and target in _FILLED and not named:
             filled = self._constant(target, *given)
@@ -183,17 +195,7 @@ class _Sized(Tracer):
     def _may_be_none(self, node: fx.Node) -> bool:
         return node not in self._seen and super()._may_be_none(node)
 
-    def spare_writes(self) -> None:
-        """Turn `x.add_(y)` into `x.add(y)` where nothing else sees x: plans need pure graphs."""
-        nodes = list(self.graph.nodes)
-        order = {node: place for place, node in enumerate(nodes)}
-        methods = [n for n in nodes if n.op == "call_method" and written_into(n)]
-        for node in [n for n in methods if not seen_later(n, order)]:
-            function = getattr(Tensor, str(node.target).removesuffix("_"), None)
-            if function is not None and self._same(node, function):
-                node.target = str(node.target).removesuffix("_")
-
-    def _same(self, node: fx.Node, function: Any) -> bool:
+    def as_wide(self, node: fx.Node, function: Any) -> bool:
         """Whether the out-of-place result has the type and shape of the written tensor."""
         try:
             args, kwargs = self._arguments(node)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from .arguments import fields_of
 from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
@@ -52,7 +53,7 @@ class Tracer(fx.Tracer):
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
-        self._modes = _modes()
+        self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -219,6 +220,10 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
+        fields = fields_of(a) if isinstance(a, dict) else None
+        if fields is not None:
+            held: Any = super().create_arg(fields)
+            return self.create_node("call_function", type(a), (), held)
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
@@ -233,7 +238,7 @@ class Tracer(fx.Tracer):
             # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
             self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
         result = super().create_proxy(kind, target, *args, **kwargs)
-        if _modes() != self._modes:
+        if modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")
         if kind != "placeholder" and self._may_be_none(result.node):
             self._check_none()
@@ -275,7 +280,7 @@ class Tracer(fx.Tracer):
             self.graph.erase_node(node)
 
 
-def _modes() -> tuple[object, ...]:
+def modes() -> tuple[object, ...]:
     """Return the global modes that a graph would not set: gradients and autocast."""
     kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
     return torch.is_grad_enabled(), *kinds

@@ -94,8 +94,13 @@ class Optimized(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if isinstance(inputs, fx.Proxy):
             return self.portable(*_unpacked(inputs, self.portable))
-        if named or is_observed():
+        if is_observed():
             return self.portable(*inputs, **named)
+        if named:
+            placed = _placed(inputs, named, self.portable)
+            if placed is None:
+                return self.portable(*inputs, **named)
+            inputs, named = placed, {}
         check_threads()
         # The stamp is read first: another thread may put in a new one, with new programs.
         stamp = self._stamp
@@ -263,6 +268,14 @@ class Optimized(nn.Module):
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
         return f"planned for {'; '.join(shapes) or 'nothing'}"
+
+
+def _placed(
+    inputs: tuple[Any, ...], named: Mapping[str, Any], graph: nn.Module
+) -> tuple[Any, ...] | None:
+    """All arguments in their order, as plans know them; None if some between them are left out."""
+    names = list(inspect.signature(graph.forward).parameters)[len(inputs) :][: len(named)]
+    return (*inputs, *(named[name] for name in names)) if {*names} == {*named} else None
 
 
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:

@@ -16,6 +16,12 @@ _STAGES = {
 }
 
 
+_WORTH_TELLING = 0.01
+"""A share of a call from which on an operator of torch's is named."""
+
+_MOST_FALLBACKS = 8
+
+
 def optimize_text(report: OptimizeReport, name: str, *, color: bool = False) -> str:
     """Render the verdict, the passes, the layers by kernel, the errors and the times."""
     head = wrap(f"{name}  {', '.join(report.inputs)}  {report.environment}", "", "  ")
@@ -112,9 +118,30 @@ def _plan(plan: PlanReport) -> list[str]:
         kinds = Counter(layer.what.split(" ")[0].split("(")[0] for layer in layers)
         shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
         lines.append(f"  {kernel:<{wide}}{milliseconds(_seconds(layers)):>9}  {shown}")
+    lines += _fallbacks(plan)
     lines.append("  slowest layers:")
     for layer in sorted(plan.layers, key=lambda layer: -layer.chosen.seconds)[:5]:
         lines.append(f"    {milliseconds(layer.chosen.seconds):>8}  {layer.name}: {_layer(layer)}")
+    return lines
+
+
+def _fallbacks(plan: PlanReport) -> list[str]:
+    """List what torch computes, the most costly first; what takes next to nothing is counted."""
+    shown = [one for one in plan.fallbacks if one.share >= _WORTH_TELLING][:_MOST_FALLBACKS]
+    if not shown:
+        return []
+    lines = ["  left to torch, the most costly first:"]
+    for one in shown:
+        cost = f"{milliseconds(one.seconds):>8} {one.share:>4.0%}"
+        lines.append(
+            wrap(
+                f"{cost}  {one.operator} ({some(list(one.places))}): {one.reason}", "    ", 8 * " "
+            )
+        )
+    rest = plan.fallbacks[len(shown) :]
+    if rest:
+        took = milliseconds(sum(one.seconds for one in rest))
+        lines.append(f"    {took:>8}       {plural(len(rest), 'other operator')}")
     return lines
 
 

@@ -96,7 +96,19 @@ function drawPlan(plan) {
   legend.append(make("span", {}, `${plural(plan.conversions, "conversion")} between layouts`), make("span", {}, (plan.measured ? `${plan.measured} entries measured` : "all times remembered") + (plan.renewed ? `, ${plan.renewed} measured again` : "")));
   part.append(strip, legend);
   if (plan.sureness) part.append(make("p", { class: "soft" }, ...prose(plan.sureness)));
+  drawFallbacks(plan);
   part.append(layerTable(plan, rows));
+}
+
+/** What torch computes, the most costly first. */
+function drawFallbacks(plan) {
+  const rows = plan.fallbacks.filter((one) => one.share >= 0.01).map((one) => make("tr", {},
+    make("td", { class: "number" }, ms(one.seconds)), make("td", { class: "number" }, `${(one.share * 100).toFixed(0)} %`),
+    make("td", { class: "mono" }, one.operator), make("td", { class: "mono soft wide", title: one.places.join(", ") }, one.places.length > 1 ? `${one.places[0]} and ${one.places.length - 1} more` : one.places[0]),
+    make("td", { class: "wide" }, ...prose(one.reason))));
+  if (!rows.length) return;
+  const head = make("tr", {}, ...["time", "of a call", "left to torch", "where", "why"].map((text, index) => make("th", { class: index > 2 && "wide" }, text)));
+  $("#plans").append(make("div", { class: "card scroll fallbacks" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
 }
 
 function forTheseSizes(plan) {
