@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from nhwc.graph.mended import SpelledAttention
@@ -41,7 +42,7 @@ class Plain(Spelled):
         return q.matmul(k.mT)
 
     def weights(self, scores):
-        return torch.softmax(scores, -1)
+        return F.softmax(scores, dim=-1, _stacklevel=3, dtype=None)
 
 
 def parts(*shape):

@@ -74,7 +74,9 @@ def _is_softmax(node: fx.Node) -> bool:
     if node.target not in _SOFTMAXES:
         return False
     given = named_arguments(node, ("input", "dim"))
-    return given.get("dim") == -1 and given.keys() <= {"input", "dim", "_stacklevel"}
+    # torch's own function hands on all its arguments.
+    known = given.keys() <= {"input", "dim", "_stacklevel", "dtype"} and given.get("dtype") is None
+    return given.get("dim") == -1 and known
 
 
 def _mixing(softmax: fx.Node) -> fx.Node | None:
