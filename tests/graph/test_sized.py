@@ -7,6 +7,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -190,6 +191,10 @@ def shaken(self, x):
     return self.norm(self.conv(x)) * (random.random() if x.shape[0] else 1)
 
 
+def rolled(self, x):
+    return self.norm(self.conv(x)) * (float(numpy.random.rand()) if x.shape[0] else 1)
+
+
 def counting(self, x):
     self.calls += x.shape[0]
     return self.norm(self.conv(x)) * self.calls
@@ -200,7 +205,7 @@ def strided(self, x):
 
 
 VALUED = [by_value, counted, found, picked, item, listed, distinct, weight_value, drawn, shaken]
-VALUED += [counting, strided]
+VALUED += [rolled, counting, strided]
 
 
 def opened(model, *inputs):

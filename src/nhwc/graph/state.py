@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, jit, nn
 
+from ..models.preserve import drawn_so_far
 from ..models.trees import versions_of
 from .traced import CONSTANT
 
@@ -24,7 +23,7 @@ class State:
         self.slots = {**module._parameters, **module._buffers}
         self.versions = versions_of(_tensors(module))
         self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
-        self.random = torch.get_rng_state(), random.getstate()
+        self.drawn = drawn_so_far()
 
     def check(self) -> None:
         for part, before in self.attributes:
@@ -42,8 +41,7 @@ class State:
             raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
         if self.versions != versions_of(_tensors(self.module)):
             raise fx.proxy.TraceError("its forward writes into a parameter or buffer")
-        state, plain = torch.get_rng_state(), random.getstate()
-        if plain != self.random[1] or not torch.equal(state, self.random[0]):
+        if drawn_so_far() != self.drawn:
             raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
 
     def _name_of(self, part: nn.Module) -> str:

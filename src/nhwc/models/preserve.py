@@ -86,6 +86,14 @@ def undrawn(devices: list[int] | None = None) -> Iterator[None]:
                 numpy.set_state(drawn)
 
 
+def drawn_so_far() -> tuple[Any, ...]:
+    """What changes whenever torch's, Python's or numpy's generator is asked, to be compared."""
+    numpy = sys.modules.get("numpy.random")
+    state = {} if numpy is None else numpy.get_state(legacy=False)["state"]
+    words = [one.tolist() if hasattr(one, "tolist") else one for one in state.values()]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), words
+
+
 def _remember_parameter(parameter: nn.Parameter) -> _Restore:
     grad, wanted = parameter.grad, parameter.requires_grad
     restores = [_remember_place(parameter)]
