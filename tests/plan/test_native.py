@@ -104,7 +104,7 @@ OPERATORS = {
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
     "pad": lambda x: F.pad(x, (1, 2), value=-1),
     "ReflectionPad2d": nn.ReflectionPad2d((2, 1, 0, 3)),
-    "lines": lambda x: x[..., 1:, :-1],
+    "lines": lambda x: x[..., 1:, :-1].relu(),
     "cat of lines": lambda x: torch.cat([x, x.relu()], dim=2),
     "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),
     "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d((3, 2)),
@@ -116,9 +116,9 @@ OPERATORS = {
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3), keepdim=True),
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
-    "flatten": lambda x: torch.flatten(x, 1),
-    "view": lambda x: x.view(x.size(0), -1),
-    "Flatten": nn.Flatten(),
+    "flatten": lambda x: torch.flatten(x, 1).relu(),
+    "view": lambda x: x.view(x.size(0), -1).relu(),
+    "Flatten": nn.Sequential(nn.Flatten(), nn.ReLU()),
     "cat": lambda x: torch.cat([x.relu(), x], 1),
     "Cat twice the same": lambda x: torch.cat([x, x, x.relu()], dim=1),
     "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
@@ -211,7 +211,7 @@ VOLUMES = {
     "add": lambda x: x + x * x,
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3, 4), keepdim=True),
-    "flatten": lambda x: torch.flatten(x, 1),
+    "flatten": lambda x: torch.flatten(x, 1).relu(),
     "cat": lambda x: torch.cat([x.relu(), x], 1),
     "chunk": lambda x: torch.cat([x.chunk(2, dim=1)[1], x], 1),
     "slice": lambda x: x[:, 3:7].relu(),
@@ -233,7 +233,7 @@ VOLUMES = {
     "cat of frames": lambda x: torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), x.relu()], dim=2),
     "cat of columns": lambda x: torch.cat([x.relu(), x[..., 1:3], x], -1),
     "frames": lambda x: x[:, :, 1:].relu() + x[:, :, :-1, :, :],
-    "every other": lambda x: x[:, :, ::2, 1::3],
+    "every other": lambda x: x[:, :, ::2, 1::3].relu(),
     "frame by frame": lambda x: x.repeat_interleave(2, dim=2),
     "flip": lambda x: x.flip(2, -1),
     "depthwise": nn.Conv3d(8, 8, 3, (2, 1, 1), 1, groups=8),
@@ -246,7 +246,7 @@ VOLUMES = {
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
     "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),
     "InstanceNorm": InstanceNorm(nn.InstanceNorm3d(8)),
-    "Dropout3d": nn.Dropout3d().eval(),
+    "Dropout3d": nn.Sequential(nn.Dropout3d(), nn.ReLU()),
     **{
         f"ConvTranspose3d {number}": nn.ConvTranspose3d(8, 5, *arguments)
         for number, arguments in enumerate(
@@ -266,14 +266,6 @@ def test_our_operator_on_volumes_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_a_linear_layer_of_volumes_of_tokens_is_torchs():
-    (x,) = images((2, 3, 4, 5, 8))
-    graph, program, chosen = lowered(nn.Sequential(nn.Linear(8, 6)), x)
-    assert not any(kernel.startswith("nhwc") for kernel in chosen)
-    torch.testing.assert_close(program(x), graph(x))
 
 
 @torch.no_grad()
@@ -399,8 +391,6 @@ def test_our_mended_modules(module):
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: x.double(),
         lambda x: F.elu(x),
-        lambda x: F.pad(x, (1, 1, 1, 1), value=1.0),
-        lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
         lambda x: 1 - x,
         lambda x: 2 / (x.abs() + 1),
         lambda x: torch.softmax(x, 2),
@@ -446,11 +436,10 @@ def test_rows_of_channels(name, shape):
 
 @pytest.mark.parametrize("shape", [(9,), (2, 3, 5, 9), (1, 8, 5, 7, 9), (2, 1, 2, 1, 2, 9)])
 @torch.no_grad()
-def test_rows_in_more_dimensions_are_left_to_torch(shape):
+def test_rows_in_any_number_of_dimensions(shape):
     (x,) = images(shape)
-    graph, program, chosen = lowered(nn.Sequential(nn.Linear(9, 4), nn.ReLU()), x)
-    assert not any(kernel.startswith("nhwc") for kernel in chosen[:1])
-    torch.testing.assert_close(program(x), graph(x))
+    graph, program, _ = lowered(nn.Sequential(nn.Linear(9, 4), nn.ReLU()), x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

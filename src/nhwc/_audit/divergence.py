@@ -8,13 +8,12 @@ shows that.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -79,16 +78,9 @@ def agreement_of(last: Run, plain: Run) -> Agreement:
 
 
 def _results(run: Run, mode: TorchFunctionMode | None) -> list[Tensor]:
-    """What the model returns, before a backward pass or a later call can write into it."""
+    """Copies of what the model returns."""
     kept: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, result: object) -> None:
-        kept.extend(value.clone() for value in _values(fields_of(result)))
-
-    with contextlib.ExitStack() as stack:
-        hook = run.model.register_forward_hook(keep)
-        stack.callback(hook.remove)
-        run.go(mode)
+    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(fields_of(result))))
     return kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +37,16 @@ class Run:
         self.ranks = () if format is None else image_ranks(model)
         self.backward = backward
 
-    def go(self, recorder: contextlib.AbstractContextManager | None = None) -> None:
+    def go(
+        self,
+        recorder: contextlib.AbstractContextManager | None = None,
+        see: Callable[[object], None] = lambda result: None,
+    ) -> None:
+        """Run once; `see` gets the result before a backward pass can write into it."""
         args, kwargs = tree_map(self._fresh, self.arguments)
         with torch.set_grad_enabled(self.backward), recorder or contextlib.nullcontext():
             result = self.model(*args, **kwargs)
+            see(result)
             if self.backward:
                 _backward(result)
 

@@ -120,7 +120,7 @@ def _part(index: Value, parts: Value, count: Value) -> _Span:
     return _Span(index * count // parts, (index + 1) * count // parts)
 
 
-def _rows_seen(e: Emitter, a: Args, pixels: _Span) -> rows.Rows:
+def _rows_seen(e: Emitter, a: Args, pixels: _Span) -> rows.TapRows:
     """The rows of the filter that see the image from some of the output pixels; all if none do."""
     first, last = pixels.first // a.out_w, (pixels.last - 1) // a.out_w
     top, bottom = (line % a.out_h * a.stride_h - a.pad_h for line in (first, last))
@@ -128,7 +128,7 @@ def _rows_seen(e: Emitter, a: Args, pixels: _Span) -> rows.Rows:
     begin = (e.max(0 - bottom, 0) + more) // a.dilation_h
     end = e.min((e.max(a.h - top, 0) + more) // a.dilation_h, a.r)
     cut = (a.row_segments != 0) & (first // a.out_h == last // a.out_h) & (begin < end)
-    return rows.Rows(e.select(cut, begin, e.i64(0)), e.select(cut, end, a.r))
+    return rows.TapRows(e.select(cut, begin, e.i64(0)), e.select(cut, end, a.r))
 
 
 def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Later) -> None:

@@ -57,14 +57,14 @@ class Lines(NamedTuple):
     apart: Value
 
 
-class Rows(NamedTuple):
+class TapRows(NamedTuple):
     """The rows of a filter from `first` up to `last`."""
 
     first: Value
     last: Value
 
 
-def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows) -> None:
+def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: TapRows) -> None:
     """Pack what some pixels see as [segment][chunk][pixel][width].
 
     What lies under other rows of the filter is not touched; of volumes all rows must be packed.
@@ -94,7 +94,9 @@ def emit_segment_floats(e: Emitter, a: Args) -> Value:
     return emit_whole(e, a.segment)
 
 
-def _pack_windows(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: Rows) -> None:
+def _pack_windows(
+    e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: TapRows
+) -> None:
     packer = _Packer(e, a, pixels.rows, rows)
     # One division per tile, not several per pixel: those would cost more than a small window.
     line = pixels.first // a.out_w
@@ -151,7 +153,7 @@ class _Packer:
     e: Emitter
     a: Args
     rows: Value
-    taps: Rows
+    taps: TapRows
 
     def window(self, x: Value, pixel: _Pixel, to: Value) -> None:
         e, a = self.e, self.a

@@ -80,22 +80,22 @@ def settled_rows(builder: Builder, x: Moved) -> Buffer:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowsInOrder:
     """A tensor as rows in some order: `order` says which row of `buffer` each row of it is."""
 
     buffer: Buffer
     order: Tensor
 
 
-def rows_anyhow(builder: Builder, x: Moved) -> Rows:
+def rows_anyhow(builder: Builder, x: Moved) -> RowsInOrder:
     """The rows of the last dimension in the order in which they lie, gathered if they do not."""
     count, width = rows_of(x.shape)
     where = x.where.reshape(count, width)
     if x.buffer.shape[1] == width and width * count == _size(x) and runs_on(where):
         order = where[:, 0] // width
         if _counts_each(order):
-            return Rows(x.buffer, order)
-    return Rows(settled_rows(builder, x), _count(count))
+            return RowsInOrder(x.buffer, order)
+    return RowsInOrder(settled_rows(builder, x), _count(count))
 
 
 def in_order(builder: Builder, x: Moved, order: Tensor) -> Buffer:
@@ -105,7 +105,7 @@ def in_order(builder: Builder, x: Moved, order: Tensor) -> Buffer:
     return _laid(builder, Moved(x.buffer, where), (count, width, 1, 1))
 
 
-def from_rows(rows: Rows, shape: Sequence[int]) -> Moved:
+def from_rows(rows: RowsInOrder, shape: Sequence[int]) -> Moved:
     """The tensor of this shape whose rows, in `order`, the buffer has."""
     width = shape[-1]
     if _counts(rows.order):

@@ -13,8 +13,8 @@ From recorded steps to a call:
 
 The order matters. Steps are joined before phases are found, as there are fewer of them then; phases
 are found before buffers are placed, since the steps of a phase may run at the same time, and their
-buffers live together; and the places become addresses when a call gets a block
-of memory for the first time.
+buffers live together; and the places become addresses when a call gets a block of memory for the
+first time.
 
 Blocks are taken from a pool for the time of a call, so several threads may call one program, and
 programs that run one after the other, as in a model that is partly torch's, use the same memory.
@@ -68,7 +68,9 @@ class Program:
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         wanted = self.schedule.inputs
-        inputs = [_as_image(tensor, view) for tensor, view in zip(tensors, wanted, strict=False)]
+        if len(tensors) != len(wanted):
+            raise InputError(f"the program takes {len(wanted)} inputs; got {len(tensors)}.")
+        inputs = [_as_image(tensor, view) for tensor, view in zip(tensors, wanted, strict=True)]
         self._check(inputs)
         count = torch.get_num_threads()
         block = self._pool.take(count)
@@ -82,10 +84,7 @@ class Program:
             self._pool.put(count, block)
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
-        wanted = self.schedule.inputs
-        if len(inputs) != len(wanted):
-            raise InputError(f"the program takes {len(wanted)} inputs; got {len(inputs)}.")
-        for number, (tensor, view) in enumerate(zip(inputs, wanted, strict=True)):
+        for number, (tensor, view) in enumerate(zip(inputs, self.schedule.inputs, strict=True)):
             n, c, h, w = view.shape
             good = tensor.shape == view.shape or (h == w == 1 and tensor.shape == (n, c))
             if not good or tensor.dtype is not torch.float32 or not tensor.is_cpu:

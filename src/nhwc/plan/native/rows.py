@@ -13,7 +13,7 @@ from ...kernels.layers.pooling import global_mean_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import (
     Moved,
-    Rows,
+    RowsInOrder,
     as_rows,
     from_rows,
     in_order,
@@ -78,7 +78,7 @@ def scaled(record: Record, layer: Layer) -> Implementation:
         factors = settled_rows(builder, Moved(factor.buffer, factor.where.reshape(1, -1)))
         y = builder.buffer(rows.buffer.shape)
         builder.add(multiply_step, rows.buffer, factors, y)
-        return from_rows(Rows(y, rows.order), shape)
+        return from_rows(RowsInOrder(y, rows.order), shape)
 
     return as_it_lies(record, layer, emit)
 
@@ -91,7 +91,7 @@ def rowwise(record: Record, layer: Layer, make: Callable[[View, View], Step]) ->
         rows = rows_anyhow(builder, x)
         y = builder.buffer(rows.buffer.shape)
         builder.add(make, rows.buffer, y)
-        return from_rows(Rows(y, rows.order), shape)
+        return from_rows(RowsInOrder(y, rows.order), shape)
 
     return as_it_lies(record, layer, emit)
 
@@ -105,7 +105,7 @@ def over_rows(shape: tuple[int, ...], kernel: Callable[..., Any]) -> Emit:
         y = room(builder, shape)
         add = lambda x, y, *more: kernel(x, y, constants, *more)
         builder.add(add, rows.buffer, y, *others)
-        return from_rows(Rows(y, rows.order), shape)
+        return from_rows(RowsInOrder(y, rows.order), shape)
 
     return emit
 
