@@ -106,21 +106,28 @@ def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Va
         factor = e.broadcast(slope)
         keep([e.select(value < 0.0, value * factor, value) for value in values])
 
+    def bounded() -> None:
+        low = e.broadcast(slope)
+        keep([e.max(low, value) for value in values])
+
     e.branch(
-        code <= int(LAST_CLAMP),
-        lambda: keep(_clamped(e, values, code, slope)),
-        lambda: e.branch(code == int(Activation.LEAKY_RELU), leaky, curved),
+        code <= int(Activation.RELU6),
+        lambda: keep(_clamped(e, values, code)),
+        lambda: e.branch(
+            code == int(Activation.LEAKY_RELU),
+            leaky,
+            lambda: e.branch(code == int(Activation.AT_LEAST), bounded, curved),
+        ),
     )
     return [variable.value for variable in results]
 
 
-def _clamped(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
-    """None, relu, relu6 and any lower bound as one formula, of two instructions."""
+def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
+    """None, relu and relu6 as one formula, of two instructions."""
     infinity = e.f32(float("inf"))
     relu6 = code == int(Activation.RELU6)
     clipped = relu6 | (code == int(Activation.RELU))
-    low = e.select(clipped, e.f32(0.0), e.f32(float("-inf")))
-    low = e.broadcast(e.select(code == int(Activation.AT_LEAST), slope, low))
+    low = e.broadcast(e.select(clipped, e.f32(0.0), e.f32(float("-inf"))))
     high = e.broadcast(e.select(relu6, e.f32(6.0), infinity))
     return [e.min(high, e.max(low, value)) for value in values]
 

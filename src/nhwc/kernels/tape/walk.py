@@ -50,7 +50,7 @@ from . import threads
 
 _FIELDS = ("phases", "entries", "ends", "done", "claims", "late", "patience", "give_way")
 
-_PATIENCE = 200
+_PATIENCE = 1000
 """Turns for which a thread waits before it does the parts of others. Those who have the core need
 less time between two phases, so that each keeps the part whose data its cache has."""
 
