@@ -179,3 +179,24 @@ def test_views_follow_what_lies_otherwise_than_torch_has_it():
     (tokens,) = images((2, 8, 36))
     graph, program, _ = lowered(rows, tokens)
     torch.testing.assert_close(program(tokens), graph(tokens))
+
+
+class Halves(Net):
+    """One half goes to an operator that we lack, the other on to ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.out = nn.Linear(24, 48), Fused(nn.Linear(24, 24), nn.ReLU())
+
+    def forward(self, x):
+        n, count, c = x.shape
+        one, other = self.both(x).reshape(n, count, 2, c).unbind(2)
+        return F.elu(one), self.out(other)
+
+
+@torch.no_grad()
+def test_a_program_returns_none_of_several_values_apart():
+    (x,) = images((2, 40, 24))
+    graph, program, _ = lowered(Halves(), x)
+    for got, expected in zip(program(x), graph(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

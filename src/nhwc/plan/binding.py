@@ -137,7 +137,7 @@ class _Binder:
             elif node in self.record.constant:
                 constants[self._hold(node)] = self._computed(node, constants)
         for unit in stretches(self.scene.layers, self.choice):
-            computing, moving = _without_end(unit, self.choice)
+            computing, moving = self._without_end(unit)
             if len(computing) > 1:
                 self._add_stretch(computing)
             for layer in moving if len(computing) > 1 else unit:
@@ -147,6 +147,25 @@ class _Binder:
         steps = with_drops(self.steps, output, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
         return PlanProgram(steps, start, feeds, output)
+
+    def _without_end(self, unit: Sequence[Layer]) -> tuple[list[Layer], list[Layer]]:
+        """The layers of a stretch without those at its ends that only move data, and these.
+
+        A view of torch's costs less than to put in order what nobody of ours reads.
+        """
+        inside, moving = {layer.node for layer in unit}, set[fx.Node]()
+        for layer in reversed(unit):
+            one = self.choice[layer.node].implementation
+            if one.free and one.moved and (inside - moving).isdisjoint(layer.node.users):
+                moving.add(layer.node)
+        # A program returns no tuple: who takes one apart stays with who makes it.
+        kept = inside - moving
+        several = {node for node in kept if isinstance(self.record.values[node], tuple)}
+        moving -= {layer.node for layer in unit if not several.isdisjoint(layer.inputs)}
+        return (
+            [layer for layer in unit if layer.node not in moving],
+            [layer for layer in unit if layer.node in moving],
+        )
 
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
         """What a node makes of constants and fixed values alone."""
@@ -246,21 +265,6 @@ class _Binder:
 
     def _hold(self, node: fx.Node) -> int:
         return self.slots.setdefault((node, None), len(self.slots))
-
-
-def _without_end(unit: Sequence[Layer], choice: Choice) -> tuple[list[Layer], list[Layer]]:
-    """The layers of a stretch without those at its ends that only move data, and these.
-
-    A view of torch's costs less than to put in order what nobody of ours reads.
-    """
-    kept, moving = list(unit), set[fx.Node]()
-    for layer in reversed(unit):
-        one = choice[layer.node].implementation
-        inside = {other.node for other in unit} - moving
-        if one.free and one.moved and inside.isdisjoint(layer.node.users):
-            moving.add(layer.node)
-            kept.remove(layer)
-    return kept, [layer for layer in unit if layer.node in moving]
 
 
 def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
