@@ -49,7 +49,7 @@ def capture_sized(
 
     >>> from .captured import capture
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
-    >>> sized, opaque = capture_sized(capture(net).module, [torch.ones(1, 2)])
+    >>> sized, opaque = capture_sized(capture(net).module, [torch.ones(1, 2, 3)])
     >>> [str(node) for node in sized.graph.nodes], opaque
     (['input_1', '_0', '_1', 'output'], {})
     """
