@@ -358,6 +358,21 @@ def test_a_kernel_may_convert_on_the_way():
     assert chosen == ["bridge", "last", "last"]
 
 
+def test_two_that_are_slower_by_less_than_the_way_out_and_back_stay_together_with_ours():
+    seen = chain(4)
+    ours = Implementation("ours", NHWC, NHWC, emit=lambda *given: None)
+    torchs = Implementation("torch", NHWC, NHWC)
+    first, *middle, last = (layer.node for layer in seen.layers)
+    timings = {node: (Timed(ours, 1.0),) for node in (first, last)}
+    timings |= {node: (Timed(torchs, 1.0), Timed(ours, 1.3)) for node in middle}
+    copy = lambda value: 0.0
+    # One of them alone would move the border; only both make it go.
+    choice = assign(seen, timings, copy, switch=0.5)
+    assert {timed.implementation for timed in choice.values()} == {ours}
+    choice = assign(seen, timings, copy, switch=0.2)
+    assert [choice[node].implementation for node in middle] == [torchs, torchs]
+
+
 def test_a_second_plan_asks_the_memory(ledger):
     graph = chain().graph
     x = torch.randn(1, 4, 8, 8)

@@ -1,9 +1,10 @@
 """Choose one implementation per layer so that these and the conversions in between cost least.
 
 Implementations differ in the layouts they read and write, so the choice for a layer depends on its
-neighbours: a contiguous kernel that wins alone may lose by the two copies around it. The sum
-is lowered by changing single layers, and whole stretches of layers that only pass a layout on, from
-three starting points.
+neighbours: a contiguous kernel that wins alone may lose by the two copies around it, and one of
+torch's by the two ways out of our program and back. The sum is lowered from three starting points,
+by changing single layers, stretches of layers that only pass a layout on, and islands, whose layers
+are all ours or all others'.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ def _descend(problem: _Problem, choice: Choice) -> None:
             changed |= _improve_one(problem, choice, layer)
         for stretch in stretches:
             changed |= _improve_stretch(problem, choice, stretch)
+        for island in _islands(problem, choice):
+            changed |= _improve_island(problem, choice, island)
         if not changed:
             return
 
@@ -134,34 +137,71 @@ def _improve_one(problem: _Problem, choice: Choice, layer: Layer) -> bool:
 
 
 def _improve_stretch(problem: _Problem, choice: Choice, stretch: list[Layer]) -> bool:
-    before = {layer.node: choice[layer.node] for layer in stretch}
-    cost = problem.cost(choice, stretch)
-    for layout in (Format.CHANNELS_LAST, Format.CONTIGUOUS):
-        for layer in stretch:
-            choice[layer.node] = _preferred(problem.timings[layer.node], layout)
-        if problem.cost(choice, stretch) < cost:
-            return True
-        choice.update(before)
+    ways = [
+        {layer.node: _preferred(problem.timings[layer.node], layout) for layer in stretch}
+        for layout in (Format.CHANNELS_LAST, Format.CONTIGUOUS)
+    ]
+    return any(_improves(problem, choice, stretch, way) for way in ways)
+
+
+def _improve_island(problem: _Problem, choice: Choice, island: list[Layer]) -> bool:
+    ours = not choice[island[0].node].implementation.ours
+    over = {layer.node: _best_of(problem.timings[layer.node], ours) for layer in island}
+    return _improves(problem, choice, island, {node: one for node, one in over.items() if one})
+
+
+def _improves(problem: _Problem, choice: Choice, layers: list[Layer], way: Choice) -> bool:
+    """Whether these layers cost less that way; if not, they stay as they are."""
+    before = {layer.node: choice[layer.node] for layer in layers}
+    cost = problem.cost(choice, layers)
+    choice.update(way)
+    if problem.cost(choice, layers) < cost:
+        return True
+    choice.update(before)
     return False
 
 
 def _stretches(problem: _Problem) -> list[list[Layer]]:
     """Neighbouring layers that can work in either layout and have no weights to pack."""
-    free = {
-        layer.node: layer
+    free = [
+        layer
         for layer in problem.layers
         if isinstance(layer.spec, OperatorSpec) and len(problem.timings[layer.node]) > 1
-    }
+    ]
+    return _connected(problem, free)
+
+
+def _islands(problem: _Problem, choice: Choice) -> list[list[Layer]]:
+    """Neighbouring layers by kernels of ours, or of others, which all could go to the other side.
+
+    To go alone each would have to pay for a border of its own.
+    """
+    sides: dict[bool, list[Layer]] = {True: [], False: []}
+    for layer in problem.layers:
+        ours = choice[layer.node].implementation.ours
+        if _best_of(problem.timings[layer.node], not ours):
+            sides[ours].append(layer)
+    return [island for side in sides.values() for island in _connected(problem, side)]
+
+
+def _best_of(timed: tuple[Timed, ...], ours: bool) -> Timed | None:
+    some = [one for one in timed if one.implementation.ours is ours]
+    return min(some, key=lambda one: one.seconds, default=None)
+
+
+def _connected(problem: _Problem, layers: Sequence[Layer]) -> list[list[Layer]]:
+    """The groups of two or more of these layers that are neighbours."""
+    free = {layer.node: layer for layer in layers}
     found = []
     while free:
         _, first = free.popitem()
-        stretch, edge = [first], [first]
+        group, edge = [first], [first]
         while edge:
             for other in problem.neighbours(edge.pop()):
                 if other.node in free:
                     del free[other.node]
-                    stretch.append(other)
+                    group.append(other)
                     edge.append(other)
-        if len(stretch) > 1:
-            found.append(stretch)
+        if len(group) > 1:
+            found.append(group)
     return found

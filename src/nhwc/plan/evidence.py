@@ -139,15 +139,6 @@ class Evidence:
         """Whether nobody was disturbed in the latest sitting."""
         return all(one.calm for one in self.sittings[-1].values())
 
-    def less(self, shares: Mapping[str, float]) -> Evidence:
-        """The same calls without the seconds that some rivals share with others."""
-        return Evidence(
-            tuple(
-                {n: one.less(shares[n]) if n in shares else one for n, one in sitting.items()}
-                for sitting in self.sittings
-            )
-        )
-
     def with_sitting(self, sitting: Sitting) -> Evidence:
         return replace(self, sittings=(*self.sittings, sitting))
 

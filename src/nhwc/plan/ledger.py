@@ -18,8 +18,9 @@ from ..kernels.language.sources import sources
 from ..machine.cache import read_own, write_own
 from ..machine.environment import Environment, cache_dir
 
-_SCHEMA = 2
-"""Since 2 an entry keeps every sitting; of files before that nothing is read."""
+_SCHEMA = 3
+"""Since 2 an entry keeps every sitting, since 3 the time to enter a program is taken off. Files from
+before are not read."""
 
 
 class Ledger:

@@ -27,7 +27,7 @@ from .recognize import is_opaque
 from .recording import Seen, laid_out
 from .scene import Scene, UnknownKernel
 from .specs import Layer, OperatorSpec
-from .trials import fastest, sample, time_layer
+from .trials import NEAR, entry, fastest, sample, time_layer
 
 _LOOKING_S = 0.1
 
@@ -67,13 +67,11 @@ def measure(
     """The implementations of every layer with their times; of each kind one layer is timed."""
     kinds = {kind: some for kind, some in scene.kinds().items() if _has_choice(scene, some[0])}
     compile_ahead(scene, (some[-1] for kind, some in kinds.items() if ledger.get(kind) is None))
-    raw: dict[str, Evidence] = {}
+    found: dict[str, Evidence] = {}
     for number, (kind, layers) in enumerate(kinds.items()):
         if progress is not None:
             progress(number, len(kinds), layers[0].spec.key)
-        raw[kind] = _known(scene, layers, ledger.get(kind)) or _begin(scene, layers, ledger)
-    switch = switch_seconds(ledger, leisure)
-    found = {kind: _alone_in_program(scene, kinds[kind][0], raw[kind], switch) for kind in kinds}
+        found[kind] = _known(scene, layers, ledger.get(kind)) or _begin(scene, layers, ledger)
     # What was measured a moment ago would be measured at the same moment.
     waiting = [kind for kind in kinds if found[kind].open and not ledger.has_new(kind)]
     for kind in sorted(waiting, key=lambda kind: -_at_stake(found[kind], len(kinds[kind]))):
@@ -83,8 +81,7 @@ def measure(
         if progress is not None:
             progress(len(kinds) - 1, len(kinds), f"{layer.spec.key} once more")
         with leisure.spend():
-            raw[kind] = _again(scene, layer, raw[kind], found[kind].open, ledger)
-        found[kind] = _alone_in_program(scene, layer, raw[kind], switch)
+            found[kind] = _again(scene, layer, found[kind], found[kind].open, ledger)
     timings: Timings = {layer.node: _only(scene, layer) for layer in scene.layers}
     evidence = {}
     for kind, layers in kinds.items():
@@ -150,19 +147,15 @@ def _alone_seconds(
 
 
 def _call_of_a_program() -> RivalTime:
-    """Calls of a program with almost nothing in it, many of them.
+    """Entering a program, many times, with the caches full of something else, as in a model.
 
     On a busy machine most calls wait until other work leaves a second core.
     """
-    builder = kernels.Builder()
-    x, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 8, 1, 1))
-    builder.add(kernels.activation_step, x, y)
-    builder.output(y)
-    program, tensor = builder.build(), torch.zeros(1, 8, 1, 1)
+    others = torch.ones(NEAR)
     seconds: list[float] = []
     end = time.perf_counter() + _LOOKING_S
     while not seconds or time.perf_counter() < end:
-        seconds += interleave({"": lambda: program(tensor)}, rounds=20)[""].seconds
+        seconds += interleave({"": entry()}, rounds=20, between=others.sum)[""].seconds
     return RivalTime.of(seconds)
 
 
@@ -211,12 +204,6 @@ def _kept(
     ledger.put(scene.kind(layer), evidence.to_entry())
     trim()
     return evidence
-
-
-def _alone_in_program(scene: Scene, layer: Layer, evidence: Evidence, switch: float) -> Evidence:
-    """`evidence` without the time that the many steps of a program share: that to enter it."""
-    ours = (name for name in evidence.rivals if scene.find(layer, _identifier(name)).ours)
-    return evidence.less(dict.fromkeys(ours, switch))
 
 
 def _known(scene: Scene, layers: Sequence[Layer], entry: Any) -> Evidence | None:
