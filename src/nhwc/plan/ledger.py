@@ -19,7 +19,7 @@ from ..machine.cache import read_own, write_own
 from ..machine.environment import Environment, cache_dir
 
 _SCHEMA = 3
-"""Since 2 an entry keeps every sitting, since 3 the time to enter a program is taken off. Files from
+"""Since 2 an entry keeps every sitting, since 3 the time to enter a program is taken off; files of
 before are not read."""
 
 
