@@ -12,6 +12,7 @@ from nhwc import FileError, InputError
 from nhwc._bench import SUITES, Benchmark, Case, Published, Row, compare
 from nhwc._bench.floor import Floor, count_flop
 from nhwc._bench.forecast import GFLOP
+from nhwc.render import bench_words
 from nhwc.render.bench_text import bench_text
 from nhwc.zoo import find_builder
 
@@ -167,6 +168,9 @@ def test_a_row_says_how_near_its_floor_it_comes():
     assert "floor ms  of the peak" in words
     assert re.search(r"net .* 10\.0 +50%", words)
     assert "4 GFLOP take 10.0 ms at the 400 GFLOP/s" in bench_text(Benchmark(HERE, (near,)))
+    far = [row(CASE, floor=Floor(4e9, 4e11, one)) for one in (52e-9, 335e-9, 60e-9)]
+    assert "cores, 52 to 335 ns apart," in bench_words.environment(Benchmark(HERE, (near, *far)))
+    assert "cores, 52 ns apart," in bench_words.environment(Benchmark(HERE, (*far[:1], near)))
     old = result.to_dict()
     for plain in old["rows"]:
         del plain["floor"]

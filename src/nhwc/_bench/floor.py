@@ -20,10 +20,14 @@ from ..kernels import unavailable
 
 @dataclass(frozen=True)
 class Floor:
-    """The float operations of one call, and those a second that the machine reaches at most."""
+    """The float operations of one call, and those a second that the machine reaches at most.
+
+    `handover_s` is how long it takes until one core sees what another wrote; None with one thread.
+    """
 
     flop: float
     peak_flops: float
+    handover_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -40,10 +44,11 @@ def find_floor(model: nn.Module, inputs: Sequence[Tensor]) -> Floor | None:
     if unavailable() or any(x.device.type != "cpu" for x in inputs):
         return None
     from ..kernels.tape.fastest import peak_flops
+    from ..kernels.tape.handover import handover_seconds
 
     # A model that cannot be counted is still worth timing, and it may raise anything.
     with contextlib.suppress(Exception):
-        return Floor(float(count_flop(model, inputs)), peak_flops())
+        return Floor(float(count_flop(model, inputs)), peak_flops(), handover_seconds())
     return None
 
 

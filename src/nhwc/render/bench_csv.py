@@ -23,6 +23,7 @@ FIELDS = (
         "error",
         "flop",
         "share_of_peak",
+        "handover_s",
         "propagation",
         "published",
         "judgement",
@@ -78,6 +79,8 @@ def _measured(row: Row, measurement: Measurement, baseline: str) -> dict[str, ob
     share = row.share_of_peak(measurement.variant)
     if row.floor is not None and share is not None:
         values |= {"flop": row.floor.flop, "share_of_peak": share}
+        if row.floor.handover_s is not None:
+            values["handover_s"] = row.floor.handover_s
     gain = row.gain(measurement.variant)
     if gain is not None:
         values |= {"step": find_engine(measurement.variant).step, "step_gain": gain.ratio}

@@ -47,8 +47,21 @@ def environment(result: Benchmark) -> str:
     """Machine and versions, in one line. Thread counts stand with the cases."""
     here = result.environment
     machine = here.device if here.device != "cpu" else f"{here.processor} {here.instruction_set}"
-    parts = [f"{machine}, {here.cores} cores", f"torch {here.torch}", versions(result)]
-    return ", ".join(part for part in parts if part)
+    parts = [f"{machine}, {here.cores} cores", _apart(result), f"torch {here.torch}"]
+    return ", ".join(part for part in (*parts, versions(result)) if part)
+
+
+def _apart(result: Benchmark) -> str:
+    """How long it took from core to core while this was measured; a host may move them meanwhile.
+
+    >>> from nhwc.machine.environment import Environment
+    >>> _apart(Benchmark(Environment.here(), ()))
+    ''
+    """
+    floors = [row.floor for row in result.rows if row.floor]
+    found = sorted({round(1e9 * one.handover_s) for one in floors if one.handover_s})
+    ends = dict.fromkeys((*found[:1], *found[-1:]))
+    return f"{' to '.join(map(str, ends))} ns apart" if found else ""
 
 
 def compared(result: Benchmark) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nhwc.kernels.language.compiler import Kernel
+from nhwc.kernels.tape import handover
 from nhwc.kernels.tape import threads as regions
 from nhwc.kernels.tape.walk import Tape
 
@@ -126,3 +127,14 @@ def test_forked_children_may_call():
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_time_from_core_to_core_is_known_only_where_two_compute():
+    assert handover.handover_seconds() is None
+    torch.set_num_threads(2)
+    try:
+        found = handover.handover_seconds()
+        # A second thread without a core hands nothing over, and is not waited for.
+        assert found is None or 0 < found < 1
+    finally:
+        torch.set_num_threads(1)
