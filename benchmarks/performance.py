@@ -149,8 +149,8 @@ nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 shufflenet_v2_
 ```"""
 
 OTHERS = """\
-Models of neither suite, batch 1. Others lead where much of a call is attention, or steps between
-small matrices, which are torch's operators, one call each; and on two small nets of thin layers.
+Models of neither suite, batch 1. Others led where much of a call is attention, or steps between
+small matrices, which were torch's operators then; and on two small nets of thin layers.
 
 ```
 nhwc bench efficientnet_b0 mobilenet_v3_large regnet_y_400mf regnet_y_1_6gf regnet_x_8gf \\

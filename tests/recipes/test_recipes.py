@@ -19,7 +19,7 @@ CASES = [
     ("segment", "segmentation_models_pytorch", "100.00% of the pixels have the same class"),
     ("video", "torchvision", "a clip, as it was decoded: CHANNELS_LAST_3D"),
     ("volumes", "monai", "from the file, window by window: same True"),
-    ("yolo", "ultralytics", "saved, loaded, and it answers alike: True"),
+    ("yolo", "ultralytics", "in YOLO's own predict: 5 boxes, the same: True"),
 ]
 """Each recipe with the package that it needs, and a line that it must print."""
 

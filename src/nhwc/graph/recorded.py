@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import numbers
-import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,17 +22,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..models.trees import tensors_of
-from .arguments import fields_of
 from .assigned import assigned
 from .edit import filled
 from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
+from .noted import Noted, name_of
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
-from .traced import CONSTANT, check_writes, seen_later
-from .tracer import Tracer, modes
+from .traced import check_writes, seen_later
+from .tracer import modes
 from .transformers import is_spelled_out, spelled_out
-from .writes import may_be_view, written_into
+from .writes import written_into
 
 MOST = 5000
 """The most nodes that a graph may have: recording a loop over pixels would take minutes."""
@@ -43,12 +41,6 @@ _ANSWERED = {*SHAPE_METHODS, *SHAPE_ATTRIBUTES, "__len__", "__hash__", "ndimensi
 _ANSWERED |= {"is_complex", "element_size", "itemsize", "is_tensor", "result_type", "is_same_size"}
 _ANSWERED |= {f"is_{kind}" for kind in ("sparse", "quantized", "nested", "cpu", "meta", "mps")}
 """What follows from a tensor's shape, type and device."""
-
-_IN_PLACE = {"__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_"}
-_IN_PLACE |= {"__idiv__": "div_", "__iand__": "bitwise_and_", "__ior__": "bitwise_or_"}
-
-_SIGNS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
-"""Torch calls `x + y` by the name of the method."""
 
 _FILLED: dict[str, int | None] = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 _FILLED |= {"new_full": None, "full_like": None}
@@ -61,11 +53,6 @@ _OF_VALUES = (
     fake_tensor.UnsupportedOperatorException,
 )
 
-_PLAIN = (
-    *(str, bool, int, float, complex, type(None), type(Ellipsis)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-
 
 def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
     """The graph of `root` for inputs of these shapes; also why it only calls some parts.
@@ -73,21 +60,22 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
     It names the modules and tensors of `root`, which gets the constants that the code makes.
     """
     recorder, state = _Recorder(root), State(root)
+    noted = recorder.noted
     try:
         with spelled_out(root), recorder.calls_seen():
             given = recorder.placeholders(inputs)
             with recorder:
                 result = nn.Module.__call__(root, *given)
-        recorder.check()
+        noted.check()
         state.check()
-        recorder.output(result)
-        check_writes(recorder.graph)
-        recorder.clean()
+        noted.output(result)
+        check_writes(noted.graph)
+        noted.clean()
     except Exception:
         state.restore()
         raise
-    spare_writes(recorder.graph, recorder.as_wide)
-    return recorder.graph, recorder.opaque
+    spare_writes(noted.graph, recorder.as_wide)
+    return noted.graph, noted.opaque
 
 
 def spare_writes(graph: fx.Graph, as_wide: Callable[[fx.Node, Any], bool]) -> None:
@@ -105,25 +93,17 @@ def spare_writes(graph: fx.Graph, as_wide: Callable[[fx.Node, Any], bool]) -> No
 
 
 class _Recorder(TorchFunctionMode):
+    """Runs the code, and notes each call that depends on the inputs."""
+
     def __init__(self, root: fx.GraphModule) -> None:
         super().__init__()
-        self.root = root
-        self.graph = fx.Graph(owning_module=root, tracer_cls=Tracer)
-        self.opaque: dict[str, str] = {}
+        self.noted = Noted(root)
         self._fake = fake_tensor.FakeTensorMode(
             allow_non_fake_inputs=True, allow_fallback_kernels=False
         )
         self._modes = modes()
-        self._refusal: fx.proxy.TraceError | None = None
         self._quiet = False
         self._paths = {module: path for path, module in root.named_modules()}
-        named = (*root.named_parameters(), *root.named_buffers())
-        self._names = {id(tensor): name for name, tensor in named}
-        # By identity: equal tensors are not the same one. `_kept` keeps identities unique.
-        self._places: dict[int, Any] = {}
-        self._kept: list[Tensor] = []
-        self._values: dict[fx.Node, Any] = {}
-        self._constants: list[tuple[Tensor, int]] = []
         self._made: set[int] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
         self._fakes: dict[int, Tensor] = {}
@@ -132,45 +112,25 @@ class _Recorder(TorchFunctionMode):
     def placeholders(self, inputs: Sequence[Any]) -> list[Any]:
         """Make a node for each argument that is given, and return what to run on."""
         values: list[Any] = []
-        for name, value in zip(_names_of(self.root, len(inputs)), inputs, strict=True):
+        for name, value in zip(_names_of(self.noted.root, len(inputs)), inputs, strict=True):
             tensor = isinstance(value, Tensor)
-            node = self.graph.placeholder(name, type_expr=Tensor if tensor else None)
+            node = self.noted.graph.placeholder(name, type_expr=Tensor if tensor else None)
             if tensor:
                 value = self._fake.from_tensor(value)
             elif not isinstance(value, int | float | bool | str | type(None)):
                 raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
-            self._keep(value, node)
+            self.noted.keep(value, node)
             values.append(value)
         return values
-
-    def output(self, result: Any) -> None:
-        self.graph.output(self._argument(result))
-
-    def clean(self) -> None:
-        """Take away nodes whose value the code only looked at."""
-        for node in reversed(list(self.graph.nodes)):
-            acts = node.op in ("placeholder", "output") or node.target in self.opaque
-            if not node.users and not acts and written_into(node) is None:
-                self.graph.erase_node(node)
-
-    def check(self) -> None:
-        """Raise what stopped the recording if the code caught it; refuse constants that changed."""
-        if self._refusal is not None:
-            raise self._refusal
-        if any(tensor._version != version for tensor, version in self._constants):
-            raise fx.proxy.TraceError("it writes into a tensor that it used before")
 
     def as_wide(self, node: fx.Node, function: Any) -> bool:
         """Whether `function` returns what has the type and shape of the first argument."""
         try:
-            args, kwargs = filled((node.args, node.kwargs), self._value)
+            args, kwargs = filled((node.args, node.kwargs), self.noted.values.__getitem__)
             result = self._quietly(function, args, kwargs)
         except Exception:
             return False
         return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
-
-    def _value(self, node: fx.Node) -> Any:
-        return self._values[node]
 
     @contextlib.contextmanager
     def calls_seen(self) -> Iterator[None]:
@@ -183,8 +143,8 @@ class _Recorder(TorchFunctionMode):
             if not path or (reason is None and _is_followed(module)):
                 return own(module, *args, **kwargs)
             if reason is not None:
-                self.opaque[path] = reason
-            node = self._call_module(path, args, kwargs)
+                self.noted.opaque[path] = reason
+            node = self.noted.call_module(path, args, kwargs)
             return self._called(node, lambda *a, **k: own(module, *a, **k), args, kwargs)
 
         def unwrapped(_: Any, graph: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -206,32 +166,32 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._quiet:
             return function(*args, **kwargs)
-        name = _name(function)
+        name = name_of(function)
         if name in _ANSWERED:
             return self._run(function, args, kwargs)
         if modes() != self._modes:
-            self._refuse("it runs parts in another precision, or with gradients")
+            self.noted.refuse("it runs parts in another precision, or with gradients")
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
             return self._make(function, args, kwargs)
         if name in ("numpy", "__array__", "__dlpack__"):
-            self._refuse("it asks for the numbers of a traced value")
+            self.noted.refuse("it asks for the numbers of a traced value")
         if name == "__setitem__":
             return self._assign(*args)
         if name in _FILLED:
             return self._fill(name, function, args, kwargs)
-        return self._called(self._call(function, args, kwargs), function, args, kwargs)
+        return self._called(self.noted.call(function, args, kwargs), function, args, kwargs)
 
     def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run what no input reaches; what it returns may become a constant."""
         given = [(t, t._version) for t in tensors_of((args, kwargs)) if not t.is_inference()]
         result = self._run(function, args, kwargs)
         if any(t._version != version and id(t) not in self._made for t, version in given):
-            self._refuse("its forward writes into a tensor that it keeps")
+            self.noted.refuse("its forward writes into a tensor that it keeps")
         for tensor in tensors_of(result):
             if not any(tensor is one for one, _ in given):
                 self._made.add(id(tensor))
-                self._kept.append(tensor)
+                self.noted.kept.append(tensor)
         return result
 
     def _fill(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
@@ -240,34 +200,34 @@ class _Recorder(TorchFunctionMode):
         if number is None:
             number = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
         if isinstance(number, Tensor):
-            return self._called(self._call(function, args, kwargs), function, args, kwargs)
+            return self._called(self.noted.call(function, args, kwargs), function, args, kwargs)
         made = {"size": like.shape, "fill_value": number, "dtype": like.dtype}
         return self._make(torch.full, (), {**made, "device": like.device})
 
     def _called(self, node: fx.Node, function: Any, args: Any, kwargs: Any) -> Any:
         """Run what `node` stands for, on tensors without values if any argument has none."""
-        if len(self.graph.nodes) > MOST:
-            self._refuse(f"it makes more than {MOST} calls for these sizes")
+        if len(self.noted.graph.nodes) > MOST:
+            self.noted.refuse(f"it makes more than {MOST} calls for these sizes")
         given = tensors_of((args, kwargs))
         written = self._written(node, given)
         try:
             result = self._run(function, args, kwargs, without_values=node.op == "call_module")
         except Exception:
-            self.graph.erase_node(node)
+            self.noted.graph.erase_node(node)
             raise
         if not tensors_of(result):
             if not written:
-                self.graph.erase_node(node)
+                self.noted.graph.erase_node(node)
                 if result is not None or node.target is getattr:
-                    self._refuse(f"it asks for {_name(function)} of a traced value")
+                    self.noted.refuse(f"it asks for {name_of(function)} of a traced value")
             return result
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
         if same is not None and not written:
-            self.graph.erase_node(node)
+            self.noted.graph.erase_node(node)
             return same
-        self._keep(result, node)
+        self.noted.keep(result, node)
         for tensor in written:
-            self._places[id(tensor)] = node
+            self.noted.replace(tensor, node)
         return result if same is None else same
 
     def _run(self, function: Any, args: Any, kwargs: Any, *, without_values: bool = False) -> Any:
@@ -288,7 +248,7 @@ class _Recorder(TorchFunctionMode):
             with self._fake:
                 return function(*args, **kwargs)
         except _OF_VALUES:
-            self._refuse("it branches on data, or makes as many results as it finds")
+            self.noted.refuse("it branches on data, or makes as many results as it finds")
         finally:
             self._quiet = False
 
@@ -309,113 +269,17 @@ class _Recorder(TorchFunctionMode):
         finally:
             self._quiet = before
 
-    def _refuse(self, reason: str) -> NoReturn:
-        """Stop the recording, even if the user's code catches the error that this raises."""
-        self._refusal = fx.proxy.TraceError(reason)
-        raise self._refusal
-
-    def _keep(self, result: Any, place: Any) -> None:
-        """Remember where each tensor of a result is: at a node, or inside one's result."""
-        if isinstance(place, fx.Node):
-            self._values[place] = result
-        if isinstance(result, Tensor):
-            self._places[id(result)] = place
-            self._kept.append(result)
-        elif isinstance(result, tuple | list):
-            for index, item in enumerate(result):
-                self._keep(item, (place, index))
-        elif isinstance(result, dict):
-            for key, item in result.items():
-                self._keep(item, (place, key))
-        elif tensors_of(result):
-            self._refuse(f"a part that cannot be traced returns a {type(result).__name__}")
-
-    def _node_of(self, tensor: Tensor) -> fx.Node:
-        place = self._places.get(id(tensor))
-        if place is None:
-            place = self._constant(tensor)
-            self._keep(tensor, place)
-        node = self._at(place)
-        self._places[id(tensor)] = node
-        return node
-
-    def _at(self, place: Any) -> fx.Node:
-        if isinstance(place, fx.Node):
-            return place
-        holder, key = place
-        return self.graph.call_function(operator.getitem, (self._at(holder), key))
-
-    def _constant(self, tensor: Tensor) -> fx.Node:
-        name = self._names.get(id(tensor))
-        if name is None:
-            if isinstance(tensor, FakeTensor):
-                self._refuse("it makes a tensor in a way that cannot be followed")
-            count = sum(key.startswith(CONSTANT) for key in vars(self.root))
-            name = f"{CONSTANT}{count}"
-            setattr(self.root, name, tensor)
-        if not tensor.is_inference():
-            self._constants.append((tensor, tensor._version))
-        return self.graph.create_node("get_attr", name)
-
-    def _argument(self, value: Any) -> Any:
-        """`value` with nodes in the place of tensors, as a graph holds it."""
-        if isinstance(value, Tensor):
-            return self._node_of(value)
-        if isinstance(value, tuple):
-            items = [self._argument(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-        if isinstance(value, list):
-            return [self._argument(item) for item in value]
-        if isinstance(value, slice):
-            return slice(*map(self._argument, (value.start, value.stop, value.step)))
-        fields = fields_of(value)
-        if fields is not None:
-            return self.graph.call_function(type(value), (), self._argument(fields))
-        if isinstance(value, dict):
-            return {key: self._argument(item) for key, item in value.items()}
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):
-            return value.item()
-        return self._refuse(f"it works with a {type(value).__name__}")
-
-    def _call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
-        node = self.graph.call_module(path, self._argument(args), self._argument(kwargs))
-        module = self.root.get_submodule(path)
-        shares = getattr(module, "inplace", False) or may_be_view(module)
-        node.meta["may_return_input"] = path in self.opaque or shares
-        return node
-
-    def _call(self, function: Any, args: Any, kwargs: Any) -> fx.Node:
-        """A node that calls `function` as code would say it."""
-        name, args = _name(function), self._argument(args)
-        kwargs = self._argument(kwargs)
-        if function.__name__ in ("__set__", "__delete__"):
-            self._refuse("it sets an attribute of a traced value")
-        if function.__name__ == "__get__":
-            return self.graph.call_function(getattr, (args[0], name))
-        if getattr(Tensor, name, None) != function:
-            return self.graph.call_function(function, args, kwargs)
-        if name in _IN_PLACE:
-            return self.graph.call_method(_IN_PLACE[name], args, kwargs)
-        sign = _sign(name) if len(args) < 3 and not kwargs else None
-        if sign is not None:
-            return self.graph.call_function(sign, args)
-        if name.startswith("__r") and getattr(operator, f"__{name[3:]}", None):
-            return self.graph.call_function(getattr(operator, f"__{name[3:]}"), args[::-1])
-        return self.graph.call_method(name, args, kwargs)
-
     def _written(self, node: fx.Node, given: Sequence[Tensor]) -> list[Tensor]:
         """Those of `given` that `node` writes into."""
         nodes = [n for n in tree_leaves(written_into(node)) if isinstance(n, fx.Node)]
-        found = [t for t in given if self._places.get(id(t)) in nodes]
+        found = [t for t in given if self.noted.place_of(t) in nodes]
         for tensor in found:
             self._check_write(tensor)
-            place = self._places[id(tensor)]
+            place = self.noted.place_of(tensor)
             if place.op == "get_attr":
                 # Every run writes into a copy of the constant.
-                with self.graph.inserting_before(node):
-                    node.replace_input_with(place, self.graph.call_method("clone", (place,)))
+                with self.noted.graph.inserting_before(node):
+                    node.replace_input_with(place, self.noted.graph.call_method("clone", (place,)))
         return found
 
     def _check_write(self, tensor: Tensor) -> None:
@@ -423,22 +287,24 @@ class _Recorder(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return
         if id(tensor) not in self._made:
-            self._refuse("its forward writes into a tensor that it keeps")
+            self.noted.refuse("its forward writes into a tensor that it keeps")
         if id(tensor) not in self._fakes:
             own = tensor.untyped_storage().data_ptr()
-            others = [t for t in self._kept if t is not tensor and not isinstance(t, FakeTensor)]
+            others = [
+                t for t in self.noted.kept if t is not tensor and not isinstance(t, FakeTensor)
+            ]
             if any(t.untyped_storage().data_ptr() == own for t in others):
-                self._refuse("it writes a traced value into a tensor that it made")
+                self.noted.refuse("it writes a traced value into a tensor that it made")
             self._fakes[id(tensor)] = self._copied(tensor)
 
     def _assign(self, tensor: Tensor, key: Any, value: Any) -> None:
         """Record `tensor[key] = value` as a new value: graphs that write are hard to rewrite."""
-        tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        tracer = fx.proxy.GraphAppendingTracer(self.noted.graph)
         before, key, value = tree_map_only(
-            Tensor, lambda t: fx.Proxy(self._node_of(t), tracer), (tensor, key, value)
+            Tensor, lambda t: fx.Proxy(self.noted.node_of(t), tracer), (tensor, key, value)
         )
         self._check_write(tensor)
-        self._places[id(tensor)] = assigned(before, key, value)
+        self.noted.replace(tensor, assigned(before, key, value))
 
 
 def _names_of(root: nn.Module, count: int) -> list[str]:
@@ -452,14 +318,3 @@ def _names_of(root: nn.Module, count: int) -> list[str]:
 
 def _is_followed(module: nn.Module) -> bool:
     return not is_leaf(module) or is_spelled_out(module) or isinstance(module, Spread)
-
-
-def _name(function: Any) -> str:
-    own = getattr(function, "__name__", str(function))
-    return function.__self__.__name__ if own in ("__get__", "__set__", "__delete__") else own
-
-
-def _sign(name: str) -> Any:
-    if name in _SIGNS:
-        return _SIGNS[name]
-    return getattr(operator, name, None) if name.startswith("__") else None

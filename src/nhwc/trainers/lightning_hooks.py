@@ -79,25 +79,7 @@ class LightningHooks:
     ) -> None:
         self._mark_(pl_module, batch)
 
-    def on_test_batch_start(
-        self,
-        trainer: Any,
-        pl_module: nn.Module,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._mark_(pl_module, batch)
-
-    def on_predict_batch_start(
-        self,
-        trainer: Any,
-        pl_module: nn.Module,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._mark_(pl_module, batch)
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def _convert_(self, trainer: Any, model: nn.Module) -> None:
         sharded = any(kind.__name__ in _SHARDED for kind in type(trainer.strategy).__mro__)

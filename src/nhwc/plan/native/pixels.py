@@ -24,13 +24,14 @@ from .windows import Given
 
 Shape = tuple[int, ...]
 
-_MODES: dict[type[nn.Module], str] = {
+PADDING: dict[type[nn.Module], str] = {
     padding._ConstantPadNd: "constant",
     padding._ReflectionPadNd: "reflect",
     padding._ReplicationPadNd: "replicate",
     padding._CircularPadNd: "circular",
     CircularPad: "circular",
 }
+"""The modules that pad, and do nothing else, with the word that F.pad has for it."""
 
 
 class PixelMove(NamedTuple):
@@ -45,11 +46,9 @@ class PixelMove(NamedTuple):
         return move_step(x, y, in_frames(frames, rows, shape[-2]), columns, fill=self.fill)
 
 
-def pad_arguments(module: nn.Module) -> Given | None:
-    """The arguments of F.pad for a module that pads, and does nothing else."""
-    mode = next((mode for kind, mode in _MODES.items() if isinstance(module, kind)), None)
-    if mode is None:
-        return None
+def pad_arguments(module: Any) -> Given:
+    """The arguments of F.pad for a module that pads."""
+    mode = next(mode for kind, mode in PADDING.items() if isinstance(module, kind))
     return {"pad": module.padding, "mode": mode, "value": getattr(module, "value", None)}
 
 

@@ -12,14 +12,15 @@ from ...graph.mended import Attention, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
-from ...operators.activations import of_module
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Layer
+from .arithmetic import activating, with_number
 from .attending import packed_attention, spelled_attention, torchs_attention
+from .calls import OperatorCall, bound
 from .moves import moving
-from .operators import OF_NAME, OperatorCall, activating, bound, norm_step
+from .norms import norm_step
 from .rows import concatenated, mean_of_tokens, pointwise, rowwise, scaled
 
 
@@ -44,19 +45,19 @@ class _TokensCall(OperatorCall):
             if type(module) is SpelledAttention:
                 return spelled_attention(record, layer, module)
             if type(module) is nn.LayerNorm:
-                whole = tuple(module.normalized_shape) == self._out.shape[-1:]
+                whole = tuple(module.normalized_shape) == self.out.shape[-1:]
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if isinstance(module, Softmax) and not module.logarithm:
                 return self._softmax_of(module.dim)
             if isinstance(module, Reduced):
                 plain = module.kind == "mean"
                 return self._mean_over(module.dims) if plain else None
-            return self._each_number(activating(of_module(module)))
+            return self._each_number(activating(self))
         named: dict[str, Callable[[], Implementation | None]] = {
             "add": self._sum,
             "mul": self._product,
-            "sub": lambda: self._each_number(self.with_number(sign=-1)),
-            "div": lambda: self._each_number(self.with_number(power=-1)),
+            "sub": lambda: self._each_number(with_number(self, sign=-1)),
+            "div": lambda: self._each_number(with_number(self, power=-1)),
             **dict.fromkeys(("cat", "concat"), self._joined),
             "mean": lambda: self._mean_over(bound(self.node, ("input", "dim")).get("dim")),
             "softmax": self._function_softmax,
@@ -65,7 +66,7 @@ class _TokensCall(OperatorCall):
         find = named.get(arithmetic_of(self.name) or self.name)
         if find is not None:
             return find()
-        return self._each_number(activating(OF_NAME.get(self.name) if self.alone() else None))
+        return self._each_number(activating(self))
 
     def _each_number(self, make: Any) -> Implementation | None:
         return pointwise(self.record, self.layer, make) if make else None
@@ -73,14 +74,14 @@ class _TokensCall(OperatorCall):
     def _sum(self) -> Implementation | None:
         """Two tensors, one of which may be of fewer numbers, or a tensor and a number."""
         if not self.two():
-            return self._each_number(self.with_number(sign=1))
-        whole = self._out.shape in [self.record.values[one].shape for one in self.layer.inputs]
+            return self._each_number(with_number(self, sign=1))
+        whole = self.out.shape in [self.record.values[one].shape for one in self.layer.inputs]
         return self._each_number(add_step) if whole else None
 
     def _product(self) -> Implementation | None:
         if not self.two():
-            return self._each_number(self.with_number(power=1))
-        out, shapes = self._out.shape, [self._seen(0).shape, self._seen(1).shape]
+            return self._each_number(with_number(self, power=1))
+        out, shapes = self.out.shape, [self.seen(0).shape, self.seen(1).shape]
         if shapes == [out, out]:
             return self._each_number(multiply_step)
         factors = next((shape for shape in shapes if shape != out), out)
@@ -92,7 +93,7 @@ class _TokensCall(OperatorCall):
         parts, dim = given["tensors"], given.get("dim", given.get("axis", 0))
         if not isinstance(parts, (tuple, list)) or not isinstance(dim, int):
             return None
-        alike = all(len(self.record.values[one].shape) == len(self._out.shape) for one in parts)
+        alike = all(len(self.record.values[one].shape) == len(self.out.shape) for one in parts)
         return concatenated(self.record, self.layer, parts, dim) if alike else None
 
     def _function_softmax(self) -> Implementation | None:
@@ -100,13 +101,13 @@ class _TokensCall(OperatorCall):
         return self._softmax_of(given.get("dim")) if given.keys() <= {"input", "dim"} else None
 
     def _softmax_of(self, dim: Any) -> Implementation | None:
-        if dim not in (-1, len(self._out.shape) - 1):
+        if dim not in (-1, len(self.out.shape) - 1):
             return None
         return rowwise(self.record, self.layer, softmax_step)
 
     def _mean_over(self, dims: Any) -> Implementation | None:
         """The mean over all dimensions but the first and the last."""
-        rank = len(self._seen(0).shape)
+        rank = len(self.seen(0).shape)
         dims = (dims,) if isinstance(dims, int) else dims
         if not isinstance(dims, (tuple, list)) or not all(type(dim) is int for dim in dims):
             return None

@@ -1,0 +1,125 @@
+"""Sums, products and activations of images, volumes and rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...kernels.layers.elementwise import (
+    activation_step,
+    add_step,
+    affine_step,
+    multiply_step,
+    prelu_step,
+)
+from ...kernels.tape.steps import Step, View
+from ...operators.activations import FUNCTIONS, NamedActivation, of_module
+from ..implementation import Implementation
+from .calls import OperatorCall
+from .weighted import in_ours
+from .windows import Make
+
+_OF_NAME = {
+    getattr(function, "__name__", function): of_module(kind())
+    for function, kind in FUNCTIONS.items()
+}
+"""The activations of functions and methods that are given nothing but a tensor."""
+
+
+def add(call: OperatorCall) -> Implementation | None:
+    if not call.two():
+        return _affine(call, sign=1)
+    if call.seen(0).shape != call.seen(1).shape:
+        return None
+    return call.steps(add_step)
+
+
+def subtract(call: OperatorCall) -> Implementation | None:
+    if not call.two():
+        return _affine(call, sign=-1)
+    if call.seen(0).shape != call.seen(1).shape or len(call.out.shape) not in (4, 5):
+        return None
+    minus = -torch.ones(call.out.shape[1])
+    return call.steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
+
+
+def multiply(call: OperatorCall) -> Implementation | None:
+    """Two tensors of one shape, a factor for each channel, or a number."""
+    if not call.two():
+        return _affine(call, power=1)
+    (a, b), out = (call.seen(0).shape, call.seen(1).shape), call.out.shape
+    gate = (*out[:2], *[1] * (len(out) - 2)) if len(out) > 3 else (*out[:2], 1, 1)
+    # The first operand is the factor only if it has another shape than the result.
+    first = a != out
+    whole, factor = (b, a) if first else (a, b)
+    shared = len(out) > 3 and factor in (gate[1:], (1, *gate[1:]))
+    if whole != out or not (shared or factor in (out, gate)):
+        return None
+
+    def make(one: View, other: View, y: View) -> Step:
+        x, factor = (other, one) if first else (one, other)
+        return multiply_step(x, _pixel(factor) if shared else factor, y)
+
+    return call.steps(make)
+
+
+def divide(call: OperatorCall) -> Implementation | None:
+    return _affine(call, power=-1)
+
+
+def _affine(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Implementation | None:
+    make = with_number(call, power=power, sign=sign)
+    return call.steps(make) if make else None
+
+
+def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | None:
+    """x * number**power + sign * number, where the other operand is a number."""
+    args = call.node.args
+    if len(args) != 2 or call.node.kwargs:
+        return None
+    number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
+    swapped = number is args[0] and min(power, sign) < 0
+    if number is None or swapped or not _is_ordinary(number) or (power < 0 and not number):
+        return None
+    scale, shift = number**power, 1.0 * sign * number
+
+    def make(x: View, y: View) -> Step:
+        every = lambda number: torch.full(x.shape[1:2], number)
+        return affine_step(x, y, every(float(scale)), every(shift))
+
+    return make
+
+
+def _is_ordinary(number: float) -> bool:
+    """Whether 0 times it is 0, and multiplying by its reciprocal is as good as dividing by it."""
+    return not number or 1e-37 < abs(number) < 1e37
+
+
+def _pixel(view: View) -> View:
+    """View numbers that lie without gaps as one pixel of as many channels."""
+    count = view.pixels * view.shape[1]
+    return View(view.buffer, (1, count, 1, 1), count, view.offset)
+
+
+def prelu(call: OperatorCall) -> Implementation | None:
+    weight = call.module.weight
+    return call.on_pixels(lambda x, y: prelu_step(x, y, weight))
+
+
+def activation(call: OperatorCall) -> Implementation | None:
+    make = activating(call)
+    return call.steps(make) if make else None
+
+
+def activating(call: OperatorCall) -> Make | None:
+    """The step of an activation; None for what is none, and for one that our kernels lack."""
+    found = _named(call)
+    code = in_ours(found) if found else None
+    return code and (lambda x, y: activation_step(x, y, code[0], slope=code[1]))
+
+
+def _named(call: OperatorCall) -> NamedActivation | None:
+    if call.module is not None:
+        return of_module(call.module)
+    return _OF_NAME.get(call.name) if call.alone() else None

@@ -1,0 +1,96 @@
+"""Norms and softmax: of the channels of each pixel, of groups of them, of whole images."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ...kernels.layers.group_norm import group_norm_steps, pieces_of
+from ...kernels.layers.normalize import layer_norm_step, softmax_step
+from ...kernels.layers.response import response_steps
+from ...kernels.layers.unit import unit_step
+from ...kernels.programs.builder import Buffer, Builder, four
+from ..implementation import Implementation
+from .calls import OperatorCall, bound, computing
+from .windows import Make
+
+
+def layer_norm(call: OperatorCall) -> Implementation | None:
+    """Normalize over the last dimension, which holds the channels of each row."""
+    module, shape = call.module, call.out.shape
+    if len(shape) > 3 or tuple(module.normalized_shape) != shape[-1:]:
+        return None
+    return call.steps(norm_step(module))
+
+
+def channel_norm(call: OperatorCall) -> Implementation | None:
+    """Layer norm over the channels of each pixel."""
+    return call.on_images(norm_step(call.module))
+
+
+def norm_step(module: Any) -> Make:
+    """The step of a layer norm over the channels."""
+    norm, eps = (module.weight, module.bias), module.eps
+    return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
+
+
+def group_norm(call: OperatorCall) -> Implementation | None:
+    """Group norm, or instance norm, which has a group for each channel."""
+    shape = call.out.shape
+    norm = call.module if type(call.module) is nn.GroupNorm else call.module.norm
+    n, c, h, w = four(shape)
+    groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
+    # torch refuses to normalize a single number.
+    if len(shape) not in (4, 5) or h * w * (c // groups) == 1:
+        return None
+    steps = partial(
+        group_norm_steps, groups=groups, weight=norm.weight, bias=norm.bias, eps=norm.eps
+    )
+
+    def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+        pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
+        means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
+        builder.add(steps, x, pieces, means, y)
+        return y
+
+    return computing(emit)
+
+
+def response(call: OperatorCall) -> Implementation | None:
+    """Global response norm of images whose channels are not last in their shape."""
+    shape, module = call.out.shape, call.module
+    if module.last:
+        return None
+    n, c, h, w = shape
+    steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)
+
+    def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+        pieces = builder.buffer((n * pieces_of(c, h * w), c))
+        factors, y = builder.buffer((n, c)), builder.buffer(shape)
+        builder.add(steps, x, pieces, factors, y)
+        return y
+
+    return computing(emit)
+
+
+def normalize(call: OperatorCall) -> Implementation | None:
+    """`F.normalize` of each pixel's channels, by the norm of order 2."""
+    given = bound(call.node, ("input", "p", "dim", "eps", "out"))
+    plain = given.get("p", 2.0) == 2 and given.get("out") is None
+    eps = given.get("eps", 1e-12)
+    if not plain or not call.is_channels(given.get("dim", 1)) or type(eps) is not float:
+        return None
+    return call.on_pixels(lambda x, y: unit_step(x, y, eps=eps))
+
+
+def softmax(call: OperatorCall) -> Implementation | None:
+    given = bound(call.node, ("input", "dim"))
+    over_channels = call.is_channels(given.get("dim")) and given.keys() <= {"input", "dim"}
+    return call.on_pixels(softmax_step) if over_channels else None
+
+
+def softmax_of_module(call: OperatorCall) -> Implementation | None:
+    over_channels = call.is_channels(call.module.dim) and not call.module.logarithm
+    return call.on_pixels(softmax_step) if over_channels else None

@@ -1,0 +1,88 @@
+"""Pooling, means and resizing of images and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
+from ...kernels.programs.builder import Buffer, Builder, Shape
+from ...kernels.tape.steps import View
+from ..implementation import Implementation
+from .calls import Lower, OperatorCall, bound, computing
+from .pixels import nearest
+from .placing import of_pixels as place_pixels
+from .windows import ARGUMENTS, Given, Make, is_neutral, of_frames, of_pixels, resize
+
+_Window = Callable[[Given], "Make | None"]
+
+
+def of_function(make: _Window) -> Lower:
+    """Lower a function of torch's whose arguments `make` understands."""
+    return lambda call: _windows(call, make, bound(call.node, ARGUMENTS[make]))
+
+
+def of_module(make: _Window) -> Lower:
+    """Lower a module whose attributes have the names of the function's arguments."""
+    return lambda call: _windows(call, make, vars(call.module))
+
+
+def _windows(call: OperatorCall, make: _Window, given: Given) -> Implementation | None:
+    shape, wanted = call.seen(0).shape, call.out.shape
+    if len(shape) != 5:
+        return call.on_images(make(given))
+    if make is resize and (placed := place_pixels(call, nearest(given, shape, wanted))):
+        return placed
+    return _of_volumes(call, make, given) if len(wanted) == 5 else None
+
+
+def _of_volumes(call: OperatorCall, make: _Window, given: Given) -> Implementation | None:
+    """Windows over each frame, and then over the frames of each pixel."""
+    n, c, d, h, w = call.seen(0).shape
+    *_, deep, high, wide = call.out.shape
+    frames, pixels = of_frames(given), of_pixels(given)
+    one, two = make(frames), make(pixels)
+    if one is None or two is None:
+        return None
+    steps = [
+        (one, frames, (n * d, c, h, w), (n * d, c, high, wide)),
+        (two, pixels, (n, c, d, high * wide), (n, c, deep, high * wide)),
+    ]
+    needed = [s for s in steps if s[2] != s[3] or not is_neutral(s[1])] or steps[:1]
+
+    def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+        for number, (step, _, before, after) in enumerate(needed, 1):
+            depth = d if number < len(needed) else deep
+            y = builder.buffer((n, c, depth, high, wide))
+            builder.add(partial(_reshaped, step, before, after), x, y)
+            x = y
+        return x
+
+    return computing(emit)
+
+
+def _reshaped(make: Make, before: Shape, after: Shape, x: View, y: View) -> Any:
+    """The steps of `make` on the same pixels, counted as images of other sizes."""
+    return make(replace(x, shape=before), replace(y, shape=after))
+
+
+def adaptive_pool(call: OperatorCall) -> Implementation | None:
+    x, out = call.seen(0).shape, call.out.shape
+    if len(x) != 5 or len(out) != 5:
+        return call.on_images(adaptive_avgpool_step)
+    if out[2:] == (1, 1, 1):
+        return call.steps(global_mean_step)
+    # The parts are even in each direction, so the mean of the means is the mean.
+    return _of_volumes(call, lambda given: adaptive_avgpool_step, {})
+
+
+def mean(call: OperatorCall) -> Implementation | None:
+    """The mean over all pixels of an image or a volume."""
+    given = bound(call.node, ("input", "dim", "keepdim"))
+    dims, rank = given.get("dim"), len(call.seen(0).shape)
+    if not isinstance(dims, (tuple, list)) or rank not in (4, 5):
+        return None
+    over_all = sorted(d % rank for d in dims) == [*range(2, rank)]
+    return call.steps(global_mean_step) if over_all else None
