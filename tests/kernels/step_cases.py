@@ -4,7 +4,7 @@ Each maker takes a `random.Random`, which hypothesis can supply, and so shrink.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,7 @@ def depthwise(choose):
     if choose.random() < 0.5:
         t, moves = choose.randint(1, 3), [choose.randint(1, 2) for _ in range(2)]
         deep = Frames(choose.randint(5, 6), t, moves[0], choose.randint(0, 3), moves[1])
+        deep = replace(deep, held=choose.random() < 0.5)
     sides = (deep.d, choose.randint(7, 12), choose.randint(7, 20))
     volume = torch.randn(choose.randint(1, 2), c, *sides)
     weight, bias = torch.randn(c, 1, deep.t, *size), torch.randn(c)
@@ -95,6 +96,10 @@ def depthwise(choose):
             (getattr(deep, name), *pair)
             for name, pair in (("stride", stride), ("padding", padding), ("dilation", dilation))
         ]
+        if deep.held:
+            front = deep.padding
+            x = x[:, :, torch.arange(-front, deep.d + front).clamp(0, deep.d - 1)]
+            window[1] = (0, *padding)
         return F.conv3d(x, w, b, *window, c).flatten(2, 3)
 
     x = volume.flatten(2, 3)

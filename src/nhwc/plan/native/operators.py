@@ -45,6 +45,7 @@ from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
 from ...operators.kinds import arithmetic_of
 from ..implementation import Emit, Implementation
+from ..padding import pad_arguments
 from ..recording import Record, Seen
 from ..specs import Layer
 from .pixels import (
@@ -54,7 +55,6 @@ from .pixels import (
     emit_moved,
     flipped,
     nearest,
-    pad_arguments,
     padded,
     repeated,
     sliced,
