@@ -327,12 +327,16 @@ def group_norm(choose):
     pieces = torch.zeros(n * pieces_of(c, h * w), 2 * c, 1, 1)
     rooms = [pieces, torch.zeros(n, 2 * c, 1, 1)]
 
-    def make(x, pieces, means, y):
+    beside = [torch.randn(total.shape)] * choose.randint(0, 1)
+    total = total + sum(beside).double() if beside else total
+
+    def make(x, pieces, means, *rest):
+        *residual, y = rest
         how = {**norm, "activation": activation, "slope": 0.1}
-        return group_norm_steps(x, pieces, means, y, **how)
+        return group_norm_steps(x, pieces, means, y, *residual, **how)
 
     sizes = 1 + weight.abs().max() * (1 + rounded) + bias.abs().max()
-    return StepCase([x, *rooms], make, ACTIVATIONS[activation](total), sizes, 40.0)
+    return StepCase([x, *rooms, *beside], make, ACTIVATIONS[activation](total), sizes, 40.0)
 
 
 def transposed(choose):

@@ -166,8 +166,8 @@ _SPECIAL = {
     "instance_norm": _NORM,
     "repeat": (
         "`repeat` always returns a contiguous tensor, and a `cat` or a convolution behind it then "
-        f"loses or restores the format (sglang#27431). {_FRAMES}; elsewhere convert its result once. "
-        "nhwc.optimize mends it."
+        f"loses or restores the format (sglang#27431). {_FRAMES}; elsewhere convert its result "
+        "once. nhwc.optimize mends it."
     ),
     "grid_sample": (
         "`grid_sample` reads channels last but always writes contiguous. Convert its result once "

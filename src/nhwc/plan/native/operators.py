@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ...graph.folded import FoldedConvTranspose2d, FoldedConvTranspose3d
 from ...graph.frames import FromFrames, ToFrames
+from ...graph.layers import Fused
 from ...graph.mended import (
     Cat,
     ChannelNorm,
@@ -27,6 +29,7 @@ from ...kernels.convolutions.transposed import (
     pack_transposed,
     transposed_steps,
 )
+from ...kernels.layers.activations import Activation as Code
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -78,6 +81,14 @@ OF_NAME = {
     for function, kind in FUNCTIONS.items()
 }
 """The activations of functions and methods that are given nothing but a tensor."""
+
+
+_TRANSPOSED = (
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    FoldedConvTranspose2d,
+    FoldedConvTranspose3d,
+)
 
 
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
@@ -157,8 +168,8 @@ class OperatorCall:
             return self._made(lambda x, y: shuffle_steps(x, y, module.groups))
         if isinstance(module, Softmax) and self._is_channels(module.dim) and not module.logarithm:
             return self._pixelwise(softmax_step)
-        if type(module) in (nn.ConvTranspose2d, nn.ConvTranspose3d):
-            return self._transposed()
+        if type(module) in _TRANSPOSED:
+            return self._transposed(module, (Code.NONE, 0.0))
         if type(module) is nn.PReLU:
             weight = module.weight
             return self._pixelwise(lambda x, y: prelu_step(x, y, weight))
@@ -167,7 +178,9 @@ class OperatorCall:
         if type(module) is nn.LayerNorm:
             return self._layer_norm()
         if type(module) in (nn.GroupNorm, GroupNorm, InstanceNorm):
-            return self._group_norm()
+            return self._group_norm(module, (Code.NONE, 0.0))
+        if isinstance(module, Fused):
+            return self._fused(module)
         if type(module) is GlobalResponse:
             return None if module.last else self._response()
         if type(module) in (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d):
@@ -275,10 +288,22 @@ class OperatorCall:
         rank = len(self._out.shape)
         return rank in (4, 5) and dim in (1, 1 - rank)
 
-    def _transposed(self) -> Emit | None:
+    def _fused(self, module: Fused) -> Emit | None:
+        """A norm or a transposed convolution, and what is added and applied to its result."""
+        activation, op = of_module(module.activation), module.op
+        code = in_ours(activation) if activation or module.activation is None else None
+        if code is None or op._forward_hooks or op._forward_pre_hooks:
+            return None
+        if type(op) in (GroupNorm, InstanceNorm):
+            return self._group_norm(op, code)
+        return self._transposed(op, code) if type(op) in _TRANSPOSED else None
+
+    def _transposed(self, module: Any, code: tuple[Code, float]) -> Emit | None:
         """A transposed convolution whose filters are neither grouped nor dilated."""
-        module, x, y = self.module, self._seen(0).shape, self._out.shape
-        alone = len(self.node.args) == 1 and not self.node.kwargs
+        x, y, places = self._seen(0).shape, self._out.shape, self._places()
+        alone = all(isinstance(one, fx.Node) for one in self.node.args) and not self.node.kwargs
+        alone = alone and (isinstance(self.module, Fused) or len(places) == 1)
+        alone = alone and all(self._seen(number).shape == y for number in range(1, len(places)))
         plain = module.groups == 1 and {*module.dilation} == {1}
         if not alone or not plain or len(x) != module.weight.ndim:
             return None
@@ -290,14 +315,22 @@ class OperatorCall:
             stride=(*image, *module.stride),
             padding=(*(0 for _ in image), *module.padding),
         )
+        # What is added comes before the activation.
+        last: dict[str, Any] = {"activation": code[0], "slope": code[1]}
+        spec = spec if len(places) == 2 else replace(spec, **last)
         self.free = False
 
-        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+        def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
+            x, *residual = (given[place] for place in places)
             weight = module.weight if module.weight.ndim == 5 else module.weight.unsqueeze(2)
             packed = pack_transposed(spec, weight, module.bias)
             stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
             builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
-            return result
+            if not residual:
+                return result
+            added = builder.buffer(y)
+            builder.add(partial(add_step, **last), result, *residual, added)
+            return added
 
         return emit
 
@@ -317,10 +350,12 @@ class OperatorCall:
             return None
         return self._steps(norm_step(module))
 
-    def _group_norm(self) -> Emit | None:
-        """Group norm, or instance norm, which has a group for each channel."""
-        shape = self._out.shape
-        norm = self.module if type(self.module) is nn.GroupNorm else self.module.norm
+    def _group_norm(self, module: Any, code: tuple[Code, float]) -> Emit | None:
+        """Group norm, or instance norm, which has a group for each channel; then an activation."""
+        shape, places = self._out.shape, self._places()
+        norm = module if type(module) is nn.GroupNorm else module.norm
+        if any(self._seen(number).shape != shape for number in range(len(places))):
+            return None
         n, c, h, w = four(shape)
         groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
         # torch refuses to normalize a single number.
@@ -328,13 +363,20 @@ class OperatorCall:
             return None
         self.free = False
         steps = partial(
-            group_norm_steps, groups=groups, weight=norm.weight, bias=norm.bias, eps=norm.eps
+            group_norm_steps,
+            groups=groups,
+            weight=norm.weight,
+            bias=norm.bias,
+            eps=norm.eps,
+            activation=code[0],
+            slope=code[1],
         )
 
-        def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+        def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
+            x, *residual = (given[place] for place in places)
             pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
             means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
-            builder.add(steps, x, pieces, means, y)
+            builder.add(steps, x, pieces, means, y, *residual)
             return y
 
         return emit
@@ -508,6 +550,11 @@ class OperatorCall:
             return y
 
         return emit
+
+    def _places(self) -> list[int]:
+        """Which input of the layer each argument is: one value may be given twice."""
+        given = nodes_in(self.node.args)
+        return [self.layer.inputs.index(one) for one in given if one in self.layer.inputs]
 
     def two(self) -> bool:
         """Whether the node takes two tensors and nothing else."""
