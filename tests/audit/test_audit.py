@@ -191,6 +191,36 @@ def test_attention_within_one_window_misreads_nothing():
     assert not audit(Window(), torch.rand(1, 3, 8, 8)).lost
 
 
+FIRST_AGAIN = 'F.pad(x, (0, 0, 0, 0, n, 0), mode="replicate")'
+
+
+@pytest.mark.parametrize(
+    ("between", "operator", "says"),
+    [
+        (lambda x: torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), x], 2), "repeat", FIRST_AGAIN),
+        (lambda x: torch.cat([x[:, :, :1].expand(-1, -1, 2, -1, -1), x], 2), "cat", FIRST_AGAIN),
+        (
+            lambda x: x.permute(0, 2, 1, 3, 4).contiguous().transpose(1, 2),
+            *("contiguous", "x.transpose(1, 2).flatten(0, 1) of a volume"),
+        ),
+        (lambda x: torch.tril(x), "tril", "memory_format=torch.channels_last_3d"),
+        (lambda x: torch.softmax(x, 1), "softmax", "x.permute(0, 2, 3, 4, 1)"),
+    ],
+)
+def test_a_remedy_for_volumes_is_in_their_words(between, operator, says):
+    report = audit(Between(between, dims=3), torch.rand(2, 3, 4, 8, 8))
+    found = {finding.operator.rpartition(".")[2]: finding for finding in report.findings}
+    assert says in found[operator].remedy
+    assert "torch.channels_last " not in found[operator].remedy
+
+
+def test_the_frame_that_a_remedy_pads_with_keeps_the_format():
+    def causal(x):
+        return F.pad(x, (0, 0, 0, 0, 2, 0), mode="replicate")
+
+    assert audit(Between(causal, dims=3), torch.rand(2, 3, 4, 8, 8)).clean
+
+
 def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
     net = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.ReLU())
     clip = torch.rand(1, 4, 4, 8, 8)

@@ -74,3 +74,9 @@ def test_code_that_asks_for_strides_shows_in_the_result():
     assert report.agreement.first is None
     assert report.agreement.result.error == pytest.approx(0.5)
     assert "asks for strides" in audit_text(report)
+
+
+def test_group_norm_is_told_with_its_cause():
+    report = compared(lambda x: F.group_norm(x + 3000, 24))
+    assert report.agreement.first.operator.endswith("group_norm")
+    assert "variance from sums of squares" in audit_text(report)

@@ -48,7 +48,9 @@ def frames(draw):
     t, dilation = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (3, 1), (3, 2)]))
     padding = draw(st.integers(0, 2))
     least = max(1, dilation * (t - 1) + 1 - 2 * padding)
-    return Frames(least + draw(st.integers(0, 4)), t, draw(st.integers(1, 2)), padding, dilation)
+    held, wanted = draw(st.booleans()), draw(st.sampled_from([None, None, 1, 4]))
+    d, stride = least + draw(st.integers(0, 4)), draw(st.integers(1, 2))
+    return Frames(d, t, stride, padding, dilation, wanted, held)
 
 
 @st.composite
@@ -81,6 +83,7 @@ def convolutions(draw, winograd=False, deep=False):
         has_residual=draw(st.booleans()),
         has_bias=draw(st.booleans()),
         frames=draw(frames()) if deep else IMAGE,
+        wanted=draw(st.sampled_from([None, None, (3, 7), (9, 13)])) if deep else None,
     )
 
 
@@ -120,7 +123,7 @@ class Case:
         bias = None if self.bias is None else change(self.bias.double())
         x = change(self.x.double())
         deep = spec.frames
-        if spec.wanted is not None or deep.wanted is not None:
+        if spec.wanted is not None or deep.wanted is not None or deep.held:
             y = self._as_wanted(x, weight, bias)
         elif deep == IMAGE:
             y = F.conv2d(x, weight, bias, spec.stride, spec.padding, spec.dilation, spec.groups)
@@ -138,12 +141,15 @@ class Case:
             (spec.r, spec.h, spec.out_h, spec.stride[0], spec.padding[0], spec.dilation[0]),
             (spec.s, spec.w, spec.out_w, spec.stride[1], spec.padding[1], spec.dilation[1]),
         ][deep == IMAGE :]
-        padding = []
-        for taps, size, out, stride, front, dilation in reversed(sides):
-            padding += [front, (out - 1) * stride + dilation * (taps - 1) + 1 - size - front]
+        for dim, (taps, size, out, stride, front, dilation) in enumerate(sides, 2):
+            places = torch.arange((out - 1) * stride + dilation * (taps - 1) + 1) - front
+            outside = (places < 0) | (places >= size)
+            x = x.index_select(dim, places.clamp(0, size - 1))
+            if not (deep.held and dim == 2):
+                x = x.index_fill(dim, outside.nonzero().flatten(), 0.0)
         stride, dilation = [side[3] for side in sides], [side[5] for side in sides]
         convolve = F.conv2d if deep == IMAGE else F.conv3d
-        return convolve(F.pad(x, padding), weight, bias, stride, 0, dilation, spec.groups)
+        return convolve(x, weight, bias, stride, 0, dilation, spec.groups)
 
     def expected(self):
         return ACTIVATIONS[self.spec.activation](self._sum(lambda t: t))

@@ -90,7 +90,8 @@ def main():
             spec = replace(spec, padding=(1, 1), w=16, groups=groups, c=c, k=k)
         if choose.random() < 0.3:
             t, padding = choose.choice([(1, 0), (3, 0), (3, 1), (2, 1)])
-            deep = Frames(choose.randint(3, 5), t, choose.choice([1, 2]), padding)
+            held = choose.random() < 0.5
+            deep = Frames(choose.randint(3, 5), t, choose.choice([1, 2]), padding, held=held)
             spec = replace(spec, frames=deep)
         if spec.out_h > 0 and spec.out_w > 0:
             run(spec, at_end=done % 2 == 0)

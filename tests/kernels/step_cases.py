@@ -4,7 +4,7 @@ Each maker takes a `random.Random`, which hypothesis can supply, and so shrink.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,7 @@ def depthwise(choose):
     if choose.random() < 0.5:
         t, moves = choose.randint(1, 3), [choose.randint(1, 2) for _ in range(2)]
         deep = Frames(choose.randint(5, 6), t, moves[0], choose.randint(0, 3), moves[1])
+        deep = replace(deep, held=choose.random() < 0.5)
     sides = (deep.d, choose.randint(7, 12), choose.randint(7, 20))
     volume = torch.randn(choose.randint(1, 2), c, *sides)
     weight, bias = torch.randn(c, 1, deep.t, *size), torch.randn(c)
@@ -95,6 +96,10 @@ def depthwise(choose):
             (getattr(deep, name), *pair)
             for name, pair in (("stride", stride), ("padding", padding), ("dilation", dilation))
         ]
+        if deep.held:
+            front = deep.padding
+            x = x[:, :, torch.arange(-front, deep.d + front).clamp(0, deep.d - 1)]
+            window[1] = (0, *padding)
         return F.conv3d(x, w, b, *window, c).flatten(2, 3)
 
     x = volume.flatten(2, 3)
@@ -322,12 +327,16 @@ def group_norm(choose):
     pieces = torch.zeros(n * pieces_of(c, h * w), 2 * c, 1, 1)
     rooms = [pieces, torch.zeros(n, 2 * c, 1, 1)]
 
-    def make(x, pieces, means, y):
+    beside = [torch.randn(total.shape)] * choose.randint(0, 1)
+    total = total + sum(beside).double() if beside else total
+
+    def make(x, pieces, means, *rest):
+        *residual, y = rest
         how = {**norm, "activation": activation, "slope": 0.1}
-        return group_norm_steps(x, pieces, means, y, **how)
+        return group_norm_steps(x, pieces, means, y, *residual, **how)
 
     sizes = 1 + weight.abs().max() * (1 + rounded) + bias.abs().max()
-    return StepCase([x, *rooms], make, ACTIVATIONS[activation](total), sizes, 40.0)
+    return StepCase([x, *rooms, *beside], make, ACTIVATIONS[activation](total), sizes, 40.0)
 
 
 def transposed(choose):

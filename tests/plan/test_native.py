@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.folded import FoldedConvTranspose3d
 from nhwc.graph.frames import FromFrames, ToFrames
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import (
@@ -284,6 +285,35 @@ def test_volumes_and_their_frames_are_the_same_memory():
     assert chosen == ["nhwc"] * 5
     for given in (x, x.to(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(program(given), graph(x))
+
+
+FUSED = {
+    "group norm": (GroupNorm(nn.GroupNorm(2, 8)), nn.SiLU()),
+    "group norm alone": (GroupNorm(nn.GroupNorm(2, 8)), None),
+    "instance norm": (InstanceNorm(nn.InstanceNorm3d(8, affine=True)), nn.LeakyReLU(0.2)),
+    "transposed": (nn.ConvTranspose3d(8, 8, 3, padding=1), nn.GELU()),
+    "transposed and folded": (FoldedConvTranspose3d(8, 8, 3, 1, 1), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", FUSED)
+@torch.no_grad()
+def test_what_is_added_and_applied_to_a_layer(name, count):
+    class Ended(Net):
+        def __init__(self, twice):
+            super().__init__()
+            self.fused, self.twice = Fused(*FUSED[name]), twice
+
+        def forward(self, x):
+            more = [x if self.twice else x.relu()] * (count - 1)
+            return self.fused(x, *more) * 2
+
+    (x,) = images((2, 8, 5, 7, 6))
+    for twice in (False, True):
+        graph, program, chosen = lowered(Ended(twice), x)
+        assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+        torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-4)
 
 
 DILATED = {

@@ -125,10 +125,6 @@ def test_what_a_layer_is_called_in_the_memory(module, key, image):
     "module",
     [
         nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
-        pytest.param(
-            nn.Conv2d(4, 6, 2, padding="same"),
-            marks=pytest.mark.filterwarnings("ignore:Using padding"),
-        ),
         nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
         Fused(nn.Conv2d(4, 6, 3), nn.ELU()),
         nn.ConvTranspose2d(4, 6, 3),

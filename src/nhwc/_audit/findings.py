@@ -196,10 +196,16 @@ def hidden_weights(calls: Sequence[Call], model: nn.Module) -> list[Finding]:
             copied_bytes=0,
             remedy="This convolution reads a contiguous weight of the model, which nhwc.convert_ "
             "does not find, because the code of its class hands it to no convolution. Convert it: "
-            "p.data = nhwc.to_format(p.data, Format.CHANNELS_LAST).",
+            f"p.data = nhwc.to_format(p.data, Format.{_last_of(calls[members[0]])}).",
         )
         for site, members in sites.items()
     ]
+
+
+def _last_of(call: Call) -> str:
+    """The name of the format that the weight of a convolution should have."""
+    volume = len(call.inputs[1].shape) == 5
+    return (Format.CHANNELS_LAST_3D if volume else Format.CHANNELS_LAST).name
 
 
 def is_note(finding: Finding) -> bool:

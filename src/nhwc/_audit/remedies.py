@@ -6,9 +6,28 @@ from ..formats import Format
 from ..watch.calls import Call, TensorSpec
 from ..watch.effects import Effect, short_name
 
+_OF_VOLUMES = {
+    "torch.channels_last": "torch.channels_last_3d",
+    "Format.CHANNELS_LAST": "Format.CHANNELS_LAST_3D",
+    "permute(0, 2, 3, 1)": "permute(0, 2, 3, 4, 1)",
+    "permute(0, 3, 1, 2)": "permute(0, 4, 1, 2, 3)",
+    "contiguous image": "contiguous volume",
+    "one image": "one volume",
+    "nn.Conv2d": "nn.Conv3d",
+}
+"""What torch calls a thing of images, and the same of volumes."""
+
 
 def remedy(call: Call, effect: Effect) -> str:
     """Say why this call had that effect and what to write instead, in one or two sentences."""
+    said = _remedy(call, effect)
+    if any(len(tensor.shape) == 5 for tensor in (*call.inputs, *call.outputs)):
+        for of_images, of_volumes in _OF_VOLUMES.items():
+            said = said.replace(of_images, of_volumes)
+    return said
+
+
+def _remedy(call: Call, effect: Effect) -> str:
     name = short_name(call.operator)
     if effect is Effect.MISREADS:
         return _misread(call, name)
@@ -63,6 +82,9 @@ def _cat(call: Call) -> str:
     if culprit.format is Format.AMBIGUOUS:
         what = "is ambiguous (its strides are true of both formats) and was read as contiguous"
         do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
+    elif any(step == 0 and size > 1 for step, size in zip(*_layout(culprit), strict=True)):
+        what = "is expanded: its strides say no format"
+        do = _FRAMES if len(culprit.shape) == 5 else "Write it with F.pad or interpolate instead"
     elif culprit.format is Format.CONTIGUOUS:
         what, do = "is contiguous", "Convert it where it is made"
     else:
@@ -72,6 +94,10 @@ def _cat(call: Call) -> str:
         f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
         f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
     )
+
+
+def _layout(tensor: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tensor.strides, tensor.shape
 
 
 def _pointwise(call: Call, name: str) -> str:
@@ -110,6 +136,11 @@ def _general(call: Call, name: str) -> str:
     )
 
 
+_FRAMES = (
+    "To put the first frame in front n times, write "
+    'F.pad(x, (0, 0, 0, 0, n, 0), mode="replicate"), which keeps the format'
+)
+
 _NORM = (
     "`instance_norm` copies to contiguous, normalises as a batch norm and returns contiguous "
     "(pytorch#194616). `nhwc.optimize` mends it; `GroupNorm(C, C)` keeps the format on CPU, but "
@@ -133,6 +164,11 @@ _SPECIAL = {
         "constant, reflect and replicate keep the format."
     ),
     "instance_norm": _NORM,
+    "repeat": (
+        "`repeat` always returns a contiguous tensor, and a `cat` or a convolution behind it then "
+        f"loses or restores the format (sglang#27431). {_FRAMES}; elsewhere convert its result "
+        "once. nhwc.optimize mends it."
+    ),
     "grid_sample": (
         "`grid_sample` reads channels last but always writes contiguous. Convert its result once "
         "with .contiguous(memory_format=torch.channels_last) if convolutions follow."
@@ -146,6 +182,12 @@ _SPECIAL = {
         "(pytorch#59168)."
     ),
 }
+
+
+def _stacks_frames(call: Call) -> bool:
+    """Whether it reads a volume with its frames before its channels, and these are densest."""
+    first = _first_image(call)
+    return first is not None and len(first.shape) == 5 and first.densest == 2
 
 
 def _misread(call: Call, name: str) -> str:
@@ -164,6 +206,12 @@ def _misread(call: Call, name: str) -> str:
 
 
 def _converted(call: Call, name: str) -> str:
+    if name in ("contiguous", "reshape") and _stacks_frames(call):
+        return (
+            f"This `{name}` copies a volume whose channels and frames were swapped. As a batch of "
+            "images it is the same memory: x.transpose(1, 2).flatten(0, 1) of a volume in channels "
+            "last, without .contiguous(), is a view in channels last."
+        )
     if call.asked is not None and name not in ("contiguous", "clone"):
         return (
             f"This `{name}` is asked for memory_format=torch.contiguous_format. Leave that out: "

@@ -19,6 +19,7 @@ from .fold_scale import fold_scale
 from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
+from .fuse_norm_activation import fuse_norm_activation
 from .join_attention import join_attention
 from .join_response_norm import join_response_norm
 from .join_scores import join_scores
@@ -88,6 +89,7 @@ PASSES: tuple[Pass, ...] = (
     *MENDING,
     fuse_epilogue,
     fuse_bn_activation,
+    fuse_norm_activation,
 )
 """All passes, in the order in which `optimize` runs them."""
 

@@ -53,6 +53,7 @@ class _Problem:
         self, scene: Scene, timings: Timings, conversion: Callable[[Seen], float], switch: float
     ) -> None:
         self.layers, self.record, self.timings = scene.layers, scene.record, timings
+        self.readers = scene.readers
         self.switch = switch
         self._conversion = conversion
         self._by_node = {layer.node: layer for layer in scene.layers}
@@ -65,14 +66,15 @@ class _Problem:
         return kernels + sum(self._conversions(choice, value) for value in values)
 
     def neighbours(self, layer: Layer) -> list[Layer]:
-        nodes = [*layer.inputs, *layer.node.users]
+        nodes = [*layer.inputs, *self.readers.get(layer.node, ())]
         return [self._by_node[node] for node in nodes if node in self._by_node]
 
     def _conversions(self, choice: Choice, value: fx.Node) -> float:
         """A value is converted once, however many read it in the other layout."""
         seen = self.record.values.get(value)
         has = written(choice, self.record, value)
-        users = [choice[user].implementation for user in value.users if user in choice]
+        readers = self.readers.get(value, ())
+        users = [choice[user].implementation for user in readers if user in choice]
         ours = value in choice and choice[value].implementation.ours
         switches = value in choice and any(user.ours != ours for user in users)
         converts = has is not None and bool({user.reads for user in users} - {has, None})

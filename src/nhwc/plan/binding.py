@@ -156,7 +156,7 @@ class _Binder:
         inside, moving = {layer.node for layer in unit}, set[fx.Node]()
         for layer in reversed(unit):
             one = self.choice[layer.node].implementation
-            if one.free and one.moved and (inside - moving).isdisjoint(layer.node.users):
+            if one.free and one.moved and (inside - moving).isdisjoint(self._readers(layer)):
                 moving.add(layer.node)
         # A program returns no tuple: who takes one apart stays with who makes it.
         kept = inside - moving
@@ -166,6 +166,9 @@ class _Binder:
             [layer for layer in unit if layer.node not in moving],
             [layer for layer in unit if layer.node in moving],
         )
+
+    def _readers(self, layer: Layer) -> set[fx.Node]:
+        return self.scene.readers.get(layer.node, set())
 
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
         """What a node makes of constants and fixed values alone."""
@@ -197,7 +200,7 @@ class _Binder:
         # Programs of one plan run one after the other: they share a pool.
         self.pool = self.pool or kernels.Pool()
         inside = {layer.node for layer in layers}
-        outputs = [layer.node for layer in layers if set(layer.node.users) - inside]
+        outputs = [layer.node for layer in layers if self._readers(layer) - inside]
         chosen = {layer: self.choice[layer.node].implementation for layer in layers}
         joined = {one.before for one in chosen.values()}
         parts = (

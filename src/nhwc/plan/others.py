@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..operators.activations import NamedActivation, in_onednn, in_torch
 from ..operators.unseen import sees_no_column
 from .cuda import fused_convolutions
 from .implementation import Implementation, Run
-from .recording import Record
+from .recording import Record, laid_out
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Weighted
 
 Prepare = Callable[..., Run]
@@ -55,6 +56,30 @@ def _torch(prepare: Prepare, layout: Format | None = None) -> Implementation:
 
 def _for_convolution(spec: Convolution) -> tuple[Implementation, ...]:
     """Eager torch in both layouts, and fused kernels with weights packed for them."""
+    if spec.behind is None and not spec.held:
+        return _for_even_padding(spec)
+    found = _for_even_padding(spec.of_padded())
+    return tuple(replace(one, prepare=partial(_behind_pad, spec, one)) for one in found)
+
+
+def _behind_pad(spec: Convolution, one: Implementation, *constants: Any) -> Run:
+    """What computes `spec`, of an implementation for its padded input."""
+    run = one.prepare(*constants)
+    ends = [*zip(spec.padding, spec.behind or spec.padding, strict=True)]
+    of_frames = [*[0] * 4, *ends[0]] if spec.held else []
+    # torch names the last side first.
+    zeros = [number for pair in reversed(ends[spec.held :]) for number in pair]
+
+    def convolve(x: Tensor, *residual: Tensor) -> Tensor:
+        padded = F.pad(x, of_frames, "replicate") if of_frames else x
+        padded = F.pad(padded, zeros)
+        result: Tensor = run(laid_out(padded, one.reads) if one.reads else padded, *residual)
+        return result
+
+    return convolve
+
+
+def _for_even_padding(spec: Convolution) -> tuple[Implementation, ...]:
     eager = partial(_eager_convolution, spec)
     volume = len(spec.input) == 5
     last = torch.channels_last_3d if volume else torch.channels_last

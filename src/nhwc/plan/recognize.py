@@ -10,6 +10,7 @@ from ..formats import CHANNELS_LAST_OF
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..operators.activations import of_module
+from .padding import without_pads
 from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
@@ -17,11 +18,12 @@ from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
     """The layers of `graph` in an order in which they can run; what a plan knows is left out."""
     known = record.fixed | record.constant
-    return [
+    found = [
         _layer(graph, record, node)
         for node in graph.graph.nodes
         if node.op.startswith("call_") and node not in known and node in record.values
     ]
+    return without_pads(graph, record, found)
 
 
 def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
@@ -103,18 +105,20 @@ def _is_convolution(op: Any) -> bool:
 
 
 def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
-    """Stride, padding, dilation and groups; None where the padding is not zeros on both sides."""
+    """Stride, padding, dilation and groups; None where the padding is not zeros."""
     padding: Any = conv.padding
+    behind = None
     if conv.padding_mode != "zeros":
         return None
     if padding == "valid":
         padding = tuple(0 for _ in conv.kernel_size)
     elif padding == "same":
         total = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-        if any(t % 2 for t in total):
-            return None
         padding = tuple(t // 2 for t in total)
+        # Where the number is odd, the last zero stands behind.
+        behind = tuple(t - t // 2 for t in total) if any(t % 2 for t in total) else None
     return {
+        "behind": behind,
         "stride": tuple(conv.stride),
         "padding": tuple(padding),
         "dilation": tuple(conv.dilation),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..models.trees import tensors_of
 from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
+from .padding import readers_of
 from .recognize import is_opaque, layers_of
 from .recording import Record, record
 from .specs import Layer, OperatorSpec, Weighted, constants_of
@@ -47,6 +49,11 @@ class Scene:
     layers: tuple[Layer, ...]
     implementations: dict[fx.Node, tuple[Implementation, ...]]
     joints: dict[fx.Node, Implementation]
+
+    @cached_property
+    def readers(self) -> dict[fx.Node, set[fx.Node]]:
+        """The nodes that read each value while a plan runs."""
+        return readers_of(self.graph, self.layers)
 
     def kind(self, layer: Layer) -> str:
         """The key of its entry in the ledger: layers of one kind take the same time.
@@ -123,7 +130,8 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
 
         for layer in known:
             found[layer.node] += kernels_of_ours(graph, record, layer)
-        joints = joints_of(record, [x for x in layers if any(one.ours for one in found[x.node])])
+        ours = [x for x in layers if any(one.ours for one in found[x.node])]
+        joints = joints_of(record, ours, readers_of(graph, layers))
     allowed = {node: tuple(i for i in some if i.exact or not exact) for node, some in found.items()}
     return Scene(graph, record, tuple(layers), allowed, joints)
 

@@ -7,7 +7,7 @@ kernel's speed depends on, and names its entry in the ledger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,11 @@ from ..operators.windows import places
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 2-D or 3-D convolution on these shapes, and what is done to its result before storing."""
+    """A 2-D or 3-D convolution on these shapes, and what is done to its result before storing.
+
+    `padding` is the zeros in front of each side, and behind it too unless `behind` says otherwise.
+    If `held`, the frames beside a volume are not zeros but those at its ends.
+    """
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
@@ -33,21 +37,35 @@ class Convolution:
     activation: NamedActivation | None
     dtype: torch.dtype
     device: str
+    behind: tuple[int, ...] | None = None
+    held: bool = False
 
     @property
     def key(self) -> str:
-        geometry = f"s{_x(self.stride)} p{_x(self.padding)} d{_x(self.dilation)} g{self.groups}"
+        pads = _x(self.padding) + (f"-{_x(self.behind)}" if self.behind else "")
+        pads += " held" if self.held else ""
+        geometry = f"s{_x(self.stride)} p{pads} d{_x(self.dilation)} g{self.groups}"
         kind = f"conv{len(self.input) - 2}d"
         return f"{kind} {_x(self.input)} w{_x(self.weight)} {geometry} {_tail(self)}"
 
     @property
     def output(self) -> tuple[int, ...]:
-        sizes = zip(
-            *(self.input[2:], self.weight[2:], self.stride, self.padding, self.dilation),
-            strict=True,
-        )
-        sides = (places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in sizes)
+        sizes = zip(self.padded, self.weight[2:], self.stride, self.dilation, strict=True)
+        sides = (places(n, k, stride=s, dilation=d) for n, k, s, d in sizes)
         return (self.input[0], self.weight[0], *sides)
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The sides of the input with the zeros beside it."""
+        sides = zip(self.input[2:], self.padding, self.behind or self.padding, strict=True)
+        return tuple(map(sum, sides))
+
+    def of_padded(self) -> Convolution:
+        """The same on an input that has the zeros beside it."""
+        sides = self.padded
+        none = (0,) * len(sides)
+        more: dict[str, Any] = {"padding": none, "behind": None, "held": False}
+        return replace(self, input=(*self.input[:2], *sides), **more)
 
 
 @dataclass(frozen=True)

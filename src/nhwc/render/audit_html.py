@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._audit import Audit
 from .._audit.findings import KINDS
-from .audit_text import clean_words
+from .audit_text import clean_words, comparison_words
 from .page import page
 
 
@@ -17,5 +17,6 @@ def audit_html(audit: Audit) -> str:
         "kinds": KINDS,
         "judged": audit.judged,
         "clean_words": clean_words(audit),
+        "comparison_words": comparison_words(audit),
     }
     return page("audit", f"{audit.model} {shapes}: memory format", data)

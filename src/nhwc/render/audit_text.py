@@ -7,10 +7,19 @@ from collections import Counter
 from .._audit import Audit
 from .._audit.divergence import Agreement
 from .._audit.findings import KINDS, Finding
+from ..watch.effects import short_name
 from .audit_reorders_text import reorders_text
 from .text import milliseconds, paint, plural, shape, size, wrap
 
 _COLORS = {"lost": "red", "misread": "red"}
+
+_KNOWN_TO_DIFFER = {
+    "group_norm": (
+        "In channels last torch takes the variance from sums of squares, which loses digits where "
+        "the mean is large beside the deviation. nhwc.optimize computes it without; elsewhere keep "
+        "what it reads contiguous."
+    ),
+}
 
 
 def audit_text(audit: Audit, *, color: bool = False) -> str:
@@ -22,15 +31,8 @@ def audit_text(audit: Audit, *, color: bool = False) -> str:
     lines.append(verdict.replace("clean", paint("clean", "green", color), 1))
     for finding in audit.findings:
         lines += ["", *_finding(audit, finding, color)]
-    if audit.comparison is not None:
-        ratio, (low, high) = audit.comparison.ratio, audit.comparison.interval
-        lines += [
-            "",
-            f"channels last against contiguous: {ratio:.2f}x ({low:.2f} to {high:.2f}), "
-            f"{audit.comparison.verdict}",
-        ]
-    if audit.agreement is not None:
-        lines += [wrap(agreement_words(audit.agreement), "", "  ")]
+    compared = comparison_words(audit)
+    lines += [""] * bool(compared) + [wrap(text, "", "  ") for text in compared]
     if audit.reorders is not None:
         lines += ["", *reorders_text(audit.reorders, color=color)]
     lines += ["", *(wrap(f"not visible: {text}", "") for text in audit.unseen)]
@@ -102,15 +104,33 @@ def what_happened(audit: Audit, finding: Finding) -> str:
     return text[0].upper() + text[1:]
 
 
+def comparison_words(audit: Audit) -> list[str]:
+    """Say how fast the two formats were and whether they agree, where they were compared."""
+    found = []
+    if audit.comparison is not None:
+        ratio, (low, high) = audit.comparison.ratio, audit.comparison.interval
+        found.append(
+            f"channels last against contiguous: {ratio:.2f}x ({low:.2f} to {high:.2f}), "
+            f"{audit.comparison.verdict}"
+        )
+    if audit.agreement is not None:
+        found.append(agreement_words(audit.agreement))
+    return found
+
+
 def agreement_words(agreement: Agreement) -> str:
     """Say whether both formats give the same values, and where the first that differ arise."""
     made = f"{plural(agreement.calls, 'call')} made in both formats"
     if agreement.first is not None:
         first = agreement.first
+        why = _KNOWN_TO_DIFFER.get(
+            short_name(first.operator),
+            "Its kernel computes something else in channels last, or it reads memory by strides: "
+            "keep what it reads contiguous.",
+        )
         return (
             f"{made}: `{first.operator}` is the first whose values differ, by {first.error:.2g} of "
-            f"the largest, {first.site.words}. Its kernel computes something else in channels "
-            "last, or it reads memory by strides: keep what it reads contiguous."
+            f"the largest, {first.site.words}. {why}"
         )
     if agreement.result is not None:
         return (

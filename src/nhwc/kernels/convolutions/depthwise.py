@@ -63,7 +63,7 @@ _FIELDS = (
     *ENDING,
 )
 
-_FRAMES = ("d", "out_d", "t", "stride_d", "pad_d", "dilation_d")
+_FRAMES = ("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held")
 """What the kernels for volumes are told besides."""
 _DEEP_FIELDS = (*_FIELDS, *_FRAMES)
 
@@ -107,12 +107,14 @@ def depthwise_step(
     h, out_h = h // frames.d, out_h // frames.out_d
     r, s = weight.shape[-2:]
     apart = dilation[1] if s > 1 else 1
-    tile = tile_for(s, padding[1], apart, out_w)
+    beyond = (out_w - 1) * stride[1] - padding[1] + (s - 1) * apart - (w - 1)
+    tile = tile_for(s, max(padding[1], beyond), apart, out_w)
     deep = frames != IMAGE
     some = DEPTHWISE_OF_FRAMES if deep else ANY_DEPTHWISE
     kernel = tiled_depthwise(s, stride[1], tile, apart, deep=deep) if tile else some
     piece, pieces = _pieces(n * frames.out_d * out_h, c)
-    moves = (frames.d, frames.out_d, frames.t, frames.stride, frames.padding, frames.dilation)
+    counts = (frames.d, frames.out_d, frames.t)
+    moves = (frames.stride, frames.padding, frames.dilation, int(frames.held))
     numbers = {
         "n": n,
         "h": h,
@@ -138,7 +140,7 @@ def depthwise_step(
         weights=pad_channels(weight.flatten(1).t(), c),
         bias=pad_channels(bias, c),
         **numbers,
-        **(dict(zip(_FRAMES, moves, strict=True)) if deep else {}),
+        **(dict(zip(_FRAMES, (*counts, *moves), strict=True)) if deep else {}),
         **ending(y, activation, slope, residual),
     )
 
@@ -146,7 +148,7 @@ def depthwise_step(
 def tile_for(taps: int, padding: int, dilation: int, width: int) -> int:
     """How many neighbouring outputs of a row to compute at once; 0 if no kernel is tiled so.
 
-    `taps`, `padding` and `dilation` are those along a row.
+    `taps`, `padding`, the larger one, and `dilation` are those along a row.
     """
     known = taps <= _LONGEST and padding <= taps // 2 * dilation
     fitting = [tile for tile in _TILES if tile <= width]
@@ -268,6 +270,8 @@ def _deep_row(
         filters = a.r * a.s * emit_padded(a.c)
         with e.range(0, a.t) as m:
             ahead = m * a.dilation_d
+            at_end = e.max(e.i64(0), e.min(front + ahead, a.d - 1)) - front
+            ahead = e.select(a.held != 0, at_end, ahead)
             with e.when((front + ahead >= 0) & (front + ahead < a.d)):
                 add(row.source + ahead * a.h * a.w * a.x_pixel, weights + m * filters)
 

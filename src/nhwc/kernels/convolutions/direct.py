@@ -259,6 +259,7 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
         "stride_d": spec.frames.stride,
         "pad_d": spec.frames.padding,
         "dilation_d": spec.frames.dilation,
+        "held": int(spec.frames.held),
         "stride_h": spec.stride[0],
         "stride_w": spec.stride[1],
         "pad_h": spec.padding[0],

@@ -17,6 +17,7 @@ class Frames:
 
     A volume lies in memory as its frames one after the other, each an image. There are `padding`
     frames of zeros on both sides; if `wanted` says how many frames the result has, as many behind.
+    If `held`, the frames beside the volume are the one at that end, over and over.
     """
 
     d: int = 1
@@ -25,6 +26,7 @@ class Frames:
     padding: int = 0
     dilation: int = 1
     wanted: int | None = None
+    held: bool = False
 
     @property
     def out_d(self) -> int:
@@ -42,6 +44,8 @@ class Frames:
         >>> Frames(1, 3, padding=1).seen(), Frames(4, 3, padding=1).seen()
         (slice(1, 2, None), slice(0, 3, None))
         """
+        if self.held:
+            return slice(0, self.t)
         return _seen(self.d, self.out_d, self.t, self.stride, self.padding, self.dilation)
 
     def without_unseen(self) -> Frames:
@@ -168,7 +172,7 @@ class ConvSpec:
         if deep == Frames(deep.d):
             # Each frame is an image of its own.
             return replace(self, n=self.n * deep.d, frames=IMAGE)
-        if self._of_pixels and deep.wanted is None and self.wanted is None:
+        if self._of_pixels and not deep.held and self.wanted is None:
             # All pixels of a frame are a row of an image, as high as there are frames.
             return replace(
                 self,
@@ -179,6 +183,7 @@ class ConvSpec:
                 stride=(deep.stride, 1),
                 padding=(deep.padding, 0),
                 dilation=(deep.dilation, 1),
+                wanted=None if deep.wanted is None else (deep.wanted, self.h * self.w),
             )
         return self
 

@@ -60,7 +60,7 @@ _LINES_BYTES = 64 << 10
 
 def serves(spec: ConvSpec) -> bool:
     """Whether `spec` is such a layer, on an image wide enough for a tile."""
-    plain = spec.groups == 1 and spec.dilation == (1, 1)
+    plain = spec.groups == 1 and spec.dilation == (1, 1) and min(spec.padding) >= 0
     steps = spec.c == 3 and spec.c * spec.stride[1] in STEPS
     return plain and steps and spec.out_w >= isas.host().rows
 
@@ -71,7 +71,8 @@ def stem_steps(
     """The convolution as one step, on weights packed as `direct` has them."""
     isa = isas.host()
     padded_k = -(-spec.k // isa.width) * isa.width
-    line = (spec.w + 2 * spec.padding[1]) * spec.c
+    seen = (spec.out_w - 1) * spec.stride[1] + spec.s
+    line = max(spec.w + spec.padding[1], seen) * spec.c
     blocks = _blocks(spec, line)
     # Lines that are pooled come in pairs.
     highest = -(-spec.out_h // (2 * blocks)) * 2
@@ -167,6 +168,7 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
     image, row = line
     source = a.x.floats() + ((image * a.h + row) * a.w) * a.x_pixel
     floats, pad = a.w * a.c, a.pad_w * a.c
+    behind = a.line - pad - floats
 
     def copy() -> None:
         """Pixels without gaps, channels last, are one row of floats."""
@@ -176,12 +178,12 @@ def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
         rest = floats // e.width * e.width
         mask = e.lanes(floats - rest)
         e.store(e.load(source + rest, mask), to + (pad + rest), mask)
-        _clear(e, to + (pad + floats), pad)
+        _clear(e, to + (pad + floats), behind)
 
     def colours() -> None:
         """Three lines, one per colour, become one."""
         _clear(e, to, pad)
-        _clear(e, to + (pad + floats), pad)
+        _clear(e, to + (pad + floats), behind)
         red, area = a.x.floats() + (image * a.c * a.h + row) * a.w, a.h * a.w
 
         def put(column: Value, mask: Value | None) -> None:

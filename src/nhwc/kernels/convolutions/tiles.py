@@ -46,7 +46,7 @@ from .transforms import F2, F4, Product, Transform, emit_twice
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
-    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "deep"),
+    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held", "deep"),
     *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
     *("low", "high", "code", "slope", POOL),
@@ -157,6 +157,8 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
     )
     with e.range(0, a.t) as tap, e.range(0, a.c, e.width) as c:
         frame = front + tap * a.dilation_d
+        at_end = e.max(e.i64(0), e.min(frame, a.d - 1))
+        frame = e.select(a.held != 0, at_end, frame)
         there = (frame >= 0) & (frame < a.d)
         source = a.x.floats() + (((image * a.d + frame) * a.h + top) * a.w + left) * a.x_pixel
         to = into + (tap * emit_whole(e, a.c) + c) * rows

@@ -26,6 +26,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
+from ..layers.activations import Activation
 from ..tape.steps import Step, View, step
 from .conv import ConvKernel
 from .spec import ConvSpec, Frames
@@ -36,13 +37,18 @@ Sides = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Transposed:
-    """A transposed convolution of `input` (n, c, d, h, w) to `output` (n, k, d, h, w)."""
+    """A transposed convolution of `input` (n, c, d, h, w) to `output` (n, k, d, h, w).
+
+    The convolutions that it consists of apply the activation.
+    """
 
     input: tuple[int, int, int, int, int]
     output: tuple[int, int, int, int, int]
     size: Sides
     stride: Sides
     padding: Sides
+    activation: Activation = Activation.NONE
+    slope: float = 0.0
 
     @property
     def places(self) -> Sides:
@@ -121,6 +127,8 @@ def _packed(
         *(n, c, h, w, len(weight), r, s),
         padding=(padding[0], padding[1]),
         has_bias=bias is not None,
+        activation=spec.activation,
+        slope=spec.slope,
         frames=Frames(d, t, padding=front, wanted=frames),
         wanted=(places[0], places[1]),
     )

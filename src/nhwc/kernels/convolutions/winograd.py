@@ -161,6 +161,7 @@ def winograd_steps(
         stride_d=frames.stride,
         pad_d=frames.padding,
         dilation_d=frames.dilation,
+        held=int(frames.held),
         deep=_deep(spec),
         tiles_h=tiles_h,
         tiles_w=tiles_w,

@@ -54,6 +54,7 @@ def group_norm_steps(
     pieces: View,
     means: View,
     y: View,
+    residual: View | None = None,
     *,
     groups: int,
     weight: Tensor | None = None,
@@ -62,7 +63,7 @@ def group_norm_steps(
     activation: Activation = Activation.NONE,
     slope: float = 0.01,
 ) -> list[Step]:
-    """activation(group_norm(x)); an instance norm has as many groups as channels.
+    """activation(group_norm(x) + residual); an instance norm has as many groups as channels.
 
     `pieces` is room for 2 * c numbers of each piece of each image, `means` for as many of each
     image.
@@ -93,7 +94,7 @@ def group_norm_steps(
             factor=means,
             factor_pixel=means.pixel,
             bias=pad_channels(bias, c),
-            **ending(y, activation, slope),
+            **ending(y, activation, slope, residual),
         ),
     ]
 

@@ -32,14 +32,14 @@ from ..language.vectors import Emitter
 FIELDS = (
     *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
     *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
-    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d"),
+    *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held"),
 )
 """How output pixels map to input pixels.
 
 `run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1.
 `segment` is the length of the pieces that begin with a chunk of their own: run * c, or if c is a
 multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i reads only
-input pixel i.
+input pixel i. `held` says that the frames beside a volume are those at its ends.
 """
 
 
@@ -195,9 +195,9 @@ class _Packer:
         step = self._run_floats() * self.rows
         place = e.variable(self._first_place(here, step))
         with e.range(0, a.t) as m, e.range(*self.taps) as i, e.range(0, a.s, a.run) as j:
-            frame = window.front + m * a.dilation_d
+            ahead, frame = self._frame(window.front, m * a.dilation_d)
             row, column = window.top + i * a.dilation_h, window.left + j * a.dilation_w
-            run = window.source + m * a.dilation_d * self._frame_floats()
+            run = window.source + ahead * self._frame_floats()
             run = run + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
             to = place.value
             begin = e.min(a.run, e.max(-column, e.i64(0)))
@@ -207,6 +207,14 @@ class _Packer:
             end = e.select(there, end, begin)
             self._run(_Part(run, to, begin, end))
             place.value = to + step
+
+    def _frame(self, front: Value, ahead: Value) -> tuple[Value, Value]:
+        """How far the frame under a tap lies from the first tap's, and its number."""
+        e, a = self.e, self.a
+        number = front + ahead
+        held = e.max(e.i64(0), e.min(number, a.d - 1))
+        number = e.select(a.held != 0, held, number)
+        return number - front, number
 
     def _first_place(self, here: Value, step: Value) -> Value:
         """Where the first of the runs goes that are packed."""

@@ -50,6 +50,11 @@ class OperatorCall:
         # A number that the model is given is a node as well, but no input of the layer.
         return plain and len(nodes) == 2 and {*nodes} <= {*self.layer.inputs}
 
+    def places(self) -> list[int]:
+        """Which input of the layer each argument is: one value may be given twice."""
+        given = nodes_in(self.node.args)
+        return [self.layer.inputs.index(one) for one in given if one in self.layer.inputs]
+
     def is_channels(self, dim: Any) -> bool:
         """Whether `dim` is that of the channels of images or volumes."""
         rank = len(self.out.shape)

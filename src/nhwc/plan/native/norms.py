@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ...kernels.layers.activations import Activation
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.response import response_steps
@@ -38,21 +39,37 @@ def norm_step(module: Any) -> Make:
 
 def group_norm(call: OperatorCall) -> Implementation | None:
     """Group norm, or instance norm, which has a group for each channel."""
-    shape = call.out.shape
-    norm = call.module if type(call.module) is nn.GroupNorm else call.module.norm
+    return normed_in_groups(call, call.module)
+
+
+def normed_in_groups(
+    call: OperatorCall, module: Any, activation: Activation = Activation.NONE, slope: float = 0.0
+) -> Implementation | None:
+    """What `module` makes of the first input, the second added, if there is one; then activated."""
+    shape, places = call.out.shape, call.places()
+    if any(call.seen(number).shape != shape for number in range(len(places))):
+        return None
+    norm = module if type(module) is nn.GroupNorm else module.norm
     n, c, h, w = four(shape)
     groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
     # torch refuses to normalize a single number.
     if len(shape) not in (4, 5) or h * w * (c // groups) == 1:
         return None
     steps = partial(
-        group_norm_steps, groups=groups, weight=norm.weight, bias=norm.bias, eps=norm.eps
+        group_norm_steps,
+        groups=groups,
+        weight=norm.weight,
+        bias=norm.bias,
+        eps=norm.eps,
+        activation=activation,
+        slope=slope,
     )
 
-    def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+    def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
+        x, *residual = (given[place] for place in places)
         pieces = builder.buffer((n * pieces_of(c, h * w), 2 * c))
         means, y = builder.buffer((n, 2 * c)), builder.buffer(shape)
-        builder.add(steps, x, pieces, means, y)
+        builder.add(steps, x, pieces, means, y, *residual)
         return y
 
     return computing(emit)

@@ -10,6 +10,7 @@ from operator import getitem
 from torch import fx, nn
 
 from ...graph.frames import FromFrames, ToFrames
+from ...graph.layers import Fused
 from ...graph.mended import (
     Cat,
     ChannelNorm,
@@ -22,12 +23,12 @@ from ...graph.mended import (
 from ...graph.ordered import Repeat, Softmax
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
+from ..padding import PADDING
 from ..recording import Record
 from ..specs import Layer
-from . import arithmetic, norms, placing, pooling
+from . import arithmetic, fused, norms, placing, pooling
 from .calls import Lower, OperatorCall
-from .pixels import PADDING
-from .transposed import transposed
+from .transposed import TRANSPOSED, transposed
 from .windows import MODULES as WINDOWS
 from .windows import average_pool, max_pool, resize
 
@@ -61,11 +62,12 @@ _MODULES: dict[type[nn.Module], Lower] = {
     **dict.fromkeys((Repeat, *PADDING), placing.moved),
     **dict.fromkeys((ToFrames, FromFrames), placing.frames),
     Softmax: norms.softmax_of_module,
+    Fused: fused.fused,
 }
 """By the kind of a module."""
 
 _EXACTLY: dict[type[nn.Module], Lower] = {
-    **dict.fromkeys((nn.ConvTranspose2d, nn.ConvTranspose3d), transposed),
+    **dict.fromkeys(TRANSPOSED, transposed),
     nn.PReLU: arithmetic.prelu,
     ChannelNorm: norms.channel_norm,
     nn.LayerNorm: norms.layer_norm,

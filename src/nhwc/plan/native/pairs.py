@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -18,10 +18,12 @@ from .weighted import in_ours, one_step, ours
 EXPANDED, PROJECTED = "nhwc expanded depthwise", "nhwc projected depthwise"
 
 
-def joints_of(record: Record, layers: Sequence[Layer]) -> dict[fx.Node, Implementation]:
+def joints_of(
+    record: Record, layers: Sequence[Layer], readers: Mapping[fx.Node, Collection[fx.Node]]
+) -> dict[fx.Node, Implementation]:
     """Kernels for two of `layers` at once, by the node of the second one.
 
-    No other layer reads the result of the first one. A layer may be in two pairs.
+    The second one is the only one of `readers` of the first. A layer may be in two pairs.
     """
     by_node = {layer.node: layer for layer in layers if isinstance(layer.spec, Convolution)}
     found = {}
@@ -31,7 +33,7 @@ def joints_of(record: Record, layers: Sequence[Layer]) -> dict[fx.Node, Implemen
         if first is None or first.node in second.inputs[1:]:
             continue
         joint = _joint(record, first, second)
-        if joint and set(first.node.users) == {second.node}:
+        if joint and set(readers[first.node]) == {second.node}:
             found[second.node] = joint
     return found
 
@@ -61,11 +63,13 @@ def _joint(record: Record, first: Layer, second: Layer) -> Implementation | None
 def _is_pointwise(spec: Convolution) -> bool:
     """Whether each output pixel sees one input pixel, and all of its channels."""
     flat = tuple(spec.weight[2:]) == (1, 1) and tuple(spec.stride) == (1, 1)
-    return flat and tuple(spec.padding) == (0, 0) and spec.groups == 1
+    return flat and not any((*spec.padding, *(spec.behind or ()))) and spec.groups == 1
 
 
 def _is_depthwise(spec: Convolution) -> bool:
-    return spec.groups == spec.input[1] == spec.weight[0] > 1
+    """Whether each channel has one filter, which sees as little behind the image as windows may."""
+    little = spec.behind is None or spec.behind[-1] <= spec.weight[-1] // 2
+    return little and spec.groups == spec.input[1] == spec.weight[0] > 1
 
 
 def _window(spec: Convolution) -> Window:

@@ -12,10 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.modules import padding
+from torch import Tensor, fx
 
-from ...graph.mended import CircularPad
 from ...kernels.layers.moving import LEFT, OUTSIDE, in_frames, move_step
 from ...kernels.layers.resize import nearest_places
 from ...kernels.programs.builder import Buffer, Builder
@@ -23,15 +21,6 @@ from ...kernels.tape.steps import Step, View
 from .windows import Given
 
 Shape = tuple[int, ...]
-
-PADDING: dict[type[nn.Module], str] = {
-    padding._ConstantPadNd: "constant",
-    padding._ReflectionPadNd: "reflect",
-    padding._ReplicationPadNd: "replicate",
-    padding._CircularPadNd: "circular",
-    CircularPad: "circular",
-}
-"""The modules that pad, and do nothing else, with the word that F.pad has for it."""
 
 
 class PixelMove(NamedTuple):
@@ -44,12 +33,6 @@ class PixelMove(NamedTuple):
         """The step on an input of this shape."""
         frames, rows, columns = self.sides
         return move_step(x, y, in_frames(frames, rows, shape[-2]), columns, fill=self.fill)
-
-
-def pad_arguments(module: Any) -> Given:
-    """The arguments of F.pad for a module that pads."""
-    mode = next(mode for kind, mode in PADDING.items() if isinstance(module, kind))
-    return {"pad": module.padding, "mode": mode, "value": getattr(module, "value", None)}
 
 
 def padded(given: Given, shape: Shape) -> PixelMove | None:

@@ -13,6 +13,7 @@ from ...graph.ordered import Repeat
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
+from ..padding import pad_arguments
 from .calls import OperatorCall, bound, computing, nodes_in, noting
 from .pixels import (
     PixelMove,
@@ -20,7 +21,6 @@ from .pixels import (
     emit_joined,
     emit_moved,
     flipped,
-    pad_arguments,
     padded,
     repeated,
     sliced,
@@ -103,7 +103,7 @@ def _found(call: OperatorCall, shape: tuple[int, ...]) -> PixelMove | None:
     if type(call.module) is Repeat or call.name == "repeat":
         return repeated(_numbers(call.node), shape)
     if call.module is not None:
-        return padded(pad_arguments(call.module), shape)
+        return padded(pad_arguments(call.module) or {}, shape)
     if call.name == "pad":
         given = bound(call.node, ("input", "pad", "mode", "value"))
         given["pad"] = fx.node.map_arg(given.get("pad"), call.record.values.get)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import fx, nn
+
+from ...graph.folded import FoldedConvTranspose2d, FoldedConvTranspose3d
 from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
+from ...kernels.layers.activations import Activation
+from ...kernels.layers.elementwise import add_step
 from ...kernels.programs.builder import Buffer, Builder
 from ..implementation import Implementation
 from .calls import OperatorCall, computing
 
+TRANSPOSED = (
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    FoldedConvTranspose2d,
+    FoldedConvTranspose3d,
+)
+
 
 def transposed(call: OperatorCall) -> Implementation | None:
     """A transposed convolution whose filters are neither grouped nor dilated."""
-    module, x, y = call.module, call.seen(0).shape, call.out.shape
-    alone = len(call.node.args) == 1 and not call.node.kwargs
+    return convolved(call, call.module) if len(call.places()) == 1 else None
+
+
+def convolved(
+    call: OperatorCall, module: Any, activation: Activation = Activation.NONE, slope: float = 0.0
+) -> Implementation | None:
+    """What `module` makes of the first input, the second added, if there is one; then activated."""
+    x, y, places = call.seen(0).shape, call.out.shape, call.places()
+    alone = all(isinstance(one, fx.Node) for one in call.node.args) and not call.node.kwargs
+    alone = alone and all(call.seen(number).shape == y for number in range(1, len(places)))
     plain = module.groups == 1 and {*module.dilation} == {1}
     if not alone or not plain or len(x) != module.weight.ndim:
         return None
@@ -27,12 +48,21 @@ def transposed(call: OperatorCall) -> Implementation | None:
         padding=(*(0 for _ in image), *module.padding),
     )
 
-    def emit(builder: Builder, constants: None, x: Buffer) -> Buffer:
+    # What is added comes before the activation.
+    last: dict[str, Any] = {"activation": activation, "slope": slope}
+    spec = spec if len(places) == 2 else replace(spec, **last)
+
+    def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
+        x, *residual = (given[place] for place in places)
         weight = module.weight if module.weight.ndim == 5 else module.weight.unsqueeze(2)
         packed = pack_transposed(spec, weight, module.bias)
         stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
         builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
-        return result
+        if not residual:
+            return result
+        added = builder.buffer(y)
+        builder.add(partial(add_step, **last), result, *residual, added)
+        return added
 
     return computing(emit)
 

@@ -102,9 +102,13 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
         name: tuple(getattr(spec, name)[-2:]) for name in ("stride", "padding", "dilation")
     }
     frames = seen = IMAGE
+    behind, out = spec.behind or spec.padding, spec.output[2:]
+    if behind[-2:] != spec.padding[-2:]:
+        window["wanted"] = out[-2:]
     if deep:
         along = (spec.stride[0], spec.padding[0], spec.dilation[0])
-        frames = Frames(deep[0], taps[0], *along)
+        wanted = out[0] if behind[0] != spec.padding[0] else None
+        frames = Frames(deep[0], taps[0], *along, wanted, spec.held)
         seen = frames.without_unseen()
     one = ConvSpec(
         *(n, c, h, w, k, r, s),

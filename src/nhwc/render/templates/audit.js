@@ -270,5 +270,7 @@ wire();
 const first = data.findings.find((finding) => finding.calls.length);
 if (first) choose(first.calls[0], false);
 else if (calls.length) showCall(calls.reduce((best, call) => (call.seconds > best.seconds ? call : best), calls[0]));
+if (!data.comparison_words.length) $("#formats-part").remove();
+for (const text of data.comparison_words) $("#formats").append(make("p", {}, ...prose(`${text[0].toUpperCase()}${text.slice(1)}.`)));
 if (data.converted) $("#unseen").append(make("p", {}, "Weights and input were converted to channels last for this run; the model itself was left as it was."));
 for (const text of data.unseen) $("#unseen").append(make("p", {}, ...prose(`Not visible: ${text}.`)));

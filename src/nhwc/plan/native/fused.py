@@ -1,0 +1,21 @@
+"""Norms and transposed convolutions with what is added to their result and applied to it."""
+
+from __future__ import annotations
+
+from ...graph.mended import GroupNorm, InstanceNorm
+from ...operators.activations import of_module
+from ..implementation import Implementation
+from .calls import OperatorCall
+from .norms import normed_in_groups
+from .transposed import TRANSPOSED, convolved
+from .weighted import in_ours
+
+
+def fused(call: OperatorCall) -> Implementation | None:
+    activation, op = of_module(call.module.activation), call.module.op
+    code = in_ours(activation) if activation or call.module.activation is None else None
+    if code is None or op._forward_hooks or op._forward_pre_hooks:
+        return None
+    if type(op) in (GroupNorm, InstanceNorm):
+        return normed_in_groups(call, op, *code)
+    return convolved(call, op, *code) if type(op) in TRANSPOSED else None
