@@ -80,6 +80,10 @@ OF_NAME = {
 """The activations of functions and methods that are given nothing but a tensor."""
 
 
+_UNIT = ("input", "p", "dim", "eps", "out")
+"""The arguments of `F.normalize`."""
+
+
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for a layer without weights, if there is one."""
     found = OperatorCall(graph, record, layer)
@@ -113,6 +117,7 @@ class OperatorCall:
             **dict.fromkeys(("chunk", "split", "tensor_split"), self._parts),
             **dict.fromkeys(("flatten", "view", "reshape"), self._flatten),
             "mean": self._mean,
+            **dict.fromkeys(("pow", "square"), self._square),
             **dict.fromkeys(("max_pool2d", "max_pool3d"), lambda: self._called(max_pool)),
             **dict.fromkeys(("avg_pool2d", "avg_pool3d"), lambda: self._called(average_pool)),
             "interpolate": self._interpolate,
@@ -200,12 +205,17 @@ class OperatorCall:
         return lambda builder, constants, *buffers: buffers[first]
 
     def _normalize(self) -> Emit | None:
-        given = bound(self.node, ("input", "p", "dim", "eps", "out"))
-        plain = given.get("p", 2.0) == 2 and given.get("out") is None
-        eps = given.get("eps", 1e-12)
-        if not plain or not self._is_channels(given.get("dim", 1)) or type(eps) is not float:
+        eps = self.unit_eps()
+        if eps is None or not self._is_channels(bound(self.node, _UNIT).get("dim", 1)):
             return None
         return self._pixelwise(lambda x, y: unit_step(x, y, eps=eps))
+
+    def unit_eps(self) -> float | None:
+        """The least length that `F.normalize` divides by, if it divides by lengths as we do."""
+        given = bound(self.node, _UNIT)
+        plain = given.get("p", 2.0) == 2 and given.get("out") is None
+        eps = given.get("eps", 1e-12)
+        return eps if plain and type(eps) is float else None
 
     def _moved(self) -> Emit | None:
         """Padding, repetition and reversal of frames, lines and columns."""
@@ -424,6 +434,16 @@ class OperatorCall:
             return multiply_step(x, _pixel(factor) if shared else factor, y)
 
         return self._steps(make)
+
+    def _square(self) -> Emit | None:
+        make = self.squaring()
+        return self._steps(make) if make else None
+
+    def squaring(self) -> Make | None:
+        """The step of `x ** 2` or `x.square()`."""
+        power = self.node.args[1:] if self.name == "pow" else (2,)
+        plain = power in ((2,), (2.0,)) and not self.node.kwargs and len(self.layer.inputs) == 1
+        return (lambda x, y: multiply_step(x, x, y)) if plain else None
 
     def _cat(self) -> Emit | None:
         given = bound(self.node, ("tensors", "dim"))
