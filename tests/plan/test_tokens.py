@@ -289,3 +289,18 @@ def test_linear_attention_answers_as_torch_does():
     (x,) = images(ROWS)
     graph, program, _ = lowered(_linear_attention, x)
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_positions_that_follow_from_sizes_are_made_with_the_plan():
+    """As EdgeNeXt's and XCiT's: places are counted, and their sines are taken."""
+
+    def positioned(x):
+        places = (~torch.zeros((x.shape[0], *IMAGE[2:])).bool()).cumsum(1, dtype=torch.float32)
+        waves = places.unsqueeze(1) / torch.arange(1, x.shape[1] + 1).view(1, 16, 1, 1)
+        return x.relu() + waves.sin()
+
+    (x,) = images(IMAGE)
+    graph, program, chosen = lowered(positioned, x)
+    assert chosen == ["nhwc", "nhwc"]
+    torch.testing.assert_close(program(x), graph(x))
