@@ -106,6 +106,15 @@ def test_a_kernel_disturbed_once_is_chosen_in_the_end_and_nothing_is_measured_th
     assert evidence.turns[text] >= 12
 
 
+@pytest.mark.parametrize(("late", "waits_ms"), [(3, 0.1), (3, 20.0), (12, 0.15)])
+def test_short_calls_that_waited_for_a_core_are_repeated(late, waits_ms, clock, tmp_path):
+    """They took many times as long as a rival that needs but one core."""
+    clock = clock(right=0.02, wrong=0.03)
+    early = lambda name: name == "right" and clock.calls.count("right") <= late
+    clock.disturb = lambda name: waits_ms / 0.02 if early(name) else 1.0
+    assert names(planned(tmp_path / "plans.json", leisure_s=0.0)) == ["right"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_machine_that_is_never_calm_is_asked_so_often_and_no_more(seed, clock, tmp_path):
     clock, random_ = clock(right=1.0, wrong=1.5), random.Random(seed)

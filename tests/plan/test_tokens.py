@@ -200,3 +200,107 @@ def test_a_program_returns_none_of_several_values_apart():
     graph, program, _ = lowered(Halves(), x)
     for got, expected in zip(program(x), graph(x), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def _heads(x):
+    """Queries, keys and values of four heads, side by side in the channels of `x`."""
+    parts = x.chunk(3, -1)
+    return [parts[number].unflatten(-1, (4, 4)).transpose(1, 2) for number in range(3)]
+
+
+def _turned(x):
+    return x.transpose(1, 2)
+
+
+def _image_heads(x):
+    return x.flatten(2).unflatten(1, (4, 4))
+
+
+def _over_channels(x):
+    """Attention between channels, as EdgeNeXt's and XCiT's."""
+    q, k, v = (part.transpose(-2, -1) for part in _heads(x))
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    mixed = (q @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+    return mixed.permute(0, 3, 1, 2).flatten(2).mean(1)
+
+
+def _linear_attention(x):
+    """Attention without a softmax, as EfficientViT's."""
+    q, k, v = _heads(x)
+    q, k = q.relu(), k.relu()
+    mixed = q @ (k.transpose(-2, -1) @ F.pad(v, (0, 1), value=0.0))
+    divisor = mixed[..., -1:].abs() + q.mean(-1, keepdim=True).abs() + 1
+    return (mixed[..., :-1] / divisor).transpose(1, 2).flatten(2)
+
+
+class Starred(Net):
+    """An activation with one scale and one shift for all numbers, as MetaFormers have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.tensor([0.7])), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.scale * x.relu() ** 2 + self.shift
+
+
+class NormWithoutShift(nn.LayerNorm):
+    def __init__(self, c):
+        super().__init__(c, bias=False)
+
+
+ROWS, IMAGE = (2, 10, 48), (2, 16, 6, 5)
+PRODUCTS = {
+    "attention over channels": (_over_channels, (ROWS,)),
+    "heads of an image": (
+        lambda x: _image_heads(x) @ _image_heads(x).transpose(-2, -1),
+        (IMAGE,),
+    ),
+    "matrices for several batches": (lambda a, b: torch.matmul(a, b), ((2, 3, 7, 9), (9, 5))),
+    "matrices turned": (
+        lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2),
+        ((3, 9, 21), (3, 17, 9)),
+    ),
+    "single columns": (lambda a, b: torch.bmm(a, b), ((3, 5, 1), (3, 1, 4))),
+    "a number of each pixel": (lambda x, y: x * y.sigmoid(), (IMAGE, (2, 1, 6, 5))),
+    "a number of each pixel for all images": (lambda x, y: y * x, (IMAGE, (1, 1, 6, 5))),
+    "a divisor of each row": (lambda x, y: x / (y.sigmoid() + 1), ((2, 4, 7, 9), (2, 4, 7, 1))),
+    "a divisor of each number": (lambda x, y: x / (y.sigmoid() + 1), (ROWS, ROWS)),
+    "a shift of each row": (lambda x, y: x + y, (ROWS, (2, 10, 1))),
+    "a scale for all": (Starred(), (IMAGE,)),
+    "a scale for all tokens": (Starred(), (ROWS,)),
+    "a layer on a single token": (nn.Sequential(nn.Linear(48, 24), nn.GELU()), ((1, 1, 48),)),
+    "a norm of a class of its own": (nn.Sequential(NormWithoutShift(48), nn.GELU()), (ROWS,)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@torch.no_grad()
+def test_products_and_numbers_of_rows(name):
+    function, shapes = PRODUCTS[name]
+    inputs = images(*shapes)
+    graph, program, chosen = lowered(function, *inputs)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_linear_attention_answers_as_torch_does():
+    (x,) = images(ROWS)
+    graph, program, _ = lowered(_linear_attention, x)
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_positions_that_follow_from_sizes_are_made_with_the_plan():
+    """As EdgeNeXt's and XCiT's: places are counted, and their sines are taken."""
+
+    def positioned(x):
+        places = (~torch.zeros((x.shape[0], *IMAGE[2:])).bool()).cumsum(1, dtype=torch.float32)
+        waves = places.unsqueeze(1) / torch.arange(1, x.shape[1] + 1).view(1, 16, 1, 1)
+        return x.relu() + waves.sin()
+
+    (x,) = images(IMAGE)
+    graph, program, chosen = lowered(positioned, x)
+    assert chosen == ["nhwc", "nhwc"]
+    torch.testing.assert_close(program(x), graph(x))

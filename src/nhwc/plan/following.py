@@ -28,7 +28,7 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
     for node in graph.graph.nodes:
         sources = [one for one in node.all_input_nodes if one not in record.fixed]
         known = all(one.op == "get_attr" or one in record.constant for one in sources)
-        if not sources or not known or node in record.fixed or not _is_tensor(record, node):
+        if not known or node in record.fixed or not _is_tensor(record, node):
             continue
         exposed = any(user.op == "output" or user in written for user in node.users)
         if is_computed_from_arguments(node) and node not in written and not exposed:

@@ -31,7 +31,13 @@ def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module":
         return False
     module = graph.get_submodule(str(node.target))
-    return not (isinstance(module, LAYERS) or type(module).__module__.startswith("torch.nn."))
+    ours = isinstance(module, LAYERS) or is_layer_norm(module)
+    return not (ours or type(module).__module__.startswith("torch.nn."))
+
+
+def is_layer_norm(module: object) -> bool:
+    """Whether it is a layer norm, or a subclass that computes as its base."""
+    return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:

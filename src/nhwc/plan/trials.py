@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Container, Sequence
 from functools import cache
 from typing import Any
@@ -36,9 +37,14 @@ _TOLERANCE = 1e-3
 _FAR_BEHIND = 1.5
 """A kernel that takes this many times as long as the best will not come out before it."""
 
-_MANY = 8
-_SHORT_S = 2e-4
-"""Calls as short as this are the easiest to disturb: they are timed so many times more."""
+_WAITED_S = 2e-4
+"""A call may wait so long for a core, whatever it computes: no more says that it is behind."""
+
+_DISTURBED_S = 0.05
+"""Calls that took less in all are repeated before they count as far behind."""
+
+_SHORT_S, _SHORT_TURNS = 0.01, 24
+"""Short calls are repeated for so long, and so often: one of them then found all cores free."""
 
 Trials = dict[Implementation, Callable[[], Any]]
 """Calls of implementations, each on inputs in its layout, ready to be timed."""
@@ -101,31 +107,65 @@ def fastest(
 
     Those in `programs` are steps of ours, each in a program of its own, where in a model many steps
     share one. What it takes to enter a program is therefore timed in the same turns and taken off.
-    A run that is far behind after two calls is not called again, unless it is so short that what
-    disturbs a call may be longer.
+    A run that is far behind after four calls is not called again, unless these were so short that
+    they may have waited for a core most of the time: kernels of ours want all cores at once.
     """
     if not runs:
         return {}
-    every = {**runs, _ENTRY: entry()} if programs else dict(runs)
+    turns = _Turns(runs, device, between, programs)
+    turns.take(turns.runs, 2)
+    close = turns.close()
+    turns.take([n for n in runs if n not in close and sum(turns.seconds[n]) < _DISTURBED_S], 2)
+    close = turns.close()
+    longest = max(min(turns.seconds[name]) for name in close)
+    rounds = max(2, min(5, int(0.02 / max(longest, 1e-6))))
+    if longest < 2 * _WAITED_S:
+        rounds = max(rounds, min(_SHORT_TURNS, int(_SHORT_S / (longest + _seconds_of(between)))))
+    turns.take(close, rounds)
+    return {name: turns.time_of(name) for name in runs}
 
-    def take(names: Collection[str], rounds: int) -> None:
-        some = {name: every[name] for name in names}
-        taken = interleave(some, rounds=rounds, warmup=0, device=device, between=between)
-        for name, samples in taken.items():
-            times[name] += samples.seconds
 
-    def told(name: str) -> RivalTime:
-        found = RivalTime.of(times[name])
-        return found.less(min(times[_ENTRY])) if name in programs else found
+class _Turns:
+    """Runs that are timed in turns, and the seconds of every call; entering a program among them
+    where there are `programs`."""
 
-    times: dict[str, list[float]] = {name: [] for name in every}
-    take(every, 2)
-    least = {name: told(name).least_s for name in runs}
-    limit = max(_SHORT_S, _FAR_BEHIND * min(least.values()))
-    close = [name for name in every if name == _ENTRY or least[name] <= limit]
-    longest = max(min(times[name]) for name in close)
-    take(close, max(2, min(_MANY, int(0.02 / max(longest, 1e-6)))))
-    return {name: told(name) for name in runs}
+    def __init__(
+        self,
+        runs: dict[str, Callable[[], Any]],
+        device: str,
+        between: Callable[[], object] | None,
+        programs: Collection[str],
+    ) -> None:
+        self.runs = {**runs, _ENTRY: entry()} if programs else runs
+        self.seconds: dict[str, list[float]] = {name: [] for name in self.runs}
+        self._where: dict[str, Any] = {"device": device, "between": between, "warmup": 0}
+        self._programs = programs
+
+    def take(self, names: Collection[str], rounds: int) -> None:
+        if names:
+            some = {name: self.runs[name] for name in names}
+            for name, samples in interleave(some, rounds=rounds, **self._where).items():
+                self.seconds[name] += samples.seconds
+
+    def time_of(self, name: str) -> RivalTime:
+        found = RivalTime.of(self.seconds[name])
+        return found.less(min(self.seconds[_ENTRY])) if name in self._programs else found
+
+    def close(self) -> list[str]:
+        """The runs that may come out first, and the entry."""
+        least = {name: self.time_of(name).least_s for name in self.runs if name != _ENTRY}
+        best_s = min(least.values())
+        limit = max(_FAR_BEHIND * best_s, best_s + _WAITED_S)
+        return [name for name in self.runs if least.get(name, 0.0) <= limit]
+
+
+def _seconds_of(between: Callable[[], object] | None) -> float:
+    """What a call of `between` takes, if there is any."""
+    if between is None:
+        return 0.0
+    start = time.perf_counter()
+    between()
+    return time.perf_counter() - start
 
 
 _ENTRY = "entry"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 
@@ -98,6 +99,23 @@ def multiply_step(
     )
 
 
+def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
+    """x, and one number for each pixel: their `product`, `quotient` or `sum`.
+
+    A `number` of a single pixel is for all.
+    """
+    kernel = {"product": PIXEL_PRODUCT, "quotient": PIXEL_QUOTIENT, "sum": PIXEL_SUM}[kind]
+    distance = number.pixel if number.pixels > 1 else 0
+    numbers: dict[str, Argument] = {"factor": number, "factor_pixel": distance}
+    return step(kernel, **_source(x), **numbers, **ending(y, Activation.NONE))
+
+
+def divide_step(x: View, divisor: View, y: View) -> Step:
+    """x / divisor, number by number."""
+    numbers: dict[str, Argument] = {"factor": divisor, "factor_pixel": divisor.pixel}
+    return step(QUOTIENT, **_source(x), **numbers, **ending(y, Activation.NONE))
+
+
 def _source(x: View) -> dict[str, Argument]:
     return {"x": x, "x_pixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
 
@@ -133,6 +151,22 @@ def _product(e: Emitter, a: Args, pixel: Value) -> Change:
     return change
 
 
+def _quotient(e: Emitter, a: Args, pixel: Value) -> Change:
+    divisors = a.factor.floats() + pixel * a.factor_pixel
+
+    def change(value: Value, place: Place) -> Value:
+        return value / e.load(divisors + place.channel, place.mask)
+
+    return change
+
+
+def _with_pixels_number(
+    e: Emitter, a: Args, pixel: Value, *, combine: Callable[[Value, Value], Value]
+) -> Change:
+    number = e.broadcast(e.read(a.factor.floats() + pixel * a.factor_pixel))
+    return lambda value, place: combine(value, number)
+
+
 def _prelu(e: Emitter, a: Args, pixel: Value) -> Change:
     factors = a.factor.floats()
     return lambda value, place: e.select(value < 0.0, value * e.load(factors + place[0]), value)
@@ -145,3 +179,14 @@ def _kernel(name: str, fields: tuple[str, ...], of: ChangeOf) -> Kernel:
 SUM = _kernel("sum", (), _none)
 PRODUCT = _kernel("product", ("factor", "factor_pixel", "shared_by", "shift"), _product)
 PRELU = _kernel("prelu", ("factor",), _prelu)
+QUOTIENT = _kernel("quotient", ("factor", "factor_pixel"), _quotient)
+PIXEL_PRODUCT, PIXEL_QUOTIENT, PIXEL_SUM = (
+    _kernel(
+        f"pixel_{name}", ("factor", "factor_pixel"), partial(_with_pixels_number, combine=combine)
+    )
+    for name, combine in (
+        ("product", operator.mul),
+        ("quotient", operator.truediv),
+        ("sum", operator.add),
+    )
+)

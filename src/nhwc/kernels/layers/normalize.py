@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from llvmlite import ir
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
 from ..language.loops import Place, each_vector
-from ..language.values import WORD, Value
+from ..language.values import Value
 from ..language.vectors import Emitter
+from ..product.moments import across as across
+from ..product.moments import emit_moments
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
 from .activations import Activation, emit_exp
@@ -51,18 +50,6 @@ def layer_norm_step(
     )
 
 
-def across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
-    """The lanes of a vector combined into every lane, pairs first."""
-    distance = e.width // 2
-    while distance:
-        lanes = [lane ^ distance for lane in range(e.width)]
-        picks = ir.Constant(ir.VectorType(WORD, e.width), lanes)
-        swapped = Value(e, e.builder.shuffle_vector(vector.llvm, vector.llvm, picks))
-        vector = combine(vector, swapped)
-        distance //= 2
-    return vector
-
-
 def largest(e: Emitter, a: Value, b: Value) -> Value:
     """The larger; NaN where either is."""
     return e.select(a != a, a, e.max(a, b))
@@ -100,27 +87,10 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
 def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     begin, end = e.share(a.pixels, thread, threads)
-    channels = e.broadcast(e.to_float(a.c))
+    eps = e.broadcast(e.float_of_bits(a.eps))
     with e.range(begin, end) as pixel:
         source = a.x.floats() + pixel * a.x_pixel
-        total, squares = e.variable(0.0), e.variable(0.0)
-
-        def add(c: Value, mask: Value | None) -> None:
-            total.value = total.value + e.load(source + c, mask)
-
-        each_vector(e, 0, a.c, add)
-        mean = across(e, total.value, lambda p, q: p + q) / channels
-
-        # The mean is taken first: a difference of large squares would lose the digits.
-        def add_square(c: Value, mask: Value | None) -> None:
-            apart = e.load(source + c, mask) - mean
-            if mask is not None:
-                apart = e.select(mask, apart, e.vector())
-            squares.value = e.fma(apart, apart, squares.value)
-
-        each_vector(e, 0, a.c, add_square)
-        variance = across(e, squares.value, lambda p, q: p + q) / channels
-        scale = 1.0 / e.sqrt(variance + e.broadcast(e.float_of_bits(a.eps)))
+        mean, scale = emit_moments(e, source, a.c, eps)
 
         def normalize(c: Value, mask: Value | None) -> None:
             value = (e.load(source + c, mask) - mean) * scale

@@ -16,7 +16,11 @@ is copied in whole vectors; only the last chunk of a run is masked, and filled w
 window sees beside the image is zeros, too, so that the product need not know of padding.
 
 A 1x1 convolution packs as well, though its rows are pixels as they lie: within a chunk all rows are
-at constant distances, whatever lies between pixels in the image.
+at constant distances, whatever lies between pixels in the image. Whoever copies pixels can change
+them on the way, and an image that was normalized, or multiplied by a gate, need not exist:
+
+    x  -->  (x - mean) * scale * gain + shift    -->  packed      layer norm, of each pixel
+    x  -->  x * factor of its image              -->  packed      squeeze-and-excitation
 """
 
 from __future__ import annotations
@@ -28,18 +32,22 @@ from ..language.compiler import Args
 from ..language.loops import each_vector, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
+from .moments import emit_moments
 
 FIELDS = (
     *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
     *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
     *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held"),
+    *("gains", "shift", "eps", "factor", "factor_pixel", "shared_by"),
 )
 """How output pixels map to input pixels.
 
 `run` is how many taps of a row lie side by side in memory and are copied as one: s, or 1.
 `segment` is the length of the pieces that begin with a chunk of their own: run * c, or if c is a
 multiple of the vector (`whole`) any multiple of it. `flat` says that output pixel i reads only
-input pixel i. `held` says that the frames beside a volume are those at its ends.
+input pixel i; such a pixel is normalized on the way where there are `gains`, and multiplied where
+there is a `factor`, which `shared_by` pixels have in common. `held` says that the frames beside a
+volume are those at its ends.
 """
 
 
@@ -72,9 +80,62 @@ def emit_pack(e: Emitter, a: Args, x: Value, pixels: Pixels, into: Value, rows: 
     source = x + pixels.first * a.x_pixel
     e.branch(
         a.flat != 0,
-        lambda: copy_rows(e, Lines(source, a.x_pixel), a.c, pixels.rows, into),
+        lambda: _pack_pixels(e, a, source, pixels, into),
         lambda: _pack_windows(e, a, x, pixels, into, rows),
     )
+
+
+def _pack_pixels(e: Emitter, a: Args, source: Value, pixels: Pixels, into: Value) -> None:
+    lines = Lines(source, a.x_pixel)
+    e.branch(
+        (a.gains | a.factor) == 0,
+        lambda: copy_rows(e, lines, a.c, pixels.rows, into),
+        lambda: e.branch(
+            a.gains != 0,
+            lambda: _normalize_rows(e, a, lines, pixels.rows, into),
+            lambda: _multiply_rows(e, a, lines, pixels, into),
+        ),
+    )
+
+
+def _normalize_rows(e: Emitter, a: Args, source: Lines, rows: Value, into: Value) -> None:
+    """Copy each row as (x - mean) * scale * gain + shift: all means and scales first."""
+    moments = e.stack(2 * e.isa.rows * e.width)
+    scales = moments + e.isa.rows * e.width
+    eps = e.broadcast(e.float_of_bits(a.eps))
+    with e.range(0, rows) as i:
+        mean, scale = emit_moments(e, source.start + i * source.apart, a.c, eps)
+        e.store(mean, moments + i * e.width)
+        e.store(scale, scales + i * e.width)
+
+    def copy(channel: Value, mask: Value | None) -> None:
+        gain, shift = (e.load(part.floats() + channel) for part in (a.gains, a.shift))
+        with e.range(0, rows) as i:
+            value = e.load(source.start + i * source.apart + channel, mask)
+            mean, scale = e.load(moments + i * e.width), e.load(scales + i * e.width)
+            value = e.fma((value - mean) * scale, gain, shift)
+            e.store(value, into + channel * rows + i * e.width)
+
+    each_vector(e, e.i64(0), a.c, copy)
+
+
+def _multiply_rows(e: Emitter, a: Args, source: Lines, pixels: Pixels, into: Value) -> None:
+    """Copy each row times the factors of its image."""
+    with e.range(0, pixels.rows) as i:
+        row = source.start + i * source.apart
+        factors = a.factor.floats() + (pixels.first + i) // a.shared_by * a.factor_pixel
+
+        def copy(
+            channel: Value,
+            mask: Value | None,
+            row: Value = row,
+            factors: Value = factors,
+            i: Value = i,
+        ) -> None:
+            value = e.load(row + channel, mask) * e.load(factors + channel, mask)
+            e.store(value, into + channel * pixels.rows + i * e.width)
+
+        each_vector(e, e.i64(0), a.c, copy)
 
 
 def copy_rows(e: Emitter, source: Lines, count: Value, rows: Value, into: Value) -> None:

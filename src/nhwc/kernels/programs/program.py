@@ -4,6 +4,8 @@ From recorded steps to a call:
 
     Builder      the steps of a model on symbolic buffers, in the order in which they run
        |         pooled: a convolution pools what only a pooling reads
+       |         endings: what computes also adds and activates
+       |         prologues: a product normalizes, or gates, the pixels that it packs
        |         foreseen: a product asks for the weights of the linear layer behind it
     Schedule     all steps, the inputs' first; where threads must meet; where buffers lie
        |         placed for a number of threads, since scratch memory is of each thread
@@ -35,8 +37,10 @@ from ..tape.arena import LINE
 from ..tape.steps import Step, View
 from ..tape.walk import WALK
 from .bound import Bound
+from .endings import with_endings
 from .later import foreseen
 from .pooled import pooled
+from .prologues import with_prologues
 from .schedule import Output, Schedule
 
 
@@ -57,7 +61,8 @@ class Program:
         # The first steps bring inputs into channels last; a call skips those it does not need.
         entries = [input_step(view) for view in inputs]
         results = [output.view for output in outputs]
-        ordered = (*entries, *foreseen(pooled(steps, results)))
+        fewer = with_prologues(with_endings(pooled(steps, results), results), results)
+        ordered = (*entries, *foreseen(fewer))
         self.schedule = Schedule(ordered, tuple(inputs), tuple(outputs))
         self._pool = Pool() if pool is None else pool
         self._key = object()

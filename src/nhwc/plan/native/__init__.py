@@ -15,7 +15,6 @@ from ...formats import Format
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
-from .moves import moving
 from .operators import operator
 from .pairs import joints_of as joints_of
 from .tokens import tokens
@@ -45,8 +44,10 @@ def _of_operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[I
     if not _on_images(record, layer):
         one = tokens(graph, record, layer)
         return (one,) if one else _known(graph, record, layer)
-    one = moving(graph, record, layer)
-    return _known(graph, record, layer) or ((one,) if one else ())
+    known = _known(graph, record, layer)
+    # What no kernel for images knows may be one for rows: products of images that are heads, say.
+    one = None if known else tokens(graph, record, layer)
+    return known or ((one,) if one else ())
 
 
 def _on_images(record: Record, layer: Layer) -> bool:

@@ -102,6 +102,18 @@ def _pixel(view: View) -> View:
     return View(view.buffer, (1, count, 1, 1), count, view.offset)
 
 
+def square(call: OperatorCall) -> Implementation | None:
+    make = squaring(call)
+    return call.steps(make) if make else None
+
+
+def squaring(call: OperatorCall) -> Make | None:
+    """The step of `x ** 2` or `x.square()`."""
+    power = call.node.args[1:] if call.name == "pow" else (2,)
+    plain = power in ((2,), (2.0,)) and not call.node.kwargs and len(call.layer.inputs) == 1
+    return (lambda x, y: multiply_step(x, x, y)) if plain else None
+
+
 def prelu(call: OperatorCall) -> Implementation | None:
     weight = call.module.weight
     return call.on_pixels(lambda x, y: prelu_step(x, y, weight))

@@ -17,6 +17,9 @@ from ..implementation import Implementation
 from .calls import OperatorCall, bound, computing
 from .windows import Make
 
+_UNIT = ("input", "p", "dim", "eps", "out")
+"""The arguments of `F.normalize`."""
+
 
 def layer_norm(call: OperatorCall) -> Implementation | None:
     """Normalize over the last dimension, which holds the channels of each row."""
@@ -94,12 +97,18 @@ def response(call: OperatorCall) -> Implementation | None:
 
 def normalize(call: OperatorCall) -> Implementation | None:
     """`F.normalize` of each pixel's channels, by the norm of order 2."""
-    given = bound(call.node, ("input", "p", "dim", "eps", "out"))
-    plain = given.get("p", 2.0) == 2 and given.get("out") is None
-    eps = given.get("eps", 1e-12)
-    if not plain or not call.is_channels(given.get("dim", 1)) or type(eps) is not float:
+    eps = unit_eps(call)
+    if eps is None or not call.is_channels(bound(call.node, _UNIT).get("dim", 1)):
         return None
     return call.on_pixels(lambda x, y: unit_step(x, y, eps=eps))
+
+
+def unit_eps(call: OperatorCall) -> float | None:
+    """The least length that `F.normalize` divides by, if it divides by lengths as we do."""
+    given = bound(call.node, _UNIT)
+    plain = given.get("p", 2.0) == 2 and given.get("out") is None
+    eps = given.get("eps", 1e-12)
+    return eps if plain and type(eps) is float else None
 
 
 def softmax(call: OperatorCall) -> Implementation | None:

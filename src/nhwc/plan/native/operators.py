@@ -37,6 +37,7 @@ _FUNCTIONS: dict[str, Lower] = {
     "mul": arithmetic.multiply,
     "sub": arithmetic.subtract,
     "div": arithmetic.divide,
+    **dict.fromkeys(("pow", "square"), arithmetic.square),
     **dict.fromkeys(("cat", "concat", "concatenate"), placing.cat),
     **dict.fromkeys(("chunk", "split", "tensor_split"), placing.split),
     **dict.fromkeys(("flatten", "view", "reshape"), placing.flatten),

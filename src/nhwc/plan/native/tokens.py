@@ -6,21 +6,24 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from ...graph.mended import Attention, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
-from ...kernels.layers.elementwise import add_step, multiply_step
+from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
+from ...kernels.layers.unit import unit_step
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
+from ..recognize import is_layer_norm
 from ..recording import Record
 from ..specs import Layer
-from .arithmetic import activating, with_number
+from .arithmetic import activating, squaring, with_number
 from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import OperatorCall, bound
 from .moves import moving
-from .norms import norm_step
+from .norms import norm_step, unit_eps
+from .products import matrix_product, with_number_of_row
 from .rows import concatenated, mean_of_tokens, pointwise, rowwise, scaled
 
 
@@ -44,7 +47,7 @@ class _TokensCall(OperatorCall):
                 return packed_attention(record, layer, module)
             if type(module) is SpelledAttention:
                 return spelled_attention(record, layer, module)
-            if type(module) is nn.LayerNorm:
+            if is_layer_norm(module):
                 whole = tuple(module.normalized_shape) == self.out.shape[-1:]
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if isinstance(module, Softmax) and not module.logarithm:
@@ -57,7 +60,11 @@ class _TokensCall(OperatorCall):
             "add": self._sum,
             "mul": self._product,
             "sub": lambda: self._each_number(with_number(self, sign=-1)),
-            "div": lambda: self._each_number(with_number(self, power=-1)),
+            "div": self._quotient,
+            **dict.fromkeys(("pow", "square"), lambda: self._each_number(squaring(self))),
+            "matmul": lambda: matrix_product(record, layer),
+            "bmm": lambda: matrix_product(record, layer),
+            "normalize": self._unit_rows,
             **dict.fromkeys(("cat", "concat"), self._joined),
             "mean": lambda: self._mean_over(bound(self.node, ("input", "dim")).get("dim")),
             "softmax": self._function_softmax,
@@ -75,6 +82,9 @@ class _TokensCall(OperatorCall):
         """Two tensors, one of which may be of fewer numbers, or a tensor and a number."""
         if not self.two():
             return self._each_number(with_number(self, sign=1))
+        by_row = self._with_number_of_row("sum")
+        if by_row is not None:
+            return by_row
         whole = self.out.shape in [self.record.values[one].shape for one in self.layer.inputs]
         return self._each_number(add_step) if whole else None
 
@@ -86,7 +96,29 @@ class _TokensCall(OperatorCall):
             return self._each_number(multiply_step)
         factors = next((shape for shape in shapes if shape != out), out)
         each_channel = math.prod(factors) == factors[-1] == out[-1]
-        return scaled(self.record, self.layer) if out in shapes and each_channel else None
+        if out in shapes and each_channel:
+            return scaled(self.record, self.layer)
+        return self._with_number_of_row("product")
+
+    def _quotient(self) -> Implementation | None:
+        if not self.two():
+            return self._each_number(with_number(self, power=-1))
+        shapes = [self.seen(0).shape, self.seen(1).shape]
+        if shapes == [self.out.shape] * 2:
+            return self._each_number(divide_step)
+        return self._with_number_of_row("quotient")
+
+    def _with_number_of_row(self, kind: str) -> Implementation | None:
+        same = self.seen(0).shape == self.seen(1).shape
+        return None if same else with_number_of_row(self.record, self.layer, kind)
+
+    def _unit_rows(self) -> Implementation | None:
+        """`F.normalize` over the last dimension."""
+        eps = unit_eps(self)
+        dim = bound(self.node, ("input", "p", "dim")).get("dim", 1)
+        if eps is None or dim not in (-1, len(self.out.shape) - 1):
+            return None
+        return rowwise(self.record, self.layer, lambda x, y: unit_step(x, y, eps=eps))
 
     def _joined(self) -> Implementation | None:
         given = bound(self.node, ("tensors", "dim"))

@@ -40,9 +40,10 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
-    rows = (_rows(spec, *code),) if math.prod(spec.input[:-1]) > ROWS else ()
+    many = math.prod(spec.input[:-1]) > ROWS
+    rows = (_rows(spec, *code),) if many else ()
     if len(spec.input) != 2:
-        return rows
+        return rows or (_few_rows(spec, settings),)
     step = one_step(spec.output, linear_step, **settings)
 
     def emit(builder: Builder, constants: Constants, x: Buffer, *residual: Buffer) -> Any:
@@ -93,6 +94,19 @@ def _rows(spec: Linear, code: Code, slope: float) -> Implementation:
     step = lambda x, y, packed, *more: kernel.steps(x, y, packed, *more)
     emit = over_rows(spec.output, step)
     return replace(found, reads=reads, writes=writes, emit=emit, moved=True)
+
+
+def _few_rows(spec: Linear, settings: dict[str, Any]) -> Implementation:
+    """A linear layer on a class token, say, in whatever dimensions: it waits for its weights."""
+
+    def step(x: View, y: View, constants: Constants, *residual: View) -> Step:
+        rows = replace(x, shape=(x.pixels, x.shape[1], 1, 1))
+        return linear_step(rows, y, *constants, residual=next(iter(residual), None), **settings)
+
+    writes = Format.CHANNELS_LAST if len(spec.input) == 3 else Format.CONTIGUOUS
+    reads = writes if len(spec.input) == 3 else None
+    emit = over_rows(spec.output, step)
+    return Implementation("nhwc", reads, writes, emit=emit, copies=0.0, moved=True)
 
 
 def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implementation, ...]:

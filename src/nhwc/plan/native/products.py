@@ -1,0 +1,153 @@
+"""Products of batches of matrices, and sums and products with one number for each row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...kernels.layers.batched import Lying, batched_step
+from ...kernels.layers.elementwise import pixel_step
+from ...kernels.programs.builder import Buffer, Builder
+from ...kernels.programs.moved import (
+    Moved,
+    RowsInOrder,
+    as_rows,
+    from_rows,
+    in_order,
+    rows_anyhow,
+    runs_on,
+    settled_rows,
+)
+from ...kernels.tape.steps import Step, View
+from ..implementation import Implementation
+from ..recording import Record
+from ..specs import Layer
+from .rows import as_it_lies, nodes_in
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrices:
+    """Matrices in a buffer: the pixel and channel where each begins, and how many of both it is
+    from one row, and from one column, to the next."""
+
+    buffer: Buffer
+    pixels: Tensor
+    channels: Tensor
+    row: tuple[int, int]
+    column: tuple[int, int]
+
+    def lie(self, view: View) -> Lying:
+        row, column = (pixels * view.pixel + more for pixels, more in (self.row, self.column))
+        return Lying(self.pixels * view.pixel + self.channels, row, column)
+
+
+def matrix_product(record: Record, layer: Layer) -> Implementation | None:
+    """`matmul` of matrices in any number of batches; None for vectors."""
+    nodes = nodes_in(layer)
+    if len(nodes) != 2 or not {*nodes} <= {*layer.inputs}:
+        return None
+    out = record.values[layer.node].shape
+    shapes = [record.values[node].shape for node in nodes]
+    if any(len(shape) < 2 for shape in shapes):
+        return None
+    places = [layer.inputs.index(node) for node in nodes]
+    count = math.prod(out[:-2])
+
+    def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
+        parts = []
+        for place in places:
+            where = given[place].where
+            whole = where.expand(*out[:-2], *where.shape[-2:])
+            parts.append(Moved(given[place].buffer, whole.reshape(count, *where.shape[-2:])))
+        x, factors = parts
+        turned = [Moved(one.buffer, one.where.transpose(1, 2)) for one in parts]
+        if not runs_on(factors.where) and runs_on(turned[0].where):
+            # The transposed product needs no gathering: its result is turned on paper.
+            made = _product(builder, turned[1], turned[0])
+            return Moved(made.buffer, made.where.transpose(1, 2).reshape(out))
+        made = _product(builder, x, factors)
+        return Moved(made.buffer, made.where.reshape(out))
+
+    return as_it_lies(record, layer, emit)
+
+
+def _product(builder: Builder, x: Moved, factors: Moved) -> Moved:
+    """The product of each matrix of `x` by one of `factors`, gathered where it cannot be read."""
+    left = _matrices(builder, x, dense=False)
+    right = _matrices(builder, factors, dense=True)
+    (count, height, inputs), outputs = x.shape, factors.shape[2]
+    y = builder.buffer((count * height, outputs))
+
+    def make(x: View, factors: View, y: View) -> Step:
+        lies = {"x_lies": left.lie(x), "factors_lie": right.lie(factors)}
+        return batched_step(x, factors, y, inputs=inputs, **lies)
+
+    builder.add(make, left.buffer, right.buffer, y)
+    return as_rows(y, (count, height, outputs))
+
+
+def _matrices(builder: Builder, x: Moved, *, dense: bool) -> _Matrices:
+    found = _lying(x)
+    if found is None or (dense and x.shape[2] > 1 and found.column != (0, 1)):
+        found = _lying(as_rows(settled_rows(builder, x), x.shape))
+        assert found is not None
+    return found
+
+
+def _lying(x: Moved) -> _Matrices | None:
+    """How the matrices lie, if their rows and columns are evenly far apart."""
+    where, width = x.where.long(), x.buffer.shape[1]
+    if bool((where < 0).any()):
+        return None
+    parts = (where // width, where % width)
+    steps = []
+    for dim, size in ((1, x.shape[1]), (2, x.shape[2])):
+        apart = [(part.narrow(dim, 1, size - 1) - part.narrow(dim, 0, size - 1)) for part in parts]
+        steps.append(tuple(int(one.flatten()[0]) if size > 1 else 0 for one in apart))
+        if any(bool((one != step).any()) for one, step in zip(apart, steps[-1], strict=True)):
+            return None
+    (row, column), (pixels, channels) = steps, parts
+    return _Matrices(
+        x.buffer, pixels[:, 0, 0], channels[:, 0, 0], (row[0], row[1]), (column[0], column[1])
+    )
+
+
+def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementation | None:
+    """A tensor and another with one number for each of its rows, in whatever dimension these are.
+
+    Their `product`, `quotient` or `sum`; None if no dimension of the other is of one place.
+    """
+    out = record.values[layer.node].shape
+    nodes = nodes_in(layer)
+    if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or len(out) < 2:
+        return None
+    shapes = [record.values[node].shape for node in nodes]
+    first = shapes[0] == out
+    small = (1,) * (len(out) - len(shapes[first])) + tuple(shapes[first])
+    dims = [dim for dim in (len(out) - 1, 1) if small[dim] == 1 and out[dim] > 1]
+    if out not in shapes or (kind == "quotient" and not first) or not dims:
+        return None
+    whole_place, small_place = (layer.inputs.index(nodes[i]) for i in (not first, first))
+
+    def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
+        x, numbers = given[whole_place], given[small_place]
+        dim = next((dim for dim in dims if _is_last_in_memory(x, dim)), dims[0])
+        moved = Moved(x.buffer, x.where.movedim(dim, -1))
+        rows = rows_anyhow(builder, moved)
+        if numbers.where.numel() == 1:
+            factor = settled_rows(builder, Moved(numbers.buffer, numbers.where.reshape(1, 1)))
+        else:
+            each = numbers.where.view(small).movedim(dim, -1).expand(*moved.shape[:-1], 1)
+            factor = in_order(builder, Moved(numbers.buffer, each), rows.order)
+        y = builder.buffer(rows.buffer.shape)
+        builder.add(lambda x, f, y: pixel_step(x, f, y, kind=kind), rows.buffer, factor, y)
+        made = from_rows(RowsInOrder(y, rows.order), moved.shape)
+        return Moved(y, made.where.movedim(-1, dim))
+
+    return as_it_lies(record, layer, emit)
+
+
+def _is_last_in_memory(x: Moved, dim: int) -> bool:
+    return x.shape[dim] == x.buffer.shape[1] and runs_on(x.where.movedim(dim, -1))
