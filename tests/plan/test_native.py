@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.frames import FromFrames, ToFrames
@@ -363,6 +364,14 @@ def test_who_reads_a_view_knows_its_layout_only_when_it_is_made():
     for found, expected in zip(bind(scene, choice)(x), net(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         assert found.stride() == expected.stride()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@torch.no_grad()
+def test_layers_without_inputs_are_torchs():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReplicationPad2d((-1, -1, 0, 0)), nn.Linear(0, 5))
+    (x,) = images((2, 3, 4, 2))
+    torch.testing.assert_close(nhwc.optimize(net.eval(), x)(x), net(x))
 
 
 class Calling(nn.Module):
