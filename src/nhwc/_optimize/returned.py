@@ -1,7 +1,7 @@
 """Results in the layout in which the model returns them.
 
-A pass that mends an operator keeps channels last where torch loses it. Inside of a model nobody sees
-that; who takes the result may call `view` on it, which the strides decide.
+A pass that mends an operator keeps channels last where torch loses it. Inside of a model nobody
+sees that; who takes the result may call `view` on it, which the strides decide.
 """
 
 from __future__ import annotations
