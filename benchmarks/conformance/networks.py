@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .judging import Case
+
+VERBS = ("audit", "fuse", "optimize", "plan", "load")
 
 _GROUP = 50
 _MOST = 1 << 16
@@ -80,13 +83,19 @@ def network(seed: int) -> tuple[Network, tuple[Tensor, ...]]:
     return builder.finished()
 
 
-def smaller(model: Network, fails: Callable[[Network], bool]) -> Network:
-    """The smallest network made of `model` by leaving out steps for which `fails` is still true."""
+def smaller(model: Network, fails: Callable[[Network], bool], seconds: float = 150.0) -> Network:
+    """The smallest network made of `model` by leaving out steps for which `fails` is still true.
+
+    After so many `seconds` it is the smallest so far: what hears nothing for long is ended.
+    """
+    end = time.monotonic() + seconds
     found = True
     while found:
         found = False
         for place in reversed(range(len(model.steps))):
             for instead in model.steps[place].takes:
+                if time.monotonic() > end:
+                    return model
                 less = _without(model, place, instead)
                 if fails(less):
                     model, found = less, True
@@ -128,11 +137,20 @@ class _Builder:
         )
         self.steps: list[Step] = []
         self.layers: list[nn.Module] = []
-        self.values: list[Tensor] = [torch.randn(shape), torch.randn(shape)]
-        self.inputs = tuple(x.clone() for x in self.values)
+        self.values: list[Tensor] = [torch.randn(shape), torch.randn(self._beside(shape))]
         if dims == 2 and draw.random() < 0.3:
-            self.inputs = tuple(x.to(memory_format=torch.channels_last) for x in self.inputs)
-        self.written: set[int] = set()
+            self.values = [_channels_last(x) for x in self.values]
+        self.inputs = tuple(x.clone() for x in self.values)
+
+    def _beside(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the second input: the first's, another image's, or that of a few numbers."""
+        draw, (batch, channels, *sides) = self.draw, shape
+        kind = draw.random()
+        if kind < 0.7:
+            return shape
+        if kind < 0.9:
+            return (batch, draw.choice((channels, 2, 5)), *(max(1, side // 2) for side in sides))
+        return (batch, channels)
 
     def grow(self) -> None:
         """Add a step; try others where PyTorch refuses one."""
@@ -154,7 +172,8 @@ class _Builder:
             self.layers.append(layer.eval())
             layer_place = known
         takes = (place, *others)
-        given = [self.values[p].clone() for p in takes]
+        # Writes reach the values that share memory, as they do when the network runs.
+        given = [self.values[p] for p in takes]
         try:
             with torch.no_grad():
                 value = function(*([] if layer is None else [layer]), *given)
@@ -188,6 +207,10 @@ class _Builder:
         kind = self.draw.choice((tuple, list, dict))
         returns = {f"out{n}": p for n, p in enumerate(returned)} if kind is dict else kind(returned)
         return Network(self.steps, self.layers, returns).eval(), self.inputs
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _randomize(layer: nn.Module) -> None:
@@ -296,10 +319,10 @@ def _activation(b: _Builder, x: Tensor) -> _Made | None:
             ),
             *(nn.Hardtanh(0.2, 3.0), nn.Threshold(0.1, -1.0), nn.Softsign(), nn.LogSigmoid()),
             *(nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.Dropout(), nn.Hardshrink()),
-            nn.PReLU(x.shape[1] if x.dim() > 1 else 1),
+            *(nn.PReLU(x.shape[1] if x.dim() > 1 else 1), _DropPath()),
         )
     )
-    if getattr(layer, "inplace", False):
+    if getattr(layer, "inplace", False) and b.draw.random() < 0.6:
         return "activation of a copy", _apply_to_copy, (), layer
     return "activation", _apply, (), layer
 
@@ -323,7 +346,9 @@ def _function(b: _Builder, x: Tensor) -> _Made:
         ("amax", lambda x: x.amax(dim, keepdim=True)), ("gate", lambda x: x * x.mean(dim, True)),
         ("std", lambda x: x / (x.var(dim, keepdim=True, unbiased=False) + 1e-5).sqrt()),
         ("cumsum", lambda x: x.cumsum(dim)), ("normalize", lambda x: F.normalize(x, dim=dim)),
-        ("contiguous", lambda x: x.contiguous()), ("double", lambda x: x.double().float()),
+        ("contiguous", lambda x: x.contiguous()), ("double", lambda x: x.double().to(x.dtype)),
+        ("leaky_relu_", lambda x: F.leaky_relu_(x, 0.2)),
+        ("dropout", lambda x: F.dropout(x, 0.5, training=False)),
         ("where", lambda x: torch.where(x > 0, x, x * 0.1)), ("sort", lambda x: x.sort(dim)[0]),
     )  # fmt: skip
     name, function = draw.choice(functions)
@@ -424,7 +449,10 @@ def _pad(b: _Builder, x: Tensor) -> _Made | None:
         return None
     draw = b.draw
     sizes = [draw.choice((0, 1, 1, 2, -1)) for _ in range(2 * dims)]
-    mode = draw.choice(("constant", "constant", "reflect", "replicate", "circular"))
+    mode = draw.choice(("constant", "constant", "reflect", "replicate", "circular", "layer"))
+    if mode == "layer":
+        layer = draw.choice(_PADS[dims - 1])([abs(size) for size in sizes])
+        return "pad", _apply, (), layer
     if mode == "constant":
         value = draw.choice((0.0, 0.0, 1.5))
         return f"pad {sizes} {value}", lambda x: F.pad(x, sizes, value=value), (), None
@@ -432,6 +460,13 @@ def _pad(b: _Builder, x: Tensor) -> _Made | None:
         # Torch returns what was in memory where nothing is left to repeat.
         return None
     return f"pad {mode} {sizes}", lambda x: F.pad(x, sizes, mode=mode), (), None
+
+
+_PADS: tuple[tuple[Callable[[Any], nn.Module], ...], ...] = (
+    (nn.ReflectionPad1d, nn.ZeroPad1d),
+    (nn.ReflectionPad2d, nn.ZeroPad2d, nn.ReplicationPad2d),
+    (nn.ReplicationPad3d, nn.ZeroPad3d),
+)
 
 
 def _two(b: _Builder, x: Tensor) -> _Made | None:
@@ -484,7 +519,16 @@ def _write(b: _Builder, x: Tensor) -> _Made | None:
         y.copy_(x)
         return y.add_(x, alpha=0.5)
 
-    function = draw.choice((assigned, added, through_view, chained, filled))
+    def in_place(x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+    def in_place_through_view(x: Tensor) -> Tensor:
+        x.select(dim, start).add_(1)
+        return x * 1.0
+
+    function = draw.choice(
+        (assigned, added, through_view, chained, filled, in_place, in_place_through_view)
+    )
     return f"write {function.__name__}", function, (), None
 
 
@@ -526,6 +570,15 @@ def _scale(b: _Builder, x: Tensor) -> _Made | None:
     return "scale", _apply, (), _Scale(shape[b.draw.choice((0, 1)) :])
 
 
+class _DropPath(nn.Module):
+    """Stochastic depth: in eval mode, nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * torch.rand(x.shape[0], *[1] * (x.dim() - 1)).round()
+
+
 class _Scale(nn.Module):
     def __init__(self, shape: list[int]) -> None:
         super().__init__()
@@ -560,6 +613,219 @@ def _block(b: _Builder, x: Tensor) -> _Made | None:
     return "block", _apply, (), nn.Sequential(convolution, norm, activation)
 
 
+def _convolution_of(dims: int) -> Callable[..., nn.Module]:
+    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+
+
+def _norm_of(dims: int, channels: int) -> nn.Module:
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1](channels)
+    _randomize(norm)
+    return norm
+
+
+class _Padded(nn.Module):
+    """A convolution behind padding of its own, more on one side than on the other."""
+
+    def __init__(self, sizes: list[int], layer: nn.Module) -> None:
+        super().__init__()
+        self.sizes, self.layer = sizes, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.pad(x, self.sizes))  # type: ignore[no-any-return]
+
+
+def _padded(b: _Builder, x: Tensor) -> _Made | None:
+    if not (dims := _dims(x)):
+        return None
+    draw, channels = b.draw, x.shape[1]
+    out = draw.choice((channels, 6, 16))
+    layer = _convolution_of(dims)(
+        channels, out, draw.choice((2, 3, 3, 5)), draw.choice((1, 2)), draw.choice((0, 0, 1)),
+        groups=_divisor(draw, channels, out),
+    )  # fmt: skip
+    return "padded", _apply, (), _Padded([draw.randint(0, 2) for _ in range(2 * dims)], layer)
+
+
+class _Functional(nn.Module):
+    """A convolution and a batch norm without layers of their own."""
+
+    def __init__(self, dims: int, channels: int, out: int, groups: int) -> None:
+        super().__init__()
+        self.call = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+        self.groups = groups
+        self.weight = nn.Parameter(torch.randn(out, channels // groups, *[3] * dims) / 5)
+        self.bias = nn.Parameter(torch.randn(out))
+        self.register_buffer("mean", torch.rand(out))
+        self.register_buffer("var", torch.rand(out) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.call(x, self.weight, self.bias, padding=1, groups=self.groups)
+        return F.relu(F.batch_norm(y, self.mean, self.var))
+
+
+def _functional(b: _Builder, x: Tensor) -> _Made | None:
+    if not (dims := _dims(x)):
+        return None
+    out = b.draw.choice((x.shape[1], 4, 12))
+    groups = _divisor(b.draw, x.shape[1], out)
+    return "functional", _apply, (), _Functional(dims, x.shape[1], out, groups)
+
+
+class _Residual(nn.Module):
+    """What goes round `body` is added, scaled or dropped as some families do."""
+
+    def __init__(self, body: nn.Module, *after: nn.Module) -> None:
+        super().__init__()
+        self.body, self.after = body, nn.Sequential(*after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.after(self.body(x))  # type: ignore[no-any-return]
+
+
+class _Moved(nn.Module):
+    """Its layers see the channels last, as ConvNeXt's do."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.movedim(1, -1)).movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+class _Gate(nn.Module):
+    def __init__(self, dims: int, channels: int) -> None:
+        super().__init__()
+        kind, pool = _convolution_of(dims), (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+        self.pool = (*pool, nn.AdaptiveAvgPool3d)[dims - 1](1)
+        self.reduce, self.expand = kind(channels, 3, 1), kind(3, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.expand(F.silu(self.reduce(self.pool(x)))).sigmoid()  # type: ignore[no-any-return]
+
+
+def _residual(b: _Builder, x: Tensor) -> _Made | None:
+    """An inverted residual with a gate, a block of ConvNeXt's, or a plain one."""
+    if not (dims := _dims(x)) or x.shape[1] > 32:
+        return None
+    draw, channels = b.draw, x.shape[1]
+    kind = _convolution_of(dims)
+    wide = channels * draw.choice((1, 2, 3))
+    scale = _Scale([channels, *[1] * dims])
+    kernel = draw.choice((3, 5, 7))
+    inverted = nn.Sequential(
+        *(kind(channels, wide, 1, bias=False), _norm_of(dims, wide), nn.SiLU()),
+        *(kind(wide, wide, 3, 1, 1, groups=wide, bias=False), _norm_of(dims, wide), nn.ReLU6()),
+        *(_Gate(dims, wide), kind(wide, channels, 1, bias=False), _norm_of(dims, channels)),
+    )
+    rows = _Moved(
+        nn.LayerNorm(channels), nn.Linear(channels, wide), nn.GELU(), nn.Linear(wide, channels)
+    )
+    modern = nn.Sequential(
+        kind(channels, channels, kernel, 1, kernel // 2, groups=channels), rows, scale
+    )
+    plain = nn.Sequential(
+        *(kind(channels, wide, 3, 1, 1, bias=False), _norm_of(dims, wide), nn.ReLU(inplace=True)),
+        *(kind(wide, channels, 3, 1, 1, bias=False), _norm_of(dims, channels)),
+    )
+    body = draw.choice((inverted, modern, plain))
+    return "residual", _apply, (), _Residual(body, *[_DropPath()] * draw.choice((0, 1)))
+
+
+class _Branches(nn.Module):
+    """Several branches side by side, or one beside channels that pass and are shuffled in."""
+
+    def __init__(self, branches: Sequence[nn.Module], *, split: bool) -> None:
+        super().__init__()
+        self.branches, self.split = nn.ModuleList(branches), split
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.split:
+            return torch.cat([branch(x) for branch in self.branches], 1)
+        kept, worked = x.chunk(2, 1)
+        y = torch.cat((kept, self.branches[0](worked)), 1)
+        return y.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def _branches(b: _Builder, x: Tensor) -> _Made | None:
+    if not (dims := _dims(x)) or x.shape[1] > 64:
+        return None
+    draw, channels = b.draw, x.shape[1]
+    kind, split = _convolution_of(dims), channels % 2 == 0 and draw.random() < 0.5
+    given = channels // 2 if split else channels
+
+    def branch() -> nn.Module:
+        kernel = draw.choice((1, 3, 5))
+        out = given if split else draw.choice((1, 4, 7))
+        layers = (kind(given, out, kernel, 1, kernel // 2), _norm_of(dims, out), nn.ReLU())
+        return nn.Sequential(*layers[: draw.choice((1, 2, 3))])
+
+    made = _Branches([branch() for _ in range(draw.choice((2, 3)))], split=split)
+    return "branches", _apply, (), made
+
+
+class _Tokens(nn.Module):
+    """An image becomes tokens, they look at one another, and become an image again."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x.flatten(2).transpose(1, 2))
+        return y.transpose(1, 2).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+class _Heads(nn.Module):
+    """Self-attention of packed rows, by hand or by torch's operator."""
+
+    def __init__(self, width: int, heads: int, *, by_hand: bool) -> None:
+        super().__init__()
+        self.heads, self.by_hand = heads, by_hand
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, rows, width = x.shape
+        packed = self.qkv(x).reshape(batch, rows, 3, self.heads, width // self.heads)
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        if self.by_hand:
+            y = (q @ k.mT * (width // self.heads) ** -0.5).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(batch, rows, width))  # type: ignore[no-any-return]
+
+
+def _tokens(b: _Builder, x: Tensor) -> _Made | None:
+    if not _dims(x) or not x.shape[0] or x.shape[1] > 64 or x[0, 0].numel() > 256:
+        return None
+    draw, width = b.draw, x.shape[1]
+    heads = _divisor(draw, width)
+    layer = draw.choice(
+        (
+            _Heads(width, heads, by_hand=True),
+            _Heads(width, heads, by_hand=False),
+            _Attention(nn.MultiheadAttention(width, heads, batch_first=True)),
+            nn.TransformerEncoderLayer(width, heads, 16, batch_first=True, norm_first=True),
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()),
+        )
+    )
+    return "tokens", _apply, (), _Tokens(layer)
+
+
+def _sampled(b: _Builder, x: Tensor) -> _Made | None:
+    """Pixels from where a convolution of the same image says."""
+    if _dims(x) != 2:
+        return None
+    corners = b.draw.random() < 0.5
+    mode = b.draw.choice(("bilinear", "bicubic"))
+
+    def sampled(layer: nn.Module, x: Tensor) -> Tensor:
+        grid = layer(x).tanh().permute(0, 2, 3, 1)
+        return F.grid_sample(x, grid, mode, align_corners=corners)
+
+    return "grid_sample", sampled, (), nn.Conv2d(x.shape[1], 2, 3, padding=1)
+
+
 def _again(b: _Builder, x: Tensor) -> _Made | None:
     """A layer that was there before, once more."""
     known = [step for step in b.steps if step.layer is not None and len(step.takes) == 1]
@@ -585,5 +851,6 @@ _STEPS = (
         _view,
     ),
     *(_pool, _resize, _shuffle, _pad, _two, _two, _two, _write, _rows, _attention, _scale),
-    *(_squeeze, _again),
+    *(_squeeze, _again, _padded, _padded, _functional, _residual, _residual, _branches),
+    *(_branches, _tokens, _tokens, _sampled),
 )

@@ -129,9 +129,11 @@ Each case is a model; each verb is asked about it, and the result must answer as
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
 kind of error. *Right* is all of that; *refused* is one clear line before any answer; *wrong*
 differs in any of it; *failed* is any other error. Of random networks, models and shapes, values
-are held against float64 and strides are free. Behind `compile` the answer is held against Dynamo's
-own with its `eager` backend, behind `script` and `trace` only models are asked that torch itself
-can script and trace, and for gradients, whose strides are free, only cases that have some.
+are held against float64 and strides are free. `plan` is `optimize` with kernels that a lot chose
+among all that are offered, and the plan returned whether it won or not. Behind `compile` the answer
+is held against Dynamo's own with its `eager` backend, behind `script` and `trace` only models are
+asked that torch itself can script and trace, and for gradients, whose strides are free, only cases
+that have some.
 
 A row stays as it came out until its group is asked again (`--again`), also where what it found has
 been mended since.

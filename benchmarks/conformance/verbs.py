@@ -15,6 +15,7 @@ import nhwc
 from nhwc.models.preserve import copy_as_is
 from nhwc.passes import PASSES
 
+from .by_lot import by_lot
 from .judging import Case, NothingToAsk, Verb, own
 
 
@@ -29,6 +30,12 @@ def fused(case: Case) -> nn.Module:
 
 def optimized(case: Case) -> nn.Module:
     return nhwc.optimize(case.model, *own(case.inputs))
+
+
+def planned(case: Case) -> nn.Module:
+    """The plan, whether it won or not, with kernels that a lot chose among all that are offered."""
+    with by_lot(case.name):
+        return nhwc.optimize(case.model, *own(case.inputs))
 
 
 def audited(case: Case) -> nn.Module:
@@ -122,6 +129,7 @@ VERBS = {
     "audit": Verb(audited),
     "fuse": Verb(fused),
     "optimize": Verb(optimized),
+    "plan": Verb(planned),
     "load": Verb(loaded),
     "compile": Verb(compiled, lambda case: compiled(case, "eager")),
     "script": Verb(scripted, lambda case: torch.jit.script(case.model)),

@@ -200,6 +200,17 @@ def test_batch_norms_that_a_pass_made_come_back(model, image, tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.Conv3d])
+def test_convolutions_that_a_pass_freed_of_their_padding_come_back(layer, mode, tmp_path):
+    net = nn.Sequential(layer(3, 4, 3, padding=1, padding_mode=mode)).eval()
+    x = torch.randn(1, 3, *[5] * (net[0].weight.ndim - 2))
+    path = tmp_path / "model.nhwc"
+    nhwc.save(nhwc.fuse(net, passes=PASSES), path)
+    with torch.no_grad():
+        torch.testing.assert_close(nhwc.load(path)(x), net(x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_file_of_the_first_version_still_loads():
     loaded = nhwc.load(Path(__file__).parent / "data" / "version-1.nhwc")
     assert len(loaded.recipes) == 1

@@ -713,3 +713,34 @@ def test_every_ratio_is_that_of_the_times_beside_it(planned):
     for stage, ratio in data["ratios"].items():
         before, after = data["inputs_times"][stage], data["times"][stage]
         assert ratio == before[0] / after[0]
+
+
+class Sampled(nn.Module):
+    """It reads its image at the places that a convolution says, channels last inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.offsets = nn.Conv2d(8, 2, 3, padding=1)
+
+    def forward(self, x):
+        grid = self.offsets(x).tanh().permute(0, 2, 3, 1)
+        sampled = nn.functional.grid_sample(x, grid, align_corners=False)
+        return {"first": sampled, "then": [sampled.relu(), sampled.mean()]}
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Sampled(),
+        nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
+        nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+    ],
+)
+@torch.no_grad()
+def test_strides_of_the_result_are_those_of_the_model(model, memory):
+    model, x = model.eval(), torch.randn(2, 8, 6, 7).contiguous(memory_format=memory)
+    expected, fast = model(x), force(model, x)
+    for found in (fast(x), fast.portable(x)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, check_stride=True)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.folded import FoldedConvTranspose3d
@@ -345,11 +346,18 @@ def test_taps_that_see_only_padding_are_left_out(name):
         torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("conv", [nn.Conv2d(24, 40, 1), nn.Conv2d(24, 7, 3, 2, 1, bias=False)])
+@pytest.mark.parametrize(
+    ("conv", "shape"),
+    [
+        (nn.Conv2d(24, 40, 1), (3, 24, 1, 1)),
+        (nn.Conv2d(24, 7, 3, 2, 1, bias=False), (3, 24, 1, 1)),
+        (nn.Conv3d(24, 7, 1), (3, 24, 5, 1, 1)),
+    ],
+)
 @torch.no_grad()
-def test_images_of_one_pixel_may_be_rows_of_a_linear_layer(conv):
+def test_images_of_one_pixel_may_be_rows_of_a_linear_layer(conv, shape):
     net = nn.Sequential(Fused(conv, nn.GELU()))
-    (x,) = images((3, 24, 1, 1))
+    (x,) = images(shape)
     scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
     (layer,) = scene.layers
     ours = [one for one in scene.implementations[layer.node] if one.ours]
@@ -357,6 +365,54 @@ def test_images_of_one_pixel_may_be_rows_of_a_linear_layer(conv):
     for one in ours:
         program = bind(scene, {layer.node: Timed(one, 0.0)})
         torch.testing.assert_close(program(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", [InstanceNorm(nn.InstanceNorm2d(5)), nn.GroupNorm(5, 5)])
+@pytest.mark.parametrize("size", [19, 90])
+@torch.no_grad()
+def test_what_is_the_same_everywhere_is_nothing_beside_its_mean(norm, size):
+    x = torch.tensor([3.7, -0.1, 1e4, 0.0, 7e-3]).view(1, 5, 1, 1).expand(2, 5, size, 17)
+    x = x.contiguous(memory_format=torch.channels_last)
+    _, program, kernels = lowered(nn.Sequential(norm), x)
+    assert kernels == ["nhwc"]
+    assert program(x).abs().max() == 0
+
+
+@torch.no_grad()
+def test_who_reads_a_view_knows_its_layout_only_when_it_is_made():
+    def moved(conv, x):
+        y = conv(x)
+        return F.pixel_shuffle(y.squeeze(0), 2), y.squeeze(1)
+
+    conv = nn.Conv3d(3, 8, 1)
+    net = Calling(moved, conv)
+    x = torch.randn(2, 3, 4, 6, 6)
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
+    choice = chosen(scene)
+    assert names(choice) == ["nhwc pointwise", "nhwc", "torch", "nhwc"]
+    # torch refuses to shuffle a volume's pixels in channels last.
+    for found, expected in zip(bind(scene, choice)(x), net(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert found.stride() == expected.stride()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@torch.no_grad()
+def test_layers_without_inputs_are_torchs():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReplicationPad2d((-1, -1, 0, 0)), nn.Linear(0, 5))
+    (x,) = images((2, 3, 4, 2))
+    torch.testing.assert_close(nhwc.optimize(net.eval(), x)(x), net(x))
+
+
+class Calling(nn.Module):
+    """A function of a layer and an image."""
+
+    def __init__(self, function, layer):
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, x):
+        return self.function(self.layer, x)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

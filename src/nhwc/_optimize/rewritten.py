@@ -13,6 +13,7 @@ from ..machine.host_memory import trim
 from ..models.preserve import preserved
 from ..passes import run_passes
 from .inner import unplanned
+from .returned import return_as
 from .task import OptimizeTask
 from .verdict import Judge
 
@@ -51,6 +52,7 @@ def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten
     try:
         with preserved(rewritten.graph):
             judge.check(rewritten.graph)
+            return_as(rewritten.graph, task.example, judge.answers)
         return rewritten
     except NhwcError:
         raise

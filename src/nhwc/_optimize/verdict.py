@@ -57,6 +57,11 @@ class Judge:
         """Whether the model was run on all trial inputs, and in float64 if it can."""
         return len(self._truth.inputs) == _TRIALS
 
+    @property
+    def answers(self) -> dict[str, Any]:
+        """What the model answers to the example."""
+        return self._truth.answers[0]
+
     def runs(self, inputs: tuple[Any, ...]) -> None:
         """Refuse what the model itself cannot take, before anything is planned for it."""
         with _named(self.model, inputs):

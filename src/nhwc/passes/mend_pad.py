@@ -95,5 +95,5 @@ def _unpadded(conv: Any) -> nn.Module:
     """A convolution with the weights of `conv` that leaves the padding to others."""
     layer = twin(conv)
     layer.padding_mode, layer.padding = "zeros", (0,) * len(conv.kernel_size)
-    layer._reversed_padding_repeated_twice = [0] * (2 * len(conv.kernel_size))
+    layer._reversed_padding_repeated_twice = (0,) * (2 * len(conv.kernel_size))
     return layer  # type: ignore[no-any-return]

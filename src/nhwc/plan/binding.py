@@ -17,7 +17,7 @@ from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .others import caller
 from .program import PlanProgram, PlanStep, Slot, with_drops
-from .recording import Seen
+from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
 from .specs import Layer
 from .stretch import alone, together
@@ -123,6 +123,8 @@ class _Binder:
         self.pool: Pool | None = None
         self.slots: dict[_Key, int] = {}
         self.steps: list[PlanStep] = []
+        self.loose: set[fx.Node] = set()
+        """Views of torch's of a value in any layout: theirs is known when they are made."""
         self.unpacked = 0
 
     def bind(self) -> PlanProgram:
@@ -189,6 +191,8 @@ class _Binder:
     def _add(self, layer: Layer) -> None:
         one = self.choice[layer.node].implementation
         inputs = tuple(self._given(node, layer, one.reads) for node in layer.inputs)
+        if one.free or (one.reads is None and one.writes is not None and not one.ours):
+            self.loose.add(layer.node)
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
@@ -244,13 +248,15 @@ class _Binder:
     def _read(self, node: fx.Node, layout: Format | None) -> int:
         """The slot of a value in `layout`, converting it there the first time."""
         seen, has = self.record.values.get(node), written(self.choice, self.record, node)
-        if layout is None or has in (None, layout) or not isinstance(seen, Seen):
+        known = has in (None, layout) and node not in self.loose
+        if layout is None or known or not isinstance(seen, Seen):
             return self.slots[node, None]
         if len(seen.shape) not in CHANNELS_LAST_OF or seen.layout is None:
             return self.slots[node, None]
         if (node, layout) not in self.slots:
             held = (self.slots[node, None],)
-            self._step(f"{node.name} to {layout}", _converter(layout), held, (node, layout))
+            convert = _settler(layout) if has == layout else _converter(layout)
+            self._step(f"{node.name} to {layout}", convert, held, (node, layout))
         return self.slots[node, layout]
 
     def _returned(self, node: fx.Node) -> Any:
@@ -275,6 +281,11 @@ def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
         return lambda x: x.contiguous()
     of_images, of_volumes = torch.channels_last, torch.channels_last_3d
     return lambda x: x.contiguous(memory_format=of_volumes if x.ndim == 5 else of_images)
+
+
+def _settler(layout: Format) -> Callable[[Tensor], Tensor]:
+    """A converter that leaves slices as they are, as the plan does elsewhere."""
+    return lambda x: x if layout_of(x) in (layout, None) else laid_out(x, layout)
 
 
 def _attribute(graph: fx.GraphModule, name: str) -> Any:

@@ -64,6 +64,9 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
     if out is None or any(t is None or t.dtype != out.dtype for t in tensors):
         return None
     first, *residuals = [one for one in tensors if one is not None]
+    if 0 in (*first.shape, *out.shape):
+        # Torch answers for layers without inputs or outputs; oneDNN has no kernel for them.
+        return None
     if any(p.dtype != out.dtype for p in op.parameters()):
         return None
     common: dict[str, Any] = {

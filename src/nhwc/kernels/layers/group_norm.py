@@ -7,7 +7,12 @@ of a group together,
 
     deviations of the group = deviations of the pieces + pixels * (mean of piece - mean of group)^2
 
-and `NORMALIZE` gives each pixel (x - mean) * scale + bias.
+Where an image is nearly constant, the last digits of its mean are all that is left of a pixel, and
+a sum of many pixels has rounded them off. So what the pixels lie beside the mean is summed, too,
+and their own mean added: that of a constant is this constant.
+
+`GROUPS` does so again with the means of pieces, and `NORMALIZE` gives each pixel
+(x - mean) * scale + bias.
 
     image n, channels c    PIECES    mean and deviations    GROUPS    mean and scale
     piece 0  ..........  --------->  [m m m m | v v v v]  --------->  [m m m m | s s s s]
@@ -16,13 +21,15 @@ and `NORMALIZE` gives each pixel (x - mean) * scale + bias.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
 from ..language.loops import Place, each_vector
 from ..language.values import Value
-from ..language.vectors import Emitter
+from ..language.vectors import Emitter, Variable
 from ..product.weights import pad_channels
 from ..tape.steps import Argument, Step, View, step
 from .activations import Activation
@@ -109,32 +116,59 @@ def _emit_pieces(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         pixels = e.broadcast(e.to_float(count))
 
         def channels(c: Value, mask: Value | None) -> None:
-            mean = _sum(e, a, start + c, count, mask, None) / pixels
-            e.store(mean, target + c, mask)
-            e.store(_sum(e, a, start + c, count, mask, mean), target + (a.c + c), mask)
+            mean = _sum(e, a, start + c, count, mask) / pixels
+            beside, squares = _sums_beside(e, a, start + c, count, mask, mean)
+            e.store(mean + beside / pixels, target + c, mask)
+            e.store(squares, target + (a.c + c), mask)
 
         each_vector(e, e.i64(0), a.c, channels)
 
 
-def _sum(
-    e: Emitter, a: Args, start: Value, count: Value, mask: Value | None, mean: Value | None
-) -> Value:
-    """The sum of a vector of channels over pixels, or of the squares of what is beside the mean."""
+def _sum(e: Emitter, a: Args, start: Value, count: Value, mask: Value | None) -> Value:
+    """The sum of a vector of channels over pixels."""
     sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
 
-    def add(number: int, pixel: Value) -> None:
-        value = e.load(start + pixel * a.x_pixel, mask)
-        if mean is None:
-            sums[number].value = sums[number].value + value
-        else:
-            sums[number].value = e.fma(value - mean, value - mean, sums[number].value)
+    def add(number: int, value: Value) -> None:
+        sums[number].value = sums[number].value + value
 
+    _each_pixel(e, a, start, count, mask, add)
+    return _together(sums)
+
+
+def _sums_beside(
+    e: Emitter, a: Args, start: Value, count: Value, mask: Value | None, mean: Value
+) -> tuple[Value, Value]:
+    """The sum of what is beside `mean` in a vector of channels over pixels, and of its squares."""
+    sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
+    squares = [e.variable(0.0) for _ in range(_AT_ONCE)]
+
+    def add(number: int, value: Value) -> None:
+        beside = value - mean
+        sums[number].value = sums[number].value + beside
+        squares[number].value = e.fma(beside, beside, squares[number].value)
+
+    _each_pixel(e, a, start, count, mask, add)
+    return _together(sums), _together(squares)
+
+
+def _each_pixel(
+    e: Emitter,
+    a: Args,
+    start: Value,
+    count: Value,
+    mask: Value | None,
+    add: Callable[[int, Value], None],
+) -> None:
+    """Hand the channels of each pixel to `add`, with the number of the sum that it goes to."""
     even = count // _AT_ONCE * _AT_ONCE
     with e.range(0, even, _AT_ONCE) as pixel:
         for number in range(_AT_ONCE):
-            add(number, pixel + number)
+            add(number, e.load(start + (pixel + number) * a.x_pixel, mask))
     with e.range(even, count) as pixel:
-        add(0, pixel)
+        add(0, e.load(start + pixel * a.x_pixel, mask))
+
+
+def _together(sums: list[Variable]) -> Value:
     total: Value = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
     return total
 
@@ -146,7 +180,7 @@ def _emit_groups(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         image, first = unit // a.groups, unit % a.groups * size
         start = a.x.floats() + (image * a.pieces * a.x_pixel + first)
         target = a.y.floats() + (image * a.y_pixel + first)
-        total, squares = e.variable(0.0), e.variable(0.0)
+        total, beside, squares = e.variable(0.0), e.variable(0.0), e.variable(0.0)
 
         def pixels_of(piece: Value) -> Value:
             count = e.min(a.piece, a.area - piece * a.piece)
@@ -171,18 +205,20 @@ def _emit_groups(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                 c: Value, mask: Value | None, means: Value = means, weight: Value = weight
             ) -> None:
                 apart = e.load(means + c, mask) - mean
-                value = e.fma(apart * apart, weight, e.load(means + (a.c + c), mask))
                 if mask is not None:
-                    value = e.select(mask, value, e.vector())
+                    apart = e.select(mask, apart, e.vector())
+                beside.value = e.fma(apart, weight, beside.value)
+                value = e.fma(apart * apart, weight, e.load(means + (a.c + c), mask))
                 squares.value = squares.value + value
 
             each_vector(e, e.i64(0), size, add_squares)
         variance = across(e, squares.value, lambda p, q: p + q) / every
+        nearer = mean + across(e, beside.value, lambda p, q: p + q) / every
         scale = 1.0 / e.sqrt(variance + e.broadcast(e.float_of_bits(a.eps)))
 
         def put(c: Value, mask: Value | None) -> None:
             weight = e.load(a.weights.floats() + (first + c), mask)
-            e.store(mean, target + c, mask)
+            e.store(nearer, target + c, mask)
             e.store(scale * weight, target + (a.c + c), mask)
 
         each_vector(e, e.i64(0), size, put)

@@ -141,14 +141,24 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
     cut = one.without_unseen().folded()
     found = tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
     single = cut.h * cut.w * cut.r * cut.s == 1 and cut.frames == IMAGE and cut.groups == 1
-    return (*found, _of_one_pixel(spec.output, part, code, slope)) if single else found
+    return (*found, _of_one_pixel(cut.n, spec.output, part, code, slope)) if single else found
 
 
 def _of_one_pixel(
-    shape: tuple[int, ...], part: tuple[slice, ...], code: Code, slope: float
+    n: int, shape: tuple[int, ...], part: tuple[slice, ...], code: Code, slope: float
 ) -> Implementation:
-    """A convolution of images of one pixel, which waits for its weights as a linear layer does."""
-    step = one_step(shape, linear_step, activation=code, slope=slope)
+    """A convolution of images of one pixel, which waits for its weights as a linear layer does.
+
+    Frames of a volume that it takes alone are images, too: there are `n` of both together.
+    """
+
+    def make(x: View, y: View, *constants: Any, residual: View | None, **given: Any) -> Step:
+        x, y = (replace(one, shape=(n, one.shape[1], 1, 1)) for one in (x, y))
+        if residual is not None:
+            residual = replace(residual, shape=y.shape)
+        return linear_step(x, y, *constants, residual=residual, **given)
+
+    step = one_step(shape, make, activation=code, slope=slope)
 
     def prepare(weight: Tensor, bias: Tensor | None) -> Constants:
         return _of_filters(weight, part).flatten(1), bias
