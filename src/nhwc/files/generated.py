@@ -27,7 +27,7 @@ _ALLOWED = (
 )
 """The syntax of generated code: no import, lambda, comprehension, f-string or walrus."""
 
-_WRITTEN = frozenset(("slice", "device", "getattr"))
+_WRITTEN = frozenset(("slice", "device", "getattr", "complex"))
 """Functions that generated code calls to write down a value, or to reach a module by name."""
 
 

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx
 
+from .asks import custom_function_asks, python_asks
+
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[1]}/"
 
@@ -48,12 +50,18 @@ def _type_seen(proxy: Any) -> type:
         frame = frame.f_back
     if frame.f_code.co_filename.startswith(_MACHINERY):
         return type(proxy)
+    abstract = frame.f_code.co_filename in _ABC
+    if not abstract and custom_function_asks(frame):
+        # Its `forward` runs on traced values, and is recorded.
+        return type(proxy)
     known: type | None = proxy._passes_for()
     if known is None:
         _refuse(proxy, "it asks for the type of a traced value")
-    if frame.f_code.co_filename in _ABC:
-        abstract = frame.f_locals["cls"]
-        if issubclass(type(proxy), abstract) != issubclass(known, abstract):
+    if not abstract and not python_asks(frame):
+        _refuse(proxy, "it hands a traced value to compiled code")
+    if abstract:
+        cls = frame.f_locals["cls"]
+        if issubclass(type(proxy), cls) != issubclass(known, cls):
             _refuse(proxy, "it asks for the type of a traced value")
     return known
 

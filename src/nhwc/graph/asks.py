@@ -1,0 +1,168 @@
+"""Tell whether Python code asks for the type of a value, or compiled code that it called.
+
+Compiled code asks, as `isinstance` does, before it reads the memory behind a tensor. A traced value
+has no such memory: a wrong answer ends the process. Both questions come from the same Python frame,
+so the instruction that the frame executes tells them apart: its operands are worked out as far as
+names go, and what is not known counts as compiled code.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType, UnionType
+from typing import Any
+
+import torch
+
+_READS = ("LOAD_ATTR", "LOAD_METHOD")
+_KEEPS_STACK = ("CACHE", "EXTENDED_ARG", "KW_NAMES", "NOP", "RESUME")
+_QUESTIONS = (isinstance, getattr, hasattr)
+_UNKNOWN, _NULL = object(), object()
+
+_LEGACY = frozenset(torch._tensor_classes)
+"""Classes such as `torch.FloatTensor`: compiled code answers whether a value is an instance."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What the code names: a value, and the attributes that it reads from there on."""
+
+    value: Any
+    attributes: tuple[str, ...] = ()
+
+    def found(self) -> Any:
+        value = self.value
+        for name in self.attributes:
+            unread = issubclass(type(value), torch.fx.Proxy) or isinstance(
+                getattr(type(value), name, None), property
+            )
+            if value is _UNKNOWN or unread or not hasattr(value, name):
+                return _UNKNOWN
+            value = getattr(value, name)
+        return value
+
+
+def python_asks(frame: FrameType) -> bool:
+    """Whether the code of this frame itself asks for a type, by a question that is safe to answer.
+
+    >>> import sys
+    >>> class Asked:
+    ...     @property
+    ...     def __class__(self):
+    ...         return int if python_asks(sys._getframe(1)) else str
+    >>> isinstance(Asked(), int), [*map(isinstance, [Asked()], [int])]
+    (True, [False])
+    """
+    now, stack = _executed(frame)
+    if now.opname in _READS:
+        return True
+    if now.opname == "MATCH_CLASS":
+        return len(stack) > 1 and _is_safe(_value(stack[-2]))
+    called, arguments = _called(now, stack)
+    if called is isinstance:
+        return len(arguments) == 2 and _is_safe(_value(arguments[1]))
+    return any(called is question for question in _QUESTIONS)
+
+
+def custom_function_asks(frame: FrameType) -> bool:
+    """Whether the code of this frame calls `apply` of a `torch.autograd.Function`.
+
+    >>> import sys
+    >>> custom_function_asks(sys._getframe())
+    False
+    """
+    called, _ = _called(*_executed(frame))
+    owner = getattr(called, "__self__", None)
+    known = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+    return known and getattr(called, "__name__", "") == "apply"
+
+
+def _is_safe(classes: Any) -> bool:
+    """Whether these are classes, and none has compiled code answer for it."""
+    if isinstance(classes, (tuple, UnionType)):
+        return all(map(_is_safe, getattr(classes, "__args__", classes)))
+    return isinstance(classes, type) and classes not in _LEGACY
+
+
+def _executed(frame: FrameType) -> tuple[dis.Instruction, list[Any]]:
+    """Return the instruction that `frame` executes, and what lies on the stack before it."""
+    code = _instructions(frame.f_code)
+    # Some Pythons point behind the instruction, into what it has cached.
+    place = max(i for i, one in enumerate(code) if one.offset <= frame.f_lasti)
+    if code[place - 1].opname == "PRECALL":
+        place -= 1  # Python 3.11 calls in two steps, and answers `isinstance` in the first.
+    start = place
+    while start and not (_jumps(code[start - 1]) or code[start].is_jump_target):
+        start -= 1
+    stack: list[Any] = []
+    outer, local = {**frame.f_builtins, **frame.f_globals}, frame.f_locals
+    for one in code[start:place]:
+        _step(one, stack, outer, local)
+    return code[place], stack
+
+
+@functools.lru_cache(maxsize=256)
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
+
+
+def _jumps(one: dis.Instruction) -> bool:
+    return one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
+
+
+def _step(
+    one: dis.Instruction, stack: list[Any], outer: dict[str, Any], local: Mapping[str, Any]
+) -> None:
+    """Do to `stack` what the instruction does, as far as it only names things."""
+    effect = dis.stack_effect(one.opcode, one.arg, jump=False)
+    name, said = one.opname, one.argval
+    if name == "PUSH_NULL":
+        stack.append(_NULL)
+    elif name in ("LOAD_GLOBAL", "LOAD_NAME"):
+        # From Python 3.11 on, the name of a function may come together with a NULL.
+        stack += [_NULL] * (effect - 1) + [_Named(outer.get(said, _UNKNOWN))]
+    elif name == "LOAD_CONST":
+        stack.append(_Named(said))
+    elif name.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        names = said if isinstance(said, tuple) else (said,)
+        stack += [_Named(local.get(each, _UNKNOWN)) for each in names]
+    elif name in _READS and stack:
+        owner = stack.pop()
+        known = isinstance(owner, _Named)
+        read = _Named(owner.value, (*owner.attributes, said)) if known else _UNKNOWN
+        stack += [_NULL] * effect + [read]
+    elif name == "BUILD_TUPLE" and len(stack) >= 1 - effect:
+        place = len(stack) - (1 - effect)
+        stack[place:] = [tuple(stack[place:])]
+    elif name == "BINARY_OR" or (name == "BINARY_OP" and one.argrepr == "|"):
+        stack[-2:] = [tuple(stack[-2:])]  # `isinstance` takes a union as it takes a tuple.
+    elif name not in _KEEPS_STACK:
+        # What lies on top may have been replaced too, as a call's result replaces the function.
+        taken = 1 - effect if name.startswith("BUILD_") else 1 + max(-effect, 0)
+        del stack[max(len(stack) - taken, 0) :]
+        stack += [_UNKNOWN] * (taken + effect)
+
+
+def _called(now: dis.Instruction, stack: list[Any]) -> tuple[Any, list[Any]]:
+    """Return the function that a call calls, and its arguments as they lie on the stack."""
+    if not now.opname.startswith(("CALL", "PRECALL")) or now.arg is None:
+        return _UNKNOWN, []
+    count = now.arg
+    if now.opname == "CALL_FUNCTION_EX":
+        count = 1 + ((now.arg & 1) if sys.version_info < (3, 14) else 1)
+    count += now.opname in ("CALL_KW", "CALL_FUNCTION_KW")
+    below = stack[: len(stack) - count] if len(stack) > count else [_UNKNOWN]
+    function = below[-2] if below[-1] is _NULL and len(below) > 1 else below[-1]
+    return _value(function), stack[len(stack) - count :] if count else []
+
+
+def _value(named: Any) -> Any:
+    if isinstance(named, tuple):
+        return tuple(map(_value, named))
+    if not isinstance(named, _Named):
+        return _UNKNOWN
+    return type(None) if named.value is None else named.found()
