@@ -35,6 +35,7 @@ from nhwc.plan.ledger import Ledger
 from nhwc.plan.measuring import Leisure
 from nhwc.plan.native.pairs import EXPANDED, PROJECTED
 from nhwc.plan.scene import scene_of
+from nhwc.plan.stretch import alone
 
 pytestmark = pytest.mark.skipif(
     not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
@@ -315,6 +316,21 @@ def test_what_is_added_and_applied_to_a_layer(name, count):
         graph, program, chosen = lowered(Ended(twice), x)
         assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
         torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_frames_in_three_colours_that_lie_as_planes():
+    """A contiguous volume holds no frame in one piece, as the first layer's kernel reads images."""
+    net = nn.Sequential(nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
+    (x,) = images((2, 3, 4, 16, 16))
+    scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
+    (layer,) = scene.layers
+    stems = [one for one in scene.implementations[layer.node] if one.name == "nhwc stem"]
+    assert len(stems) == 2
+    for one in stems:
+        for given in (x, x.to(memory_format=torch.channels_last_3d)):
+            program = alone(scene.record, layer, one, scene.constants(layer))
+            torch.testing.assert_close(program(given), net(x), rtol=1e-4, atol=1e-5)
 
 
 DILATED = {

@@ -119,7 +119,9 @@ def _planes(schedule: Schedule, begins: Sequence[int], view: View) -> list[int]:
             for name, argument in given.items()
             if name != "y" and isinstance(argument, View) and argument.buffer is view.buffer
         }
-        if read and (read != {"x": view} or PLANES not in given):
+        # Frames that a step reads as images lie apart in a volume's planes.
+        known = PLANES in given and given["n"] == view.shape[0]
+        if read and (read != {"x": view} or not known):
             return []
         if read:
             found.append(begin + step.kernel.fields.index(PLANES))

@@ -1,0 +1,112 @@
+"""Nets of video and of volumes through all of `optimize`: nothing of them is left to torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import nhwc
+from nhwc import kernels
+
+from ..fusing import random_
+
+pytestmark = pytest.mark.skipif(
+    not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
+)
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation of a volume."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.down, self.up = nn.Conv3d(channels, 4, 1), nn.Conv3d(4, channels, 1)
+
+    def forward(self, x):
+        pooled = F.adaptive_avg_pool3d(x, 1)
+        return x * torch.sigmoid(self.up(F.relu(self.down(pooled))))
+
+
+class X3D(nn.Module):
+    """Depthwise filters over frames and pixels, gates, swish, and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False)
+        self.before = nn.Conv3d(16, 16, (5, 1, 1), padding=(2, 0, 0), groups=16)
+        self.wide, self.norm = nn.Conv3d(16, 24, 1), nn.BatchNorm3d(24)
+        self.deep, self.gate = nn.Conv3d(24, 24, 3, padding=1, groups=24), Gate(24)
+        self.narrow = nn.Conv3d(24, 16, 1)
+
+    def forward(self, x):
+        x = F.relu(self.before(self.stem(x)))
+        y = F.silu(self.gate(self.deep(F.relu(self.norm(self.wide(x))))))
+        return F.relu(self.narrow(y) + x).mean((2, 3, 4))
+
+
+class Causal(nn.Module):
+    """MoViNet's: 2+1 dimensions, frames padded in front alone, by zeros or by the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2))
+        self.along = nn.Conv3d(16, 16, (3, 1, 1), groups=16)
+        self.pixels, self.both = nn.Conv3d(16, 24, 1), nn.Conv3d(24, 16, 3, padding=(0, 1, 1))
+
+    def forward(self, x):
+        x = F.hardswish(self.stem(F.pad(x, (0, 1, 0, 1))))
+        x = F.hardswish(self.pixels(self.along(F.pad(x, (0, 0, 0, 0, 2, 0)))))
+        return self.both(torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), x], dim=2))
+
+
+class SlowFast(nn.Module):
+    """Two rates of frames, the faster one joined to the slower by a strided convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1))
+        self.fast = nn.Conv3d(3, 8, 3, (1, 2, 2), 1)
+        self.lateral = nn.Conv3d(8, 16, (5, 1, 1), (4, 1, 1), (2, 0, 0), bias=False)
+        self.joined, self.norm = nn.Conv3d(32, 16, 3, padding=1), nn.BatchNorm3d(16)
+
+    def forward(self, x):
+        slow, fast = F.relu(self.slow(x[:, :, ::4])), F.relu(self.fast(x))
+        slow = F.relu(self.norm(self.joined(torch.cat([slow, self.lateral(fast)], 1))))
+        return torch.cat([slow.mean((2, 3, 4)), fast.mean((2, 3, 4))], 1)
+
+
+class UNet(nn.Module):
+    """Instance and group norm with what follows them, down and up again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv3d(3, 8, 3, padding=1), nn.InstanceNorm3d(8, affine=True)
+        self.down, self.of_groups = nn.Conv3d(8, 16, 3, 2, 1), nn.GroupNorm(4, 16)
+        self.same = nn.Conv3d(16, 16, 3, padding=1)
+        self.up, self.folded = nn.ConvTranspose3d(16, 8, 2, 2), nn.BatchNorm3d(8)
+        self.last = nn.Conv3d(16, 2, 1)
+
+    def forward(self, x):
+        x = F.leaky_relu(self.norm(self.first(x)))
+        y = self.down(x)
+        y = F.silu(self.of_groups(self.same(y)) + y)
+        return self.last(torch.cat([F.relu(self.folded(self.up(y))), x], 1))
+
+
+@pytest.mark.parametrize("kind", [X3D, Causal, SlowFast, UNet])
+def test_every_operator_has_a_kernel_of_ours(kind, tmp_path):
+    torch.manual_seed(0)
+    net = random_(kind()).eval()
+    x = torch.rand(1, 3, 8, 16, 16)
+    found = nhwc.optimize(net, x)
+    (plan,) = found.report.plans
+    without = [one for one in plan.fallbacks if one.reason.startswith("no kernel of ours")]
+    assert not without
+    assert not found.report.opaque
+    assert found.report.verification.passed
+    nhwc.save(found, tmp_path / "net.nhwc")
+    again = nhwc.load(tmp_path / "net.nhwc")
+    with torch.inference_mode():
+        expected = net.double()(x.double()).float()
+        for one in (found, again):
+            torch.testing.assert_close(one(x), expected, rtol=1e-3, atol=1e-4)
