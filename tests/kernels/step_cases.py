@@ -15,6 +15,7 @@ from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from nhwc.kernels.layers import (
     attention,
+    batched,
     copies,
     elementwise,
     gather,
@@ -387,6 +388,44 @@ def unit(choose):
     return StepCase([x], lambda x, y: to_unit.unit_step(x, y, eps=0.01), expected, 1.0, 40.0)
 
 
+def numbered(choose):
+    """A number for each pixel or for all, or a divisor of each number."""
+    x = image(choose)
+    n, _, h, w = x.shape
+    kind = choose.choice(["product", "quotient", "sum", "each"])
+    shape = x.shape if kind == "each" else choose.choice([(n, 1, h, w), (1, 1, 1, 1)])
+    other = (torch.rand(shape) + 0.5).to(memory_format=torch.channels_last)
+    change = {"product": torch.mul, "sum": torch.add}.get(kind, torch.div)
+
+    def make(x, other, y):
+        if kind == "each":
+            return elementwise.divide_step(x, other, y)
+        return elementwise.pixel_step(x, other, y, kind=kind)
+
+    return StepCase([x, other], make, change(x.double(), other.double()))
+
+
+def small_products(choose):
+    """Products of some matrices, whose rows are pixels."""
+    count, height = choose.randint(1, 3), choose.randint(1, 9)
+    inputs, outputs = choose.choice([1, 5, 16, 33]), choose.choice(CHANNELS)
+    x, factors = torch.randn(count * height, inputs), torch.randn(count * inputs, outputs)
+
+    def lying(view, rows):
+        return batched.Lying(torch.arange(count) * rows * view.pixel, view.pixel, 1)
+
+    def make(x, factors, y):
+        lies = {"x_lies": lying(x, height), "factors_lie": lying(factors, inputs)}
+        return batched.batched_step(x, factors, y, inputs=inputs, **lies)
+
+    def product(x, factors):
+        made = x.double().view(count, height, inputs) @ factors.double().view(count, inputs, -1)
+        return made.view(count * height, outputs, 1, 1)
+
+    given = [one[:, :, None, None] for one in (x, factors)]
+    return StepCase(given, make, product(x, factors), product(x.abs(), factors.abs()), inputs)
+
+
 def moving(choose):
     """Frames, lines and columns taken from places of the input, or from none."""
     n, c, d, h, w = (choose.randint(1, m) for m in (2, 33, 3, 4, 20))
@@ -431,7 +470,7 @@ def response(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered, response),
+    *(resized, moving, unit, nchw, gathered, response, numbered, small_products),
 )
 
 BEFORE, AFTER = 3, 2
