@@ -63,6 +63,7 @@ def test_torch_has_many_operators_that_take_a_format():
     assert names >= {"ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_no_operator_that_takes_a_format_is_blamed_for_it(schema):
     operator = getattr(torch.ops.aten, schema.name.partition("::")[2])

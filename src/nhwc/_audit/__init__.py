@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
 from ..models.kinds import module_of
 from ..models.preserve import copy_as_is, preserved
+from ..models.scripts import bytes_of_script, script_in
 from ..models.trees import tensors_of
 from ..optimized import Optimized
 from ..watch.calls import Call
@@ -265,11 +265,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
     """A copy with weights of its own; torch's copies of frozen TorchScript share constants."""
     if not isinstance(model, torch.jit.ScriptModule):
         return copy_as_is(model)
-    file = io.BytesIO()
-    torch.jit.save(model, file)
-    file.seek(0)
-    copied: nn.Module = torch.jit.load(file)
-    return copied
+    return script_in(bytes_of_script(model))
 
 
 def _plain(value: Any) -> Any:

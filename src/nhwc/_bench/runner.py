@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from ..errors import InputError
 from ..machine.environment import Environment, available_cores
 from ..models.kinds import module_of
+from ..models.scripts import bytes_of_script
 from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
 from .results import Benchmark, Case, Row
@@ -201,10 +202,11 @@ def _pickled(model: nn.Module | ExportedProgram) -> bytes:
     installed, sends its code along.
     """
     try:
-        if isinstance(model, (torch.jit.ScriptModule, ExportedProgram)):
+        if isinstance(model, torch.jit.ScriptModule):
+            return bytes_of_script(model)
+        if isinstance(model, ExportedProgram):
             file = io.BytesIO()
-            is_script = isinstance(model, torch.jit.ScriptModule)
-            (torch.jit if is_script else torch.export).save(model, file)
+            torch.export.save(model, file)
             return file.getvalue()
         homes = {type(module).__module__ for module in model.modules()}
         if "__main__" not in homes:

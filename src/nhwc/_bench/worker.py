@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..machine.timing import timer_for
 from ..models.kinds import module_of
+from ..models.scripts import script_in
 from ..models.vision import import_torchvision_if_present
 from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
@@ -117,7 +118,7 @@ def _received(sent: bytes) -> nn.Module:
     with zipfile.ZipFile(file) as archive:
         is_script = any(name.endswith("/constants.pkl") for name in archive.namelist())
     file.seek(0)
-    return module_of(torch.jit.load(file) if is_script else torch.export.load(file), "bench")
+    return module_of(script_in(sent) if is_script else torch.export.load(file), "bench")
 
 
 def convert(built: Built, request: dict[str, Any]) -> dict[str, Any]:

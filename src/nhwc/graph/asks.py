@@ -83,8 +83,10 @@ def custom_function_asks(frame: FrameType) -> bool:
 
 def _is_safe(classes: Any) -> bool:
     """Whether these are classes, and none has compiled code answer for it."""
-    if isinstance(classes, (tuple, UnionType)):
-        return all(map(_is_safe, getattr(classes, "__args__", classes)))
+    if isinstance(classes, UnionType):
+        classes = classes.__args__
+    if isinstance(classes, tuple):
+        return all(map(_is_safe, classes))
     return isinstance(classes, type) and classes not in _LEGACY
 
 
