@@ -12,8 +12,12 @@ from ..language.vectors import Emitter
 
 
 def emit_moments(e: Emitter, row: Value, count: Value, eps: Value) -> tuple[Value, Value]:
-    """The mean of `count` floats in every lane, and the reciprocal of their deviation."""
-    total, squares = e.variable(0.0), e.variable(0.0)
+    """The mean of `count` floats in every lane, and the reciprocal of their deviation.
+
+    Of floats that are nearly the same, what each lies beside the mean is in its last digits. So the
+    mean of that is added to the mean: that of a constant is this constant.
+    """
+    total, beside, squares = e.variable(0.0), e.variable(0.0), e.variable(0.0)
     every = e.broadcast(e.to_float(count))
 
     def add(c: Value, mask: Value | None) -> None:
@@ -27,11 +31,13 @@ def emit_moments(e: Emitter, row: Value, count: Value, eps: Value) -> tuple[Valu
         apart = e.load(row + c, mask) - mean
         if mask is not None:
             apart = e.select(mask, apart, e.vector())
+        beside.value = beside.value + apart
         squares.value = e.fma(apart, apart, squares.value)
 
     each_vector(e, 0, count, add_square)
     variance = across(e, squares.value, lambda p, q: p + q) / every
-    return mean, 1.0 / e.sqrt(variance + eps)
+    more = across(e, beside.value, lambda p, q: p + q) / every
+    return mean + more, 1.0 / e.sqrt(variance + eps)
 
 
 def across(e: Emitter, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
