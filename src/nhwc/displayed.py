@@ -1,4 +1,4 @@
-"""Results that a notebook shows by themselves: as a page, or as text where there is only text.
+"""Results that show themselves: to a notebook as a page, to `print` as the command line's text.
 
 This room stands below all results and cannot know what they look like. `render` stands above them,
 and says it once for each type.
@@ -18,12 +18,15 @@ def html_of(result: object) -> str | None:
 
 @singledispatch
 def text_of(result: object) -> str | None:
-    """What IPython shows of `result` on a terminal; None where nobody has said it."""
+    """What `print` and IPython show of `result`; None where nobody has said it."""
     return None
 
 
 class Displayed:
-    """A result that shows itself as the last value of a cell."""
+    """A result that shows itself, printed or as the last value of a cell."""
+
+    def __str__(self) -> str:
+        return text_of(self) or repr(self)
 
     def _repr_html_(self) -> str | None:
         return html_of(self)

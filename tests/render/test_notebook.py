@@ -44,6 +44,7 @@ def test_every_result_knows_how_it_looks():
         frame = result._repr_html_()
         text = result._repr_mimebundle_(include=None, exclude=None)["text/plain"]
         assert frame.count("<iframe") == frame.count("</iframe>") == 1
+        assert str(result) == text
         assert len(text) < 5000
         # Where a frame is taken out, what stands beside it tells the same.
         assert frame.startswith(f"<div><pre>{html.escape(text)}</pre>")
