@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,22 +33,13 @@ def import_torchvision() -> ModuleType:
     registers fake implementations for operators its library failed to define. Here it gets
     their schemas, and those operators that its models call, written in plain torch.
     """
-    for _ in range(20):
+    with _declaring_what_is_missing():
         try:
             torchvision = importlib.import_module("torchvision")
         except ImportError:
             raise missing("torchvision", "zoo") from None
-        except RuntimeError as error:
-            absent = _missing_operator(error)
-            if absent is None:
-                raise
-            for loaded in [key for key in sys.modules if key.split(".")[0] == "torchvision"]:
-                del sys.modules[loaded]
-            _declare(absent)
-        else:
-            _supply()
-            return torchvision
-    raise MissingPackage("torchvision does not fit this torch. Reinstall both from one index.")
+    _supply()
+    return torchvision
 
 
 def import_torchvision_if_present() -> None:
@@ -56,11 +48,25 @@ def import_torchvision_if_present() -> None:
         import_torchvision()
 
 
-def _missing_operator(error: RuntimeError) -> str | None:
-    text = str(error)
-    if "operator torchvision::" not in text or "does not exist" not in text:
-        return None
-    return text.split("operator torchvision::")[1].split()[0]
+@contextlib.contextmanager
+def _declaring_what_is_missing() -> Iterator[None]:
+    """Give each operator of torchvision a schema before somebody registers something for it.
+
+    A second import could not do so: torch 2.11 remembers what the first one registered.
+    """
+    register = torch.library.register_fake
+
+    def declared(op: Any, *given: Any, **more: Any) -> Any:
+        name = op.removeprefix("torchvision::") if isinstance(op, str) else op
+        if name != op and not hasattr(torch.ops.torchvision, name):
+            _declare(name)
+        return register(op, *given, **more)
+
+    torch.library.register_fake = declared
+    try:
+        yield
+    finally:
+        torch.library.register_fake = register
 
 
 def _declare(operator: str) -> torch.library.Library:
