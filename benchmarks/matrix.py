@@ -196,7 +196,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     ]
     parts = [_HEAD, "\n".join((*_COLUMNS, *rows))]
     if missing:
-        parts.append(f"Not tried, for want of an interpreter: Python {', '.join(missing)}.")
+        parts.append(f"Not tried: Python {', '.join(missing)}.")
     wrong = [line for one in results for line in _wrong(one)]
     parts.append("\n".join(("## What went wrong", "", *(wrong or ["Nothing."]))))
     return "\n\n".join(parts) + "\n"
@@ -240,6 +240,8 @@ def changes_page(tables: Sequence[OperatorTable]) -> str:
     for old, new in itertools.pairwise(tables):
         before, after = (str(table.environment["torch"]).partition("+")[0] for table in (old, new))
         parts.append(f"## From {before} to {after}\n\n{_told(difference(old, new))}")
+    if len(tables) < 2:
+        parts.append("No two tables have been measured yet.")
     return "\n\n".join(parts) + "\n"
 
 
