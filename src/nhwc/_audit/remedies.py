@@ -224,8 +224,8 @@ def _converted(call: Call, name: str) -> str:
             "x.permute(0, 2, 3, 1), where the channel comes last."
         )
     return (
-        f"Drop the `{name}`, or give it memory_format=torch.channels_last. A channel shuffle "
-        "can be nn.ChannelShuffle, which keeps the format in eager mode (pytorch#197109)."
+        "A channel shuffle can be nn.ChannelShuffle, which keeps the format in eager mode "
+        f"(pytorch#197109). Else drop the `{name}`, or give it memory_format=torch.channels_last."
     )
 
 
