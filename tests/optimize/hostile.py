@@ -21,6 +21,16 @@ def image(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*(shape or (2, 3, 12, 10)), generator=torch.Generator().manual_seed(seed))
 
 
+class Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, what to call it with, and which verbs refuse it with what words."""

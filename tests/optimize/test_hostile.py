@@ -16,7 +16,7 @@ from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
 from ..processor import needing
-from .hostile import CASES, Case, Does, Own, Raising, block, image
+from .hostile import CASES, Case, Does, Halve, Own, Raising, block, image
 from .test_optimize import force
 
 _HOOKS = (
@@ -232,15 +232,6 @@ def test_training_mode():
 
 @pytest.mark.filterwarnings("ignore:gradients are wanted")
 def test_a_custom_autograd_function_does_not_crash_the_tracer():
-    class Halve(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x / 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad / 2
-
     class Halving(nn.Module):
         def __init__(self):
             super().__init__()

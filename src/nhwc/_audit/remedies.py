@@ -21,7 +21,9 @@ _OF_VOLUMES = {
 def remedy(call: Call, effect: Effect) -> str:
     """Say why this call had that effect and what to write instead, in one or two sentences."""
     said = _remedy(call, effect)
-    if any(len(tensor.shape) == 5 for tensor in (*call.inputs, *call.outputs)):
+    ranks = {len(tensor.shape) for tensor in (*call.inputs, *call.outputs)}
+    # What makes five dimensions of an image, or an image of five, is about images.
+    if 5 in ranks and 4 not in ranks:
         for of_images, of_volumes in _OF_VOLUMES.items():
             said = said.replace(of_images, of_volumes)
     return said
@@ -82,7 +84,9 @@ def _cat(call: Call) -> str:
     if culprit.format is Format.AMBIGUOUS:
         what = "is ambiguous (its strides are true of both formats) and was read as contiguous"
         do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
-    elif any(step == 0 and size > 1 for step, size in zip(*_layout(culprit), strict=True)):
+    elif any(
+        step == 0 and size > 1 for step, size in zip(culprit.strides, culprit.shape, strict=True)
+    ):
         what = "is expanded: its strides say no format"
         do = _FRAMES if len(culprit.shape) == 5 else "Write it with F.pad or interpolate instead"
     elif culprit.format is Format.CONTIGUOUS:
@@ -94,10 +98,6 @@ def _cat(call: Call) -> str:
         f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
         f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
     )
-
-
-def _layout(tensor: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tensor.strides, tensor.shape
 
 
 def _pointwise(call: Call, name: str) -> str:

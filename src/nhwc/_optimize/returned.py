@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..formats import CHANNELS_LAST_OF, Format
+from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS, Format
 from ..graph import clean
 from ..plan.recording import layout_of
 from ..verify import answer, flatten
@@ -19,14 +19,18 @@ from ..verify import answer, flatten
 
 def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str, Any]) -> None:
     """Convert what `graph` returns of `example` in another layout than `wanted`, in place."""
+    layouts = {path: layout for path, value in wanted.items() if (layout := _layout(value))}
+    if not layouts:
+        return
     found = answer(graph, example)
     (result,) = graph.graph.find_nodes(op="output")
     changed = False
     for path, node in flatten(result.args[0]):
-        layout = _layout(wanted.get(path))
+        layout = layouts.get(path)
         if not isinstance(node, fx.Node) or layout in (None, _layout(found.get(path))):
             continue
-        memory = _memory_format(layout, found[path])
+        asked = CHANNELS_LAST_OF[found[path].ndim] if layout.is_last else Format.CONTIGUOUS
+        memory = MEMORY_FORMATS[asked]
         with graph.graph.inserting_before(result):
             converted = graph.graph.call_method("contiguous", (node,), {"memory_format": memory})
         result.replace_input_with(node, converted)
@@ -39,9 +43,3 @@ def _layout(value: Any) -> Format | None:
     """The layout of a dense image or volume; None for anything else."""
     dense = isinstance(value, Tensor) and value.ndim in CHANNELS_LAST_OF
     return layout_of(value) if dense and value.layout is torch.strided else None
-
-
-def _memory_format(layout: Format, value: Tensor) -> torch.memory_format:
-    if not layout.is_last:
-        return torch.contiguous_format
-    return torch.channels_last_3d if value.ndim == 5 else torch.channels_last

@@ -13,15 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
-from ..formats import CHANNELS_LAST_OF, Format
+from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS
 from .distributed import speaks_of_peers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-_MEMORY_FORMATS = {
-    Format.CHANNELS_LAST: torch.channels_last,
-    Format.CHANNELS_LAST_3D: torch.channels_last_3d,
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         memory_format = torch.contiguous_format
         if self.channels_last:
-            memory_format = _MEMORY_FORMATS[CHANNELS_LAST_OF[images.ndim]]
+            memory_format = MEMORY_FORMATS[CHANNELS_LAST_OF[images.ndim]]
         pixels = images.to(torch.float32, memory_format=memory_format)
         mean, std = (
             torch.tensor(values, device=images.device).mul_(255).view(-1, *[1] * (images.ndim - 2))

@@ -47,11 +47,12 @@ class Format(Enum):
 CHANNELS_LAST_OF = {4: Format.CHANNELS_LAST, 5: Format.CHANNELS_LAST_3D}
 """The channels-last format, by a tensor's number of dimensions."""
 
-_MEMORY_FORMATS = {
+MEMORY_FORMATS = {
     Format.CONTIGUOUS: torch.contiguous_format,
     Format.CHANNELS_LAST: torch.channels_last,
     Format.CHANNELS_LAST_3D: torch.channels_last_3d,
 }
+"""The formats that can be asked for, as torch has them."""
 
 
 def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
@@ -76,7 +77,7 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     last = CHANNELS_LAST_OF.get(tensor.ndim)
     if last is None:
         return Format.CONTIGUOUS if plain else Format.OTHER
-    if tensor.numel() and not tensor.is_contiguous(memory_format=_MEMORY_FORMATS[last]):
+    if tensor.numel() and not tensor.is_contiguous(memory_format=MEMORY_FORMATS[last]):
         return Format.CONTIGUOUS if plain else Format.OTHER
     if not plain:
         return last
@@ -113,7 +114,7 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
     True
     """
     _check_format(tensor, format)
-    dense = tensor.contiguous(memory_format=_MEMORY_FORMATS[format])
+    dense = tensor.contiguous(memory_format=MEMORY_FORMATS[format])
     strides = strides_of(dense.shape, format)
     return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
 
@@ -142,7 +143,7 @@ def _check_tensor(tensor: object) -> None:
 
 
 def _check_target(format: object) -> None:
-    if format not in _MEMORY_FORMATS:
+    if format not in MEMORY_FORMATS:
         what = (
             "it describes strides that are found, none to ask for"
             if isinstance(format, Format)

@@ -43,6 +43,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation
 from ..layers.ending import ENDING, ending, finish
+from ..product.rows import emit_frame
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
 from .spec import IMAGE, Frames
@@ -269,11 +270,9 @@ def _deep_row(
     def each_frame(row: OutputRow, weights: Value, add: Frame) -> None:
         filters = a.r * a.s * emit_padded(a.c)
         with e.range(0, a.t) as m:
-            ahead = m * a.dilation_d
-            at_end = e.max(e.i64(0), e.min(front + ahead, a.d - 1)) - front
-            ahead = e.select(a.held != 0, at_end, ahead)
-            with e.when((front + ahead >= 0) & (front + ahead < a.d)):
-                add(row.source + ahead * a.h * a.w * a.x_pixel, weights + m * filters)
+            seen = emit_frame(e, a, front + m * a.dilation_d)
+            with e.when((seen >= 0) & (seen < a.d)):
+                add(row.source + (seen - front) * a.h * a.w * a.x_pixel, weights + m * filters)
 
     return row, each_frame
 

@@ -38,6 +38,7 @@ from ..language.loops import emit_moved, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
 from ..product.microkernel import TileCall, even, panel_columns, tile_of, tiles_of
+from ..product.rows import emit_frame
 from . import lean
 from .pooled import POOL
 from .tile_outputs import Sums, corner_of, emit_output
@@ -156,9 +157,7 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
         "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
     )
     with e.range(0, a.t) as tap, e.range(0, a.c, e.width) as c:
-        frame = front + tap * a.dilation_d
-        at_end = e.max(e.i64(0), e.min(frame, a.d - 1))
-        frame = e.select(a.held != 0, at_end, frame)
+        frame = emit_frame(e, a, front + tap * a.dilation_d)
         there = (frame >= 0) & (frame < a.d)
         source = a.x.floats() + (((image * a.d + frame) * a.h + top) * a.w + left) * a.x_pixel
         to = into + (tap * emit_whole(e, a.c) + c) * rows

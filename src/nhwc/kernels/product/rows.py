@@ -138,6 +138,12 @@ def _multiply_rows(e: Emitter, a: Args, source: Lines, pixels: Pixels, into: Val
         each_vector(e, e.i64(0), a.c, copy)
 
 
+def emit_frame(e: Emitter, a: Args, number: Value) -> Value:
+    """The frame that is read where a tap sees this one: beside a volume, maybe its last."""
+    at_end = e.max(e.i64(0), e.min(number, a.d - 1))
+    return e.select(a.held != 0, at_end, number)
+
+
 def copy_rows(e: Emitter, source: Lines, count: Value, rows: Value, into: Value) -> None:
     """Copy `count` floats of each of some rows."""
 
@@ -256,9 +262,9 @@ class _Packer:
         step = self._run_floats() * self.rows
         place = e.variable(self._first_place(here, step))
         with e.range(0, a.t) as m, e.range(*self.taps) as i, e.range(0, a.s, a.run) as j:
-            ahead, frame = self._frame(window.front, m * a.dilation_d)
+            frame = emit_frame(e, a, window.front + m * a.dilation_d)
             row, column = window.top + i * a.dilation_h, window.left + j * a.dilation_w
-            run = window.source + ahead * self._frame_floats()
+            run = window.source + (frame - window.front) * self._frame_floats()
             run = run + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
             to = place.value
             begin = e.min(a.run, e.max(-column, e.i64(0)))
@@ -268,14 +274,6 @@ class _Packer:
             end = e.select(there, end, begin)
             self._run(_Part(run, to, begin, end))
             place.value = to + step
-
-    def _frame(self, front: Value, ahead: Value) -> tuple[Value, Value]:
-        """How far the frame under a tap lies from the first tap's, and its number."""
-        e, a = self.e, self.a
-        number = front + ahead
-        held = e.max(e.i64(0), e.min(number, a.d - 1))
-        number = e.select(a.held != 0, held, number)
-        return number - front, number
 
     def _first_place(self, here: Value, step: Value) -> Value:
         """Where the first of the runs goes that are packed."""

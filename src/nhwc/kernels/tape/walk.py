@@ -68,7 +68,7 @@ def _emit_walk(e: Emitter, a: Args, thread: Value, parts: Value) -> None:
     claim = a.claims.integers() + thread * _LINE
     late = e.variable(0)
     with e.range(0, a.phases) as phase:
-        with e.when(_look(e, claim) > phase):
+        with e.when(look(e, claim) > phase):
             late.value = late.value + 1
         do_part(a.words, phase, thread, parts)
         with e.when(parts > 1), _waiting(e, a, (phase + 1) * parts), e.range(0, parts) as part:
@@ -84,7 +84,7 @@ def _emit_part(e: Emitter, words: Value, phase: Value, part: Value, parts: Value
     entries, ends, done, claims = (named[name] for name in ("entries", "ends", "done", "claims"))
     claim = claims + part * _LINE
     # To look is cheaper than to write what others look at, too.
-    with e.when(_look(e, claim) == phase):
+    with e.when(look(e, claim) == phase):
         tried = e.builder.cmpxchg(claim.llvm, phase.llvm, (phase + 1).llvm, "acq_rel", "acquire")
         with e.when(Value(e, e.builder.extract_value(tried, 1))):
             with e.range(e.read(ends + phase), e.read(ends + (phase + 1))) as i:
@@ -102,7 +102,7 @@ def _waiting(e: Emitter, a: Args, awaited: Value) -> Iterator[None]:
     spins = e.variable(0)
     e.builder.branch(check)
     e.builder.position_at_end(check)
-    missing = _look(e, a.done.integers()) < awaited
+    missing = look(e, a.done.integers()) < awaited
     e.builder.cbranch(missing.llvm, spin, through)
     e.builder.position_at_end(spin)
     spins.value = spins.value + 1
@@ -115,7 +115,7 @@ def _waiting(e: Emitter, a: Args, awaited: Value) -> Iterator[None]:
     e.builder.position_at_end(through)
 
 
-def _look(e: Emitter, counter: Value) -> Value:
+def look(e: Emitter, counter: Value) -> Value:
     """The counter's value now, and all that was written before it was counted so far."""
     return Value(e, e.builder.load_atomic(counter.llvm, "acquire", 8, typ=INT))
 
