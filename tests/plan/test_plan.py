@@ -414,6 +414,14 @@ def test_layers_that_only_look_alike_are_timed_apart(ledger, image):
 
 
 @torch.no_grad()
+def test_equal_layers_whose_answers_lie_differently_are_timed_apart(ledger, image):
+    image = nhwc.to_format(image, NHWC)
+    graph = traced(lambda x: (x.roll(1, 2), x.contiguous().roll(1, 2)))
+    plan = make_plan(graph, (image,), ledger)
+    torch.testing.assert_close(plan.program(image), graph(image))
+
+
+@torch.no_grad()
 def test_a_plan_made_again_has_the_graphs_new_weights(ledger):
     graph = chain().graph
     x = torch.randn(1, 4, 8, 8)

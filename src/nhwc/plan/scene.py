@@ -58,9 +58,11 @@ class Scene:
     def kind(self, layer: Layer) -> str:
         """The key of its entry in the ledger: layers of one kind take the same time.
 
-        It names the implementations: a newer nhwc, which has other ones, measures anew.
+        It names the implementations: a newer nhwc, which has other ones, measures anew, and so
+        does a layer whose answer lies otherwise than an equal one's.
         """
-        names = [f"{one.name} {one.reads}" for one in self.implementations[layer.node]]
+        known = (one.identifier for one in self.implementations[layer.node])
+        names = [f"{name} {reads} {writes}" for name, reads, writes in known]
         names += ["torch"] * isinstance(layer.spec, OperatorSpec)
         return f"{layer.spec.key} of {', '.join(sorted(names))}"
 
