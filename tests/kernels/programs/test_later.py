@@ -71,6 +71,12 @@ def test_no_more_is_asked_for_than_caches_hold(monkeypatch):
     torch.testing.assert_close(program(x)[0], expected(x), rtol=1e-4, atol=1e-4)
 
 
+def test_no_more_is_asked_for_than_comes_while_the_product_is_made():
+    program, _, matrix = classifier(3)
+    product = next(step for step in program.schedule.steps if LATER[0] in step.kernel.fields)
+    assert product.given[LATER[1]] == 3 * 3 * 20 * 40 // later._WORK < matrix.numel()
+
+
 def test_the_second_of_two_linear_layers_is_not_asked_for():
     first, second = torch.randn(24, 20), torch.randn(30, 24)
     spec = ConvSpec(1, 20, 1, 1, 20, 1, 1)

@@ -224,11 +224,10 @@ class OutputRow(NamedTuple):
 
 
 def _row(e: Emitter, a: Args, piece: Value) -> OutputRow:
-    rows = a.n * a.out_h
-    image, top = piece % rows // a.out_h, piece % rows % a.out_h * a.stride_h - a.pad_h
-    first = piece // rows * a.piece
+    line, first = piece // a.pieces, piece % a.pieces * a.piece
+    image, top = line // a.out_h, line % a.out_h * a.stride_h - a.pad_h
     source = a.x.floats() + (image * a.h + top) * a.w * a.x_pixel
-    return OutputRow(piece % rows * a.out_w, top, source, first, e.min(first + a.piece, a.c))
+    return OutputRow(line * a.out_w, top, source, first, e.min(first + a.piece, a.c))
 
 
 def _emit_tiled(
@@ -259,11 +258,9 @@ def _deep_row(
     e: Emitter, a: Args, piece: Value
 ) -> tuple[OutputRow, Callable[[OutputRow, Value, Frame], None]]:
     """The row of a volume's result, and what calls for each frame that a filter sees there."""
-    rows = a.n * a.out_d * a.out_h
-    line = piece % rows
+    line, first = piece // a.pieces, piece % a.pieces * a.piece
     image, frame = line // (a.out_d * a.out_h), line // a.out_h % a.out_d
     front, top = frame * a.stride_d - a.pad_d, line % a.out_h * a.stride_h - a.pad_h
-    first = piece // rows * a.piece
     source = a.x.floats() + ((image * a.d + front) * a.h + top) * a.w * a.x_pixel
     row = OutputRow(line * a.out_w, top, source, first, e.min(first + a.piece, a.c))
 

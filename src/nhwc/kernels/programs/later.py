@@ -1,11 +1,13 @@
 """Weights that are asked for before it is their turn.
 
 A linear layer does little but read its weights, and these come from far away. The product before it
-computes and reads little: it can ask for them meanwhile.
+computes and reads little: it can ask meanwhile for as much as memory answers until it is done. What
+it asks for beyond that it would wait for itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -17,6 +19,10 @@ _NEAR = 3
 """Weights asked for more steps ahead than this are gone again when they are read."""
 _MOST = 1 << 22
 """The most floats to ask for: caches hold no more."""
+_WORK = 32
+"""Multiply-adds for each float: memory is about that much slower than the processor."""
+_SIZES = ("pixels", "k", "groups", "segments", "segment")
+"""The fields of a step that make the number of its multiply-adds."""
 
 
 def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -37,5 +43,9 @@ def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
 def _asking(step: Step, linear: Step) -> Step:
     weight = linear.given["weights"]
     assert isinstance(weight, Tensor)
-    asked: dict[str, Argument] = {LATER[0]: weight, LATER[1]: min(weight.numel(), _MOST)}
+    work = math.prod(step.given[name] for name in _SIZES)
+    asked: dict[str, Argument] = {
+        LATER[0]: weight,
+        LATER[1]: min(weight.numel(), _MOST, work // _WORK),
+    }
     return step.but(**asked)
