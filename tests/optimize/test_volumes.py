@@ -7,6 +7,7 @@ from torch import nn
 
 import nhwc
 from nhwc import kernels
+from nhwc.kernels.programs.pool import Pool
 
 from ..fusing import random_
 
@@ -179,3 +180,43 @@ def test_every_operator_has_a_kernel_of_ours(kind, tmp_path):
         expected = net.double()(x.double()).float()
         for one in (found, again):
             torch.testing.assert_close(one(x), expected, rtol=1e-3, atol=1e-4)
+
+
+class Windows:
+    """Inference over the windows of a volume, a few at a time, as MONAI's."""
+
+    def __init__(self, model, side=16, step=12, at_once=2):
+        self.model, self.side, self.step, self.at_once = model, side, step, at_once
+
+    def __call__(self, x):
+        found = []
+        starts = range(0, x.shape[4] - self.side + 1, self.step)
+        windows = [x[..., start : start + self.side] for start in starts]
+        for first in range(0, len(windows), self.at_once):
+            # The last ones are fewer. The code around the model writes into what it returns.
+            found.append(self.model(torch.cat(windows[first : first + self.at_once])))
+            found[-1] *= 0.5
+        return torch.cat(found)
+
+
+def test_the_windows_of_a_volume_share_one_arena(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr("nhwc._optimize.stages.winner", lambda compared: ("plan", ""))
+    net, x = random_(UNet()).eval(), torch.rand(1, 3, 8, 16, 40)
+    fast = nhwc.optimize(net, torch.rand(2, 3, 8, 16, 16), also=[torch.rand(1, 3, 8, 16, 16)])
+    used, put = [], Pool.put
+
+    def note(self, threads, block):
+        used.append((block, block.size))
+        put(self, threads, block)
+
+    monkeypatch.setattr(Pool, "put", note)
+    with torch.inference_mode():
+        answers = [Windows(fast)(x) for _ in range(2)]
+        expected = Windows(net)(x)
+    for answer in answers:
+        torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-4)
+    assert len(used) >= 4
+    assert len({*used}) == 1
+    del fast
+    assert not len(used[0][0].bound)
