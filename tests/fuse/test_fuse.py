@@ -1,6 +1,6 @@
 import copy
-import math
 import io
+import math
 import pickle
 
 import pytest

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..tape.arena import LINE
-
-if TYPE_CHECKING:
-    from .bound import Bound
-    from .program import Program
 
 
 class Pool:
@@ -36,11 +32,6 @@ class Pool:
         """Free what no call uses now: it may be as large as a program that is gone."""
         self._idle = {}
 
-    @property
-    def sizes(self) -> list[int]:
-        """The bytes of each block that no call uses now."""
-        return [block.size for blocks in self._idle.values() for block in blocks]
-
 
 class _Block:
     """Memory for the largest of its programs, and all programs that are bound to it.
@@ -50,7 +41,7 @@ class _Block:
 
     def __init__(self) -> None:
         # A program that was made for weights of yesterday leaves nothing behind.
-        self.bound: WeakKeyDictionary[Program, Bound] = WeakKeyDictionary()
+        self.bound: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def grow(self, size: int) -> None:

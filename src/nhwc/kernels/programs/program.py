@@ -78,7 +78,7 @@ class Program:
         count = torch.get_num_threads()
         block = self._pool.take(count)
         try:
-            bound = block.bound.get(self)
+            bound: Bound | None = block.bound.get(self)
             if bound is None:
                 offsets, size = self.schedule.places(count)
                 block.grow(size)
