@@ -1,5 +1,6 @@
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -237,6 +238,11 @@ def _counts(self, x):
     return self.n(self.c(x))
 
 
+def _begins_a_list(self, x):
+    self.kept = [1] if isinstance(self.kept, tuple) else (1,)
+    return self.n(self.c(x))
+
+
 def _keeps(self, x):
     self.seen = self.c(x)
     return self.n(self.seen)
@@ -274,6 +280,7 @@ OPAQUE = {
     "writes into what it uses again": (_aliased, "in place into a value that is used again"),
     "asks for a type": (_typed, "asks for the type of a traced value"),
     "counts its calls": (_counts, "changes self.calls"),
+    "leaves another kind of list": (_begins_a_list, "changes self.kept"),
     "keeps a value": (_keeps, "changes self.seen"),
     "draws random numbers": (_draws, "random numbers"),
     "writes into a buffer": (_writes, "writes into a parameter or buffer"),
@@ -285,6 +292,7 @@ OPAQUE = {
 def test_what_a_graph_would_lose_stays_opaque(name):
     run, reason = OPAQUE[name]
     model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    model.kept = [1]
     state = torch.get_rng_state()
     fused = fuse(model)
     assert torch.equal(torch.get_rng_state(), state)
@@ -297,6 +305,30 @@ def test_what_a_graph_would_lose_stays_opaque(name):
     expected = outputs(copy.deepcopy(model), (x,))
     torch.manual_seed(1)
     torch.testing.assert_close(outputs(fused, (x,)), expected)
+
+
+class Map(dict):
+    def update(self, *args):
+        raise AttributeError("nobody writes here")
+
+
+def test_a_list_that_is_left_as_it_was_found_is_no_change():
+    """Video decoders count their convolutions, and keep frames for each, in lists of a call."""
+
+    def run(self, x):
+        self.place, self.kept = [0], [None, math.inf, [-0.0], self.known]
+        self.kept[self.place[0]] = self.c(x)
+        self.place[0] += 1
+        y = self.n(self.kept[0])
+        self.place, self.kept = [0], [None, float("inf"), [-0.0], self.known]
+        return y
+
+    model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    model.known = Map(a=1)
+    model.place, model.kept = [0], [None, math.inf, [-0.0], model.known]
+    fused = fuse_checked(model, X)
+    assert not fused.report.opaque
+    assert len(fused.report.applied) == 1
 
 
 def test_a_write_in_place_that_others_see():

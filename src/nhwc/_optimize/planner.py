@@ -135,6 +135,7 @@ def _plan(
                 exact=task.exact,
                 leisure=task.leisure,
                 progress=progress,
+                pool=task.pool,
             )
             one = is_one_layer(graph)
             if one and not gains(plan, graph, inputs, task.ledger, task.leisure):

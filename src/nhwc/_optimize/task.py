@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from ..kernels.programs.pool import Pool
 from ..machine.environment import Environment
 from ..passes import Pass
 from ..plan.ledger import Ledger
@@ -21,6 +22,7 @@ class OptimizeTask:
     """A model and the inputs to plan it for: the first of `examples` is timed.
 
     `say` is told of each stage as it begins. `leisure` is for measuring again what is known.
+    `pool` is the memory of calls, one for all plans.
     """
 
     model: nn.Module
@@ -31,6 +33,7 @@ class OptimizeTask:
     environment: Environment
     ledger: Ledger
     leisure: Leisure
+    pool: Pool = field(default_factory=Pool)
 
     @property
     def example(self) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
+from ..kernels.programs.pool import Pool
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
@@ -201,13 +202,13 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
 
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
-    ledger = Ledger.of(Environment.here())
+    ledger, pool = Ledger.of(Environment.here()), Pool()
     plans: list[Served] = []
     for inputs in examples:
         try:
             with torch.no_grad():
                 answer = dict(flatten(graph(*inputs)))
-            plan = make_plan(graph, inputs, ledger, exact=exact)
+            plan = make_plan(graph, inputs, ledger, exact=exact, pool=pool)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

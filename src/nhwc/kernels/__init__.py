@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .layers.elementwise import activation_step as activation_step
     from .operators.layers import register as register
     from .programs.builder import Builder as Builder
-    from .programs.program import Pool as Pool
+    from .programs.pool import Pool as Pool
     from .programs.program import Program as Program
 
 _HOMES = {
@@ -34,7 +34,7 @@ _HOMES = {
     "conv2d": "operators.conv2d",
     "conv2d_candidates": "convolutions.conv",
     "ConvSpec": "convolutions.spec",
-    "Pool": "programs.program",
+    "Pool": "programs.pool",
     "Program": "programs.program",
     "register": "operators.layers",
 }

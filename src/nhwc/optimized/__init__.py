@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from ..errors import InputError, is_out_of_memory
+from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.cuda import on_device
@@ -89,6 +90,7 @@ class Optimized(nn.Module):
         self._told = False
         self._kept_in_eval = False
         self._lock = threading.Lock()
+        self._pool = Pool()
         self.restamp()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -152,7 +154,7 @@ class Optimized(nn.Module):
                 try:
                     with torch.inference_mode(False):
                         graph = recipe.graph or self.portable
-                        program = remake_plan(graph, inputs, recipe.kernels)
+                        program = remake_plan(graph, inputs, recipe.kernels, self._pool)
                         self._programs[key] = on_device(program, inputs)
                 except UnknownKernel as error:
                     del self._recipes[key]
@@ -245,7 +247,7 @@ class Optimized(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
         state = dict(self.__dict__, _recipes={r.signature: r for r in self.recipes})
-        for name in ("_programs", "_lock", "_foreign", "_stamp"):
+        for name in ("_programs", "_lock", "_pool", "_foreign", "_stamp"):
             del state[name]
         return state
 
@@ -253,6 +255,7 @@ class Optimized(nn.Module):
         super().__setstate__(state)
         self._programs = {}
         self._lock = threading.Lock()
+        self._pool = Pool()
         self.restamp()
 
     @property

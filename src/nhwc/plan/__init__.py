@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..kernels.programs.pool import Pool
 from ..machine.host_memory import trim, unread
 from ..machine.timing import SAME
 from ..models.trees import tensors_of
@@ -116,19 +117,22 @@ def make_plan(
     exact: bool = False,
     leisure: Leisure | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    pool: Pool | None = None,
 ) -> Plan:
     """Plan `graph` for the shapes of `inputs`; raises Unplannable with the reason.
 
-    `leisure` is the time that is left for measuring again what is known; without, nothing is.
+    `leisure` is the time that is left for measuring again what is known; without, nothing is. Plans
+    that share a `pool` share the memory of their calls.
     """
     scene = scene_of(graph, inputs, exact=exact)
-    leisure = leisure or Leisure()
+    leisure, pool = leisure or Leisure(), pool or Pool()
     measured, renewed = ledger.measured, ledger.renewed
     with torch.no_grad():
         found = measure(scene, ledger, leisure, progress)
-        chosen = _choose(scene, found, ledger, leisure)
+        chosen = _choose(scene, found, ledger, leisure, pool)
         seconds = cost(scene, chosen.choice, *_costs(ledger, leisure))
     # Give back what packing left over, and the programs that were not chosen.
+    pool.forget()
     trim()
     return Plan(
         chosen.program,
@@ -154,7 +158,9 @@ class _Chosen:
     number: int = 0
 
 
-def _choose(scene: Scene, measured: Measured, ledger: Ledger, leisure: Leisure) -> _Chosen:
+def _choose(
+    scene: Scene, measured: Measured, ledger: Ledger, leisure: Leisure, pool: Pool
+) -> _Chosen:
     """The fastest of a few assignments, as whole programs.
 
     The sum of layers timed alone is only an estimate: caches and threads are shared. So the best
@@ -164,15 +170,15 @@ def _choose(scene: Scene, measured: Measured, ledger: Ledger, leisure: Leisure) 
     assigned = _assignments(scene, measured, *_costs(ledger, leisure))
     choices = [join(scene, choice, ledger, leisure) for choice in assigned]
     if len(choices) == 1:
-        return _Chosen(choices[0], bind(scene, choices[0]))
+        return _Chosen(choices[0], bind(scene, choices[0], pool=pool))
     key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
     bound: dict[int, PlanProgram] = {}
     rivals = [str(number) for number in range(len(choices))]
-    whole = sat(ledger, leisure, key, rivals, lambda: _hold(scene, choices, bound))
+    whole = sat(ledger, leisure, key, rivals, lambda: _hold(scene, choices, bound, pool))
     best = _best(whole, choices)
     if best not in bound:
         bound.clear()
-        bound[best] = bind(scene, choices[best])
+        bound[best] = bind(scene, choices[best], pool=pool)
     return _Chosen(choices[best], bound[best], whole, best)
 
 
@@ -204,7 +210,9 @@ def _as_timed(choice: Choice, timings: Timings) -> Choice:
     }
 
 
-def _hold(scene: Scene, choices: Sequence[Choice], bound: dict[int, PlanProgram]) -> Sitting:
+def _hold(
+    scene: Scene, choices: Sequence[Choice], bound: dict[int, PlanProgram], pool: Pool
+) -> Sitting:
     """Time every choice as a whole program; the last one that was made is left in `bound`.
 
     Each program holds all weights: so there is only one at a time, and the weights that others'
@@ -216,7 +224,7 @@ def _hold(scene: Scene, choices: Sequence[Choice], bound: dict[int, PlanProgram]
     # The most promising one last: it need not be made again.
     for number in reversed(range(len(choices))):
         bound.clear()
-        bound[number] = bind(scene, choices[number], packed)
+        bound[number] = bind(scene, choices[number], packed, pool)
         taken[str(number)] = shortest(bound[number], inputs)
     return dict(sorted(taken.items()))
 
@@ -260,7 +268,10 @@ def gains(
 
 
 def remake_plan(
-    graph: fx.GraphModule, inputs: Sequence[Any], kernels: Sequence[tuple[str, Identifier]]
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    kernels: Sequence[tuple[str, Identifier]],
+    pool: Pool | None = None,
 ) -> PlanProgram:
     """The program that `kernels` describe, with the weights that `graph` has now.
 
@@ -272,7 +283,7 @@ def remake_plan(
     chosen = zip(scene.layers, kernels, strict=True)
     choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, (_, name) in chosen}
     with torch.no_grad():
-        return bind(scene, choice)
+        return bind(scene, choice, pool=pool)
 
 
 def _seconds(choice: Choice) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .. import kernels
 from ..formats import CHANNELS_LAST_OF, Format
+from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
 from .assigning import written
@@ -21,9 +21,6 @@ from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
 from .specs import Layer
 from .stretch import alone, together
-
-if TYPE_CHECKING:
-    from ..kernels.programs.program import Pool
 
 _Key = tuple[fx.Node, "Format | None"]
 """A value, and the layout that it was converted to; None for the value as it was made."""
@@ -55,14 +52,19 @@ class Packed:
         return self._runs[key]
 
 
-def bind(scene: Scene, choice: Choice, packed: Packed | None = None) -> PlanProgram:
-    """Prepare every chosen kernel's weights and string them together."""
-    packed = packed or Packed()
+def bind(
+    scene: Scene, choice: Choice, packed: Packed | None = None, pool: Pool | None = None
+) -> PlanProgram:
+    """Prepare every chosen kernel's weights and string them together.
+
+    All programs of ours take their memory from `pool`: they run one after the other.
+    """
+    packed, pool = packed or Packed(), pool or Pool()
     packed.begin(choice)
     # Packed weights are next, and large; what was measured or not chosen is in their way.
     trim()
     with side_by_side():
-        return _Binder(scene, choice, packed).bind()
+        return _Binder(scene, choice, packed, pool).bind()
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -116,11 +118,10 @@ def handed_over(scene: Scene, choice: Choice) -> Choice:
 class _Binder:
     """A program under way: the slots of values, and the steps that fill them."""
 
-    def __init__(self, scene: Scene, choice: Choice, packed: Packed) -> None:
-        self.scene, self.packed = scene, packed
+    def __init__(self, scene: Scene, choice: Choice, packed: Packed, pool: Pool) -> None:
+        self.scene, self.packed, self.pool = scene, packed, pool
         self.graph, self.record = scene.graph, scene.record
         self.choice = handed_over(scene, choice)
-        self.pool: Pool | None = None
         self.slots: dict[_Key, int] = {}
         self.steps: list[PlanStep] = []
         self.loose: set[fx.Node] = set()
@@ -196,13 +197,11 @@ class _Binder:
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
-        make = lambda: alone(self.record, layer, one, self._constants(one, layer))
+        make = lambda: alone(self.record, layer, one, self._constants(one, layer), self.pool)
         self._step(layer.name, self.packed.of(layer, one, make), inputs, (layer.node, None))
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
-        # Programs of one plan run one after the other: they share a pool.
-        self.pool = self.pool or kernels.Pool()
         inside = {layer.node for layer in layers}
         outputs = [layer.node for layer in layers if self._readers(layer) - inside]
         chosen = {layer: self.choice[layer.node].implementation for layer in layers}

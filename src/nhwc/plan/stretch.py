@@ -13,7 +13,7 @@ from .recording import Record
 from .specs import Layer
 
 if TYPE_CHECKING:
-    from ..kernels.programs.program import Pool
+    from ..kernels.programs.pool import Pool
 
 
 def together(
@@ -50,14 +50,18 @@ def together(
 
 
 def alone(
-    record: Record, layer: Layer, implementation: Implementation, constants: Sequence[Any]
+    record: Record,
+    layer: Layer,
+    implementation: Implementation,
+    constants: Sequence[Any],
+    pool: Pool | None = None,
 ) -> Run:
-    """The function that computes this one layer from its inputs."""
+    """The function that computes this one layer from its inputs; a program of ours uses `pool`."""
     prepared: Any = implementation.prepare(*constants)
     if implementation.emit is None:
         run: Run = prepared
         return run
-    program, read = together(record, [(layer, implementation, prepared)], [layer.node])
+    program, read = together(record, [(layer, implementation, prepared)], [layer.node], pool)
     # `conv(x) + x` reads one value twice; a program takes it once.
     if len(read) == len(layer.inputs):
         return program

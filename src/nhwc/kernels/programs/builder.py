@@ -10,7 +10,8 @@ from ...formats import Format
 from ..layers.copies import nchw_step
 from ..layers.elementwise import copy_step
 from ..tape.steps import Step, View
-from .program import Pool, Program
+from .pool import Pool
+from .program import Program
 from .schedule import Output
 
 Shape = tuple[int, int, int, int]

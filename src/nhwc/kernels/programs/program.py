@@ -24,7 +24,6 @@ programs that run one after the other, as in a model that is partly torch's, use
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -33,12 +32,12 @@ from torch import Tensor
 from ...errors import InputError
 from ..layers.copies import input_step
 from ..tape import threads
-from ..tape.arena import LINE
 from ..tape.steps import Step, View
 from ..tape.walk import WALK
 from .bound import Bound
 from .endings import with_endings
 from .later import foreseen
+from .pool import Pool
 from .pooled import pooled
 from .prologues import with_prologues
 from .schedule import Output, Schedule
@@ -65,7 +64,6 @@ class Program:
         ordered = (*entries, *foreseen(fewer))
         self.schedule = Schedule(ordered, tuple(inputs), tuple(outputs))
         self._pool = Pool() if pool is None else pool
-        self._key = object()
         # Compiled here, so that no call has to wait for it.
         for kernel in {step.kernel.name: step.kernel for step in ordered}.values():
             _ = kernel.address
@@ -80,11 +78,12 @@ class Program:
         count = torch.get_num_threads()
         block = self._pool.take(count)
         try:
-            if self._key not in block.bound:
+            bound: Bound | None = block.bound.get(self)
+            if bound is None:
                 offsets, size = self.schedule.places(count)
                 block.grow(size)
-                block.bound[self._key] = Bound(self.schedule, count, offsets, block.start)
-            return block.bound[self._key].run(inputs)
+                bound = block.bound[self] = Bound(self.schedule, count, offsets, block.start)
+            return bound.run(inputs)
         finally:
             self._pool.put(count, block)
 
@@ -115,41 +114,3 @@ def _as_image(tensor: Tensor, view: View) -> Tensor:
         if h == w == 1 and tensor.shape[-1:] == (c,) and tensor.numel() == n * c:
             return tensor.reshape(n, c)
     return tensor.flatten(2, 3) if rank == 5 else tensor
-
-
-class Pool:
-    """Memory for programs that run one after the other, or at once in several threads."""
-
-    def __init__(self) -> None:
-        self._idle: dict[int, deque[_Block]] = {}
-
-    def take(self, threads: int) -> _Block:
-        """Take a block, which nobody else gets until it is put back."""
-        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
-        try:
-            return self._idle.setdefault(threads, deque()).pop()
-        except IndexError:
-            return _Block()
-
-    def put(self, threads: int, block: _Block) -> None:
-        self._idle[threads].append(block)
-
-
-class _Block:
-    """Memory for the largest of its programs, and all programs that are bound to it.
-
-    It grows into another place; then all are bound again as they are called.
-    """
-
-    def __init__(self) -> None:
-        self.bound: dict[object, Bound] = {}
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def grow(self, size: int) -> None:
-        if size + LINE > len(self._memory):
-            self.bound = {}
-            self._memory = torch.empty(size + LINE, dtype=torch.uint8)
-
-    @property
-    def start(self) -> int:
-        return -(-self._memory.data_ptr() // LINE) * LINE

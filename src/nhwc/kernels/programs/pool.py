@@ -1,0 +1,58 @@
+"""Memory that programs share: those of one model, for all shapes that it is planned for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..tape.arena import LINE
+
+
+class Pool:
+    """Memory for programs that run one after the other, or at once in several threads."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, deque[_Block]] = {}
+
+    def take(self, threads: int) -> _Block:
+        """Take a block, which nobody else gets until it is put back."""
+        # deque's append and pop are atomic, so no lock is held, and none survives a fork.
+        try:
+            return self._idle.setdefault(threads, deque()).pop()
+        except IndexError:
+            return _Block()
+
+    def put(self, threads: int, block: _Block) -> None:
+        self._idle.setdefault(threads, deque()).append(block)
+
+    def forget(self) -> None:
+        """Free what no call uses now: it may be as large as a program that is gone."""
+        self._idle = {}
+
+
+class _Block:
+    """Memory for the largest of its programs, and all programs that are bound to it.
+
+    It grows into another place; then all are bound again as they are called.
+    """
+
+    def __init__(self) -> None:
+        # A program that was made for weights of yesterday leaves nothing behind.
+        self.bound: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def grow(self, size: int) -> None:
+        if size + LINE > self.size:
+            self.bound = WeakKeyDictionary()
+            self._memory = torch.empty(size + LINE, dtype=torch.uint8)
+
+    @property
+    def size(self) -> int:
+        return len(self._memory)
+
+    @property
+    def start(self) -> int:
+        return -(-self._memory.data_ptr() // LINE) * LINE
