@@ -760,11 +760,26 @@ class Sampled(nn.Module):
         return {"first": sampled, "then": [sampled.relu(), sampled.mean()]}
 
 
+class Then(nn.Module):
+    """A convolution, and what a function returns of its image."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(8, 8, 3), function
+
+    def forward(self, x):
+        return self.function(self.conv(x).relu())
+
+
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "model",
     [
         Sampled(),
+        Then(lambda y: (y.chunk(2, 1), y[:, 1], y.diagonal(0, 2, 3), y.unsqueeze(0))),
+        Then(lambda y: [*y.sort(1), *nn.functional.max_pool2d(y, 2, return_indices=True)]),
+        Then(lambda y: y.transpose_(1, 2)),
+        Then(lambda y: (torch.stack([y, y]), y.unfold(2, 2, 2), y.flatten(2).transpose(1, 2) + 1)),
         nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
