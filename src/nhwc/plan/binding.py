@@ -207,7 +207,9 @@ class _Binder:
         shapes = [one.shape for one in read if one is not None]
         if self.record.image(layer.node) is None:
             return seen.shape not in shapes
-        return {len(shape) for shape in shapes if len(shape) in CHANNELS_LAST_OF} <= {len(seen.shape)}
+        return {len(shape) for shape in shapes if len(shape) in CHANNELS_LAST_OF} <= {
+            len(seen.shape)
+        }
 
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
         """What a node makes of constants and fixed values alone."""
