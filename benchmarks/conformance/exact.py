@@ -1,11 +1,12 @@
 """What a model answers in float64, and how much of an error is the model's own.
 
-A layer norm over three nearly equal numbers enlarges whatever rounding comes in: two runs in float32
-that round in another order are far apart, and neither is at fault. So an answer that is farther from
-the exact one than eager's is held against the model itself. That is asked in float64 again, with each
-number of its inputs and weights moved by at most the rounding of float32, that of the largest number
-of the same tensor: the error of fast algorithms, Winograd's among them, is bounded by this, not by each
-number's own. What the model then strays by no run in float32 can be blamed for.
+Some models enlarge whatever rounding comes in: a layer norm over three nearly equal numbers, an
+image that is sampled where a convolution says. Two runs in float32 that round in another order are
+far apart, and neither is at fault. So an answer that is farther from the exact one than eager's is
+held against the model itself. That is asked in float64 again, with the numbers of its inputs and
+weights moved by at most the rounding of float32, that of the largest number of the same tensor: the
+error of fast algorithms, Winograd's among them, is bounded by this, not by each number's own. What
+the model then strays by no run in float32 can be blamed for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Ask = Callable[[nn.Module, tuple[Any, ...]], list[Any]]
 
 
 class Exact:
-    """The leaves of the exact answer, and what was right only by the measure of the model itself."""
+    """The leaves of the exact answer, and `steep`: what was right by the model's own measure."""
 
     def __init__(self, ask: Ask, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """`ask` calls a model in float64 and gives the leaves of its answer: none if it raises."""
@@ -48,7 +49,9 @@ class Exact:
         theirs, ours = self._off(place, expected), self._off(place, given)
         if ours <= max(TIMES * theirs, _LEAST):
             return ""
-        rounded = max((self._off(place, near[place]) for near in self._rounded if near), default=0.0)
+        rounded = max(
+            (self._off(place, near[place]) for near in self._rounded if near), default=0.0
+        )
         said = f"is off by {ours:.1e}, eager by {theirs:.1e}"
         if ours > TIMES * rounded:
             return f"{said}, rounded inputs and weights by {rounded:.1e}"
@@ -79,11 +82,15 @@ class Exact:
 
 
 def _wide(inputs: tuple[Any, ...]) -> Any:
-    return pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, inputs)
+    return pytree.tree_map_only(
+        Tensor, lambda x: x.double() if x.is_floating_point() else x, inputs
+    )
 
 
 def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
     if not x.is_floating_point():
         return x
     largest = x.abs().nan_to_num(0, 0, 0).max() if x.numel() else 0.0
-    return x + (torch.rand(x.shape, dtype=x.dtype, generator=generator) * 2 - 1) * largest * _ROUNDING
+    return (
+        x + (torch.rand(x.shape, dtype=x.dtype, generator=generator) * 2 - 1) * largest * _ROUNDING
+    )

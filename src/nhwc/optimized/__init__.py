@@ -303,6 +303,6 @@ def is_observed() -> bool:
 
 
 def _is_function_watched() -> bool:
-    """Whether a function mode sees the calls; that of a default device looks at new tensors alone."""
+    """Whether a function mode sees the calls; that of a default device minds new tensors alone."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext for mode in modes)
