@@ -95,7 +95,8 @@ def _reasons(ledger: Ledger, verdict: str, title: str) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for one in ledger.told(verdict):
-        key = (one.verb, _plain(one.why))
+        # Of these, the numbers are what there is to say.
+        key = (one.verb, one.why if verdict == RIGHT else _plain(one.why))
         counts[key] += 1
         first.setdefault(key, one.case)
     if not counts:
