@@ -18,7 +18,7 @@ from pathlib import Path
 from nhwc.machine.environment import Environment
 from nhwc.machine.workers import Ended, Nursery
 
-from .judging import FAILED, REFUSED, WRONG, Outcome
+from .judging import FAILED, REFUSED, RIGHT, WRONG, Outcome
 from .ledger import Ledger, Row
 from .page import SUITES, page, renew
 from .verbs import USUAL, VERBS
@@ -136,7 +136,7 @@ def _module(suite: str) -> str:
 
 def _say(group: str, row: Row) -> None:
     for one in row.told:
-        if one.verdict != REFUSED:
+        if one.verdict not in (RIGHT, REFUSED):
             print(f"{one.verdict}: {one.case}: {one.verb}: {one.why}")
     print(f"{row.counts.total():5} {group}", file=sys.stderr, flush=True)
 

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 import nhwc
 from nhwc.models.preserve import copy_as_is
 
+from .exact import Exact
+
 RIGHT, REFUSED, WRONG, FAILED = VERDICTS = ("right", "refused", "wrong", "failed")
 
 _TOLERANCE = {
@@ -100,10 +102,10 @@ def judge(case: Case, verbs: Mapping[str, Verb]) -> Iterator[Outcome]:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a verb must answer: eager's answer, and the leaves of the exact one if those count."""
+    """What a verb must answer: eager's answer, and the exact one if that counts."""
 
     answer: Answer
-    truth: list[Any] | None
+    truth: Exact | None
 
     @classmethod
     def of(
@@ -115,9 +117,12 @@ class _Expected:
         found = answer(call, case.inputs)
         if not case.wide or found.error is not None:
             return cls(found, None)
-        wide = pytree.tree_map_only(Tensor, _doubled, case.inputs)
-        true = answer(exact(copy_as_is(case.model).double()), wide)
-        return cls(found, [] if true.error else pytree.tree_leaves(true.value))
+
+        def ask(model: nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
+            true = answer(exact(model), inputs)
+            return [] if true.error else pytree.tree_leaves(true.value)
+
+        return cls(found, Exact(ask, case.model, case.inputs))
 
 
 def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
@@ -130,9 +135,12 @@ def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
         if expected.answer.error is not None and _alike(error, expected.answer.error):
             return Outcome(case.name, name, RIGHT)
         return Outcome(case.name, name, FAILED, _said(error))
-    held = replace(case, strides=case.strides and verb.strides)
-    why = difference(held, expected.answer, answer(prepared, case.inputs), expected.truth)
-    return Outcome(case.name, name, WRONG if why else RIGHT, why)
+    held, truth = replace(case, strides=case.strides and verb.strides), expected.truth
+    if truth is not None:
+        truth.steep.clear()
+    if why := difference(held, expected.answer, answer(prepared, case.inputs), truth):
+        return Outcome(case.name, name, WRONG, why)
+    return Outcome(case.name, name, RIGHT, "; ".join(truth.steep) if truth else "")
 
 
 def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
@@ -145,11 +153,7 @@ def answer(call: Callable[..., Any], inputs: tuple[Any, ...]) -> Answer:
         return Answer(None, given, error)
 
 
-def _doubled(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
-
-
-def difference(case: Case, expected: Answer, given: Answer, truth: list[Any] | None = None) -> str:
+def difference(case: Case, expected: Answer, given: Answer, truth: Exact | None = None) -> str:
     """Say how `given` differs from `expected`; an empty string if it does not."""
     if expected.error is not None or given.error is not None:
         if expected.error is None:
@@ -167,19 +171,21 @@ def difference(case: Case, expected: Answer, given: Answer, truth: list[Any] | N
     return "" if before == after else f"outputs share memory with inputs {after}, not {before}"
 
 
-def _differs(case: Case, expected: Any, given: Any, truth: list[Any] | None = None) -> str:
+def _differs(case: Case, expected: Any, given: Any, truth: Exact | None = None) -> str:
     (ours, shape), (theirs, other) = pytree.tree_flatten(given), pytree.tree_flatten(expected)
     if shape != other:
         return f"is a {_kind(given)}, not a {_kind(expected)}"
     for place, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
-        exact = truth[place] if truth else None
-        why = _unlike(case, its, mine, exact) if isinstance(its, Tensor) else _other(its, mine)
+        why = _unlike(case, its, mine) if isinstance(its, Tensor) else _other(its, mine)
+        if not why and isinstance(its, Tensor) and not (case.unset or case.steep):
+            why = _far(its, mine, truth, place)
         if why:
             return why
     return ""
 
 
-def _unlike(case: Case, expected: Tensor, given: Any, exact: Tensor | None) -> str:
+def _unlike(case: Case, expected: Tensor, given: Any) -> str:
+    """Say how anything but the numbers differs."""
     if type(given) is not type(expected):
         return f"is {type(given).__name__}, not {type(expected).__name__}"
     for asked in ("dtype", "shape", "layout", "device"):
@@ -191,10 +197,13 @@ def _unlike(case: Case, expected: Tensor, given: Any, exact: Tensor | None) -> s
         and (why := _laid_otherwise(expected, given))
     ):
         return why
-    if case.unset or case.steep:
-        return ""
-    if exact is not None and expected.is_floating_point():
-        return _farther(expected, given, exact)
+    return ""
+
+
+def _far(expected: Tensor, given: Tensor, truth: Exact | None, place: int) -> str:
+    """Say if the numbers are others than they should be."""
+    if truth is not None and truth.leaves and expected.is_floating_point():
+        return truth.farther(place, expected, given)
     tolerance = _TOLERANCE.get(expected.dtype, 1e-4)
     try:
         torch.testing.assert_close(
@@ -203,24 +212,6 @@ def _unlike(case: Case, expected: Tensor, given: Any, exact: Tensor | None) -> s
     except (AssertionError, RuntimeError, TypeError, NotImplementedError) as error:
         return str(error).replace("\n", " ")[:300]
     return ""
-
-
-def _farther(expected: Tensor, given: Tensor, exact: Tensor) -> str:
-    """Say if `given` is much farther from the exact values than what eager PyTorch computed."""
-    if not torch.equal(given.isfinite(), expected.isfinite()):
-        return "is finite at other places"
-    if not exact.numel():
-        return ""
-    scale = exact.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-30)
-    theirs, ours = (
-        (x.double() - exact).abs().nan_to_num(0, 0, 0).max() / scale for x in (expected, given)
-    )
-    allowed = max(16 * float(theirs), 2e-5)
-    return (
-        ""
-        if float(ours) <= allowed
-        else f"is off by {float(ours):.1e}, eager by {float(theirs):.1e}"
-    )
 
 
 def _laid_otherwise(expected: Tensor, given: Tensor) -> str:

@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "conformance"
 
 @dataclass
 class Row:
-    """The outcomes of one group: how many of each, and those that are not right, in words."""
+    """The outcomes of one group: how many of each, and those of which there is something to say."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     told: list[Outcome] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Row:
 
     def add(self, outcome: Outcome) -> None:
         self.counts[outcome.verb, outcome.verdict] += 1
-        if outcome.verdict != RIGHT:
+        if outcome.verdict != RIGHT or outcome.why:
             self.told.append(outcome)
 
     def update(self, more: Row) -> None:

@@ -34,6 +34,7 @@ def page(ledgers: Sequence[Ledger]) -> str:
         where = ", ".join(f"{name} {value}" for name, value in ledger.where.items())
         parts += ["", f"## {ledger.suite}", "", SUITES[ledger.suite], "", f"Run with {where}."]
         parts += _reasons(ledger, REFUSED, "Refused, each in one line")
+        parts += _reasons(ledger, RIGHT, "Right, though farther off than eager")
         parts += _reasons(ledger, WRONG, "Wrong")
         parts += _reasons(ledger, FAILED, "Failed")
     return "\n".join(parts) + "\n"
@@ -94,7 +95,8 @@ def _reasons(ledger: Ledger, verdict: str, title: str) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for one in ledger.told(verdict):
-        key = (one.verb, _plain(one.why))
+        # Of these, the numbers are what there is to say.
+        key = (one.verb, one.why if verdict == RIGHT else _plain(one.why))
         counts[key] += 1
         first.setdefault(key, one.case)
     if not counts:
@@ -129,11 +131,15 @@ Each case is a model; each verb is asked about it, and the result must answer as
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
 kind of error. *Right* is all of that; *refused* is one clear line before any answer; *wrong*
 differs in any of it; *failed* is any other error. Of random networks, models and shapes, values
-are held against float64 and strides are free. `plan` is `optimize` with kernels that a lot chose
-among all that are offered, and the plan returned whether it won or not. Behind `compile` the answer
-is held against Dynamo's own with its `eager` backend, behind `script` and `trace` only models are
-asked that torch itself can script and trace, and for gradients, whose strides are free, only cases
-that have some.
+are held against float64 and strides are free: an answer may be sixteen times as far off as eager's.
+One that is farther off is held against the model itself, in float64, with the numbers of its inputs
+and weights moved by at most one rounding of float32: sixteen times the error that this makes is
+allowed, too, and such answers are named below with their errors. `plan` is `optimize` with kernels
+that a lot chose among all that are offered, and the plan returned whether it won or not. Behind
+`compile` the answer is held against Dynamo's own with its `eager` backend, behind `script` and
+`trace` only models are asked that torch itself can script and trace, and for gradients, whose
+strides are free, only cases that have
+some.
 
 A row stays as it came out until its group is asked again (`--again`), also where what it found has
 been mended since.

@@ -148,6 +148,26 @@ def test_every_kind_of_difference_is_told(instead, why):
     assert why in outcome.why
 
 
+class Steep(nn.Module):
+    def forward(self, x):
+        return (x - 1) * 1e4
+
+
+def test_an_error_that_the_model_makes_of_any_rounding_is_told_and_right():
+    case = Case("", Steep().eval(), (1 + 1e-4 * torch.randn(50),), strides=False, wide=True)
+    rounded, other = (lambda x, by=by: (x * 1.1 * by / 1.1 - 1) * 1e4 for by in (1, 1.00001))
+    verbs = {
+        name: Verb(lambda case, call=call: call) for name, call in (("a", rounded), ("b", other))
+    }
+    right, wrong = judge(case, verbs)
+    assert (right.verdict, wrong.verdict) == ("right", "wrong")
+    assert "the model itself by" in right.why
+    row = Row()
+    row.add(right)
+    assert row.told == [right]
+    assert "Right, though farther off than eager" in page([Ledger("networks", {"g": row})])
+
+
 def test_a_process_that_dies_is_an_outcome():
     with Nursery("benchmarks.conformance.worker", networks.__name__, threads=1) as nursery:
         row = conformance.run_group(nursery, "networks", "no number", ["fuse"])

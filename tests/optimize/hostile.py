@@ -403,6 +403,11 @@ CASES: dict[str, Case] = {
     "recursive": Case(Recursive),
     "a child that knows its parent": Case(Holding),
     "masked writes": Case(lambda: Does(masked)),
+    "a sparse output": Case(lambda: Does(lambda s, y, x: y.to_sparse())),
+    "quantized inside": Case(
+        lambda: Does(lambda s, y, x: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8).dequantize())
+    ),
+    "bounds that are the same": Case(lambda: Does(lambda s, y, x: F.hardtanh(y, 0.5, 0.5))),
     "random numbers": Case(lambda: Does(dropped_out)),
     "Python's random numbers": Case(lambda: Does(draws)),
     "printing": Case(lambda: Does(prints)),

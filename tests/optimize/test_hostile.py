@@ -98,6 +98,9 @@ def same(found: Any, expected: Any, path: str = "answer") -> None:
     alike = isinstance(found, Tensor) if isinstance(expected, Tensor) else False
     assert alike or type(found) is type(expected) or isinstance(expected, dict), path
     if isinstance(expected, Tensor):
+        assert found.layout == expected.layout, path
+        if expected.layout is not torch.strided:
+            found, expected = found.to_dense(), expected.to_dense()
         near = 5e-2 if expected.dtype is torch.bfloat16 else 2e-4
         if not expected.is_meta:
             torch.testing.assert_close(found, expected, rtol=near, atol=near)

@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import nhwc
@@ -348,6 +349,30 @@ def tangent(function, image):
         return forward_ad.unpack_dual(function(forward_ad.make_dual(image, image))).tangent
 
 
+class OfAUser(torch.Tensor):
+    """What torch's operators make of such a tensor is another such tensor."""
+
+
+class Counting(TorchFunctionMode):
+    seen = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen += 1
+        return function(*args, **(kwargs or {}))
+
+
+def of_a_subclass(function, image):
+    found = function(image.as_subclass(OfAUser))
+    assert type(found) is OfAUser
+    return found.as_subclass(torch.Tensor)
+
+
+def seen_by_a_function_mode(function, image):
+    with Counting() as mode:
+        function(image)
+    return mode.seen > 1
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -355,6 +380,8 @@ def tangent(function, image):
         fake_outside_of_its_mode,
         flops,
         tangent,
+        of_a_subclass,
+        seen_by_a_function_mode,
         lambda function, image: torch.vmap(function)(image[None])[0],
         lambda function, image: torch.func.jvp(function, (image,), (image,))[1],
         lambda function, image: make_fx(function)(image)(image),
@@ -370,6 +397,11 @@ def test_what_is_no_plain_memory_or_is_watched_takes_the_graph(use, planned, ima
         close(found, expected)
     else:
         assert found == expected
+
+
+def test_a_default_device_is_no_watch(planned, image):
+    with torch.device("cpu"), torch.no_grad():
+        assert runs_program(planned[1], image)
 
 
 def test_the_model_is_left_as_it_was(image):
@@ -728,11 +760,26 @@ class Sampled(nn.Module):
         return {"first": sampled, "then": [sampled.relu(), sampled.mean()]}
 
 
+class Then(nn.Module):
+    """A convolution, and what a function returns of its image."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(8, 8, 3), function
+
+    def forward(self, x):
+        return self.function(self.conv(x).relu())
+
+
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "model",
     [
         Sampled(),
+        Then(lambda y: (y.chunk(2, 1), y[:, 1], y.diagonal(0, 2, 3), y.unsqueeze(0))),
+        Then(lambda y: [*y.sort(1), *nn.functional.max_pool2d(y, 2, return_indices=True)]),
+        Then(lambda y: y.transpose_(1, 2)),
+        Then(lambda y: (torch.stack([y, y]), y.unfold(2, 2, 2), y.flatten(2).transpose(1, 2) + 1)),
         nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
 from ..kernels.programs.pool import Pool
@@ -45,8 +46,9 @@ class Optimized(nn.Module):
     A call whose inputs have planned shapes, types and device runs the program for them. Any other
     call runs `portable`; so does a call under autocast, one that wants gradients, and one that is
     being exported, compiled, scripted, traced, transformed (`torch.func`) or watched (a dispatch
-    mode). Parameters require no gradients until they are told to. There is no training mode: inside
-    a model that is trained, this part stays as it is, like a frozen backbone, and says so once.
+    or function mode), or is given a tensor of a subclass. Parameters require no gradients until
+    they are told to. There is no training mode: inside a model that is trained, this part stays as
+    it is, like a frozen backbone, and says so once.
 
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
     model is still the one that was packed, some microseconds a weight. Weights that were written to
@@ -299,4 +301,11 @@ def is_observed() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
+        or (torch._C._len_torch_function_stack() > 0 and _is_function_watched())
     )
+
+
+def _is_function_watched() -> bool:
+    """Whether a function mode sees the calls; that of a default device minds new tensors alone."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..formats import format_of
 from ..plan import Identifier, Plan
@@ -72,9 +72,9 @@ def signature(inputs: Sequence[Any]) -> Hashable:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether the numbers of `x` are those in its memory, which a kernel reads."""
-    # A fake or distributed tensor has its numbers elsewhere; a negated one stores their opposites.
-    ours = type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return ours and x.layout is torch.strided and not x.is_neg()
+    # A subclass answers in tensors of its own kind, or has its numbers elsewhere (a fake or a
+    # distributed tensor); a negated one stores their opposites.
+    return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_neg()
 
 
 def _hashable(value: Any) -> Hashable:

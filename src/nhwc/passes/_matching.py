@@ -39,7 +39,11 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     options = {k: v for k, v in node.kwargs.items() if k not in ("inplace", "input")}
     if any(isinstance(value, fx.Node) for value in (*rest, *options.values())):
         return None
-    return FUNCTIONS[node.target](*rest, **options).eval()
+    try:
+        return FUNCTIONS[node.target](*rest, **options).eval()
+    except (AssertionError, TypeError, ValueError):
+        # The module refuses what the function takes: equal bounds of `hardtanh`, say.
+        return None
 
 
 TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)

@@ -13,13 +13,14 @@ from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import trim
+from ..operators.kinds import may_be_view
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .others import caller
 from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
-from .specs import Layer
+from .specs import Layer, Weighted
 from .stretch import alone, together
 
 _Key = tuple[fx.Node, "Format | None"]
@@ -127,6 +128,7 @@ class _Binder:
         self.loose: set[fx.Node] = set()
         """Views of torch's of a value in any layout: theirs is known when they are made."""
         self.unpacked = 0
+        self.shown = self._shown()
 
     def bind(self) -> PlanProgram:
         feeds: list[int | None] = []
@@ -173,6 +175,43 @@ class _Binder:
     def _readers(self, layer: Layer) -> set[fx.Node]:
         return self.scene.readers.get(layer.node, set())
 
+    def _shown(self) -> set[fx.Node]:
+        """Calls of torch's whose strides the caller gets to see, as no layout says them.
+
+        A part of a returned list, or a diagonal, has the strides that its input gives it. So these
+        calls read every image in the layout that the graph gives it.
+        """
+        layers = {layer.node: layer for layer in self.scene.layers}
+        (result,) = self.graph.graph.find_nodes(op="output")
+        found: set[fx.Node] = set()
+        waiting = list(result.all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if node not in layers or node in found:
+                continue
+            one = self.choice[node].implementation
+            if (one.free or not one.ours) and not self._is_said(layers[node]):
+                found.add(node)
+                waiting += layers[node].inputs
+        return found
+
+    def _is_said(self, layer: Layer) -> bool:
+        """Whether a layout says all strides of what a call of torch's returns, or it makes its own.
+
+        A view has strides from what it views, and arithmetic keeps those of rows and columns.
+        """
+        seen, read = self.record.tensor(layer.node), map(self.record.tensor, layer.inputs)
+        if isinstance(layer.spec, Weighted):
+            return True
+        if seen is None or _may_be_view(self.graph, layer.node):
+            return False
+        shapes = [one.shape for one in read if one is not None]
+        if self.record.image(layer.node) is None:
+            return seen.shape not in shapes
+        return {len(shape) for shape in shapes if len(shape) in CHANNELS_LAST_OF} <= {
+            len(seen.shape)
+        }
+
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
         """What a node makes of constants and fixed values alone."""
         run = caller(self.graph, self.record, node)
@@ -203,6 +242,7 @@ class _Binder:
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
         inside = {layer.node for layer in layers}
+        self.shown -= inside
         outputs = [layer.node for layer in layers if self._readers(layer) - inside]
         chosen = {layer: self.choice[layer.node].implementation for layer in layers}
         joined = {one.before for one in chosen.values()}
@@ -238,6 +278,8 @@ class _Binder:
         """The slot that a layer reads: an input as it was given, where the result may share it."""
         if node in self.record.strange and views_strange(self.graph, self.record, layer):
             return self._raw(node)
+        if layer.node in self.shown and (seen := self.record.image(node)) is not None:
+            return self._read(node, seen.layout)
         return self._read(node, layout)
 
     def _raw(self, node: fx.Node) -> int:
@@ -264,6 +306,8 @@ class _Binder:
             return self.record.values[node]
         if node in self.record.strange:
             return Slot(self._raw(node))
+        if node in self.shown:
+            return Slot(self.slots[node, None])
         seen = self.record.image(node)
         return Slot(self._read(node, seen.layout if seen else None))
 
@@ -285,6 +329,11 @@ def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
 def _settler(layout: Format) -> Callable[[Tensor], Tensor]:
     """A converter that leaves slices as they are, as the plan does elsewhere."""
     return lambda x: x if layout_of(x) in (layout, None) else laid_out(x, layout)
+
+
+def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:
+    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return may_be_view(module or node.target)
 
 
 def _attribute(graph: fx.GraphModule, name: str) -> Any:

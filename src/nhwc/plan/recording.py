@@ -51,6 +51,8 @@ class Record:
         """
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
+        self.foreign: fx.Node | None = None
+        """A node that returned a tensor whose memory says nothing to kernels: sparse, quantized."""
         self.constant: set[fx.Node] = set()
         """Tensors that follow from parameters and from shapes: they are made with the plan."""
         self.tokens: set[fx.Node] = set()
@@ -131,6 +133,8 @@ class _Recorder(fx.Interpreter):
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
+        if any(isinstance(one, Tensor) and _is_foreign(one) for one in tree_leaves(value)):
+            self.result.foreign = n
         if _has_memory(value):
             self._note_strange(n, value)
         if n.op == "output":
@@ -159,6 +163,10 @@ class _Recorder(fx.Interpreter):
 
 def _has_memory(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _is_foreign(value: Tensor) -> bool:
+    return value.layout is not torch.strided or value.is_quantized
 
 
 def _memory(value: Tensor) -> int:

@@ -109,6 +109,8 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     if not torch.equal(drawn, torch.get_rng_state()):
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
+    if found.foreign is not None:
+        raise Unplannable(f"{found.foreign.name} makes a sparse or quantized tensor")
     for node, target in found.writes:
         reason = why_seen(graph, node, target)
         if reason is not None:

@@ -189,8 +189,8 @@ def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
 
     Its other numbers are not compared: kernels may spread NaN.
     """
-    for path, old in before.items():
-        new = after.get(path)
+    for path in before:
+        old, new = map(_number, (before[path], after.get(path)))
         if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.shape != new.shape:
             continue
         lost = int((old.isnan() & new.isfinite()).sum())
@@ -262,8 +262,12 @@ def compare(
 
 
 def _number(value: Any) -> Any:
-    """A number that a model took out of a tensor, as it was there; anything else as it is."""
-    return torch.tensor(value) if type(value) in (float, complex) else value
+    """A number or a tensor of another kind as a plain tensor; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value) if type(value) in (float, complex) else value
+    if value.is_quantized:
+        return value.dequantize()
+    return value if value.layout is torch.strided else value.to_dense()
 
 
 def _relative(value: Tensor, truth: Tensor) -> float:
