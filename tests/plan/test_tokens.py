@@ -140,6 +140,31 @@ def test_what_parameters_give_is_made_anew_with_the_plan():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+class Biased(Net):
+    """Biases that a small network makes of positions, as those of Swin's second version."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Sequential(Fused(nn.Linear(2, 8), nn.ReLU()), nn.Linear(8, 4), nn.Sigmoid())
+        self.register_buffer("places", torch.randn(9, 2))
+        self.register_buffer("index", torch.randint(0, 9, (36,)))
+
+    def forward(self, x):
+        return (x * 2 + self.table(self.places)[self.index].t().reshape(1, 4, 6, 6)).relu()
+
+
+@torch.no_grad()
+def test_what_layers_make_of_parameters_is_made_with_the_plan():
+    (x,) = images((2, 4, 6, 6))
+    net = Biased()
+    for _ in range(2):
+        graph, program, chosen = lowered(net, x)
+        assert chosen == ["nhwc"] * 3
+        torch.testing.assert_close(program(x), graph(x))
+        net.table[1].weight.neg_()
+
+
 MOVED = {
     "flatten": lambda x: x.flatten(2).transpose(1, 2),
     "heads": lambda x: x.flatten(2).unflatten(1, (2, 4)).permute(0, 3, 1, 2).flatten(0, 1),
