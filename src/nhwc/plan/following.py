@@ -45,8 +45,9 @@ def _is_layer(node: fx.Node) -> bool:
     """Whether `node` calls a layer that computes the same for the same, as long as it has the same
     weights; with others a plan is made anew."""
     module = module_of(node)
-    layers = (nn.Linear, Fused, *MODULES)
-    return isinstance(module, layers) and not module.training and not opaque_by_nature(module)
+    if module is None or not isinstance(module, (nn.Linear, Fused, *MODULES)):
+        return False
+    return not module.training and opaque_by_nature(module) is None
 
 
 def note_tokens(graph: fx.GraphModule, record: Record) -> None:

@@ -77,7 +77,7 @@ def matrix_product(record: Record, layer: Layer) -> Implementation | None:
 
 def pair_product(record: Record, layer: Layer) -> Implementation | None:
     """`einsum` of two tensors: batches of matrices, whose dimensions are put in order on paper."""
-    text, *nodes = layer.node.args
+    text, nodes = layer.node.args[0], nodes_in(layer)
     out = record.values[layer.node].shape
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or layer.node.kwargs:
         return None
