@@ -157,7 +157,7 @@ class Biased(Net):
 @torch.no_grad()
 def test_what_layers_make_of_parameters_is_made_with_the_plan():
     (x,) = images((2, 4, 6, 6))
-    net = Biased()
+    net = Biased().eval()
     for _ in range(2):
         graph, program, chosen = lowered(net, x)
         assert chosen == ["nhwc"] * 3
