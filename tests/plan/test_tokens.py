@@ -140,6 +140,31 @@ def test_what_parameters_give_is_made_anew_with_the_plan():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
+class Biased(Net):
+    """Biases that a small network makes of positions, as those of Swin's second version."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Sequential(Fused(nn.Linear(2, 8), nn.ReLU()), nn.Linear(8, 4), nn.Sigmoid())
+        self.register_buffer("places", torch.randn(9, 2))
+        self.register_buffer("index", torch.randint(0, 9, (36,)))
+
+    def forward(self, x):
+        return (x * 2 + self.table(self.places)[self.index].t().reshape(1, 4, 6, 6)).relu()
+
+
+@torch.no_grad()
+def test_what_layers_make_of_parameters_is_made_with_the_plan():
+    (x,) = images((2, 4, 6, 6))
+    net = Biased().eval()
+    for _ in range(2):
+        graph, program, chosen = lowered(net, x)
+        assert chosen == ["nhwc"] * 3
+        torch.testing.assert_close(program(x), graph(x))
+        net.table[1].weight.neg_()
+
+
 MOVED = {
     "flatten": lambda x: x.flatten(2).transpose(1, 2),
     "heads": lambda x: x.flatten(2).unflatten(1, (2, 4)).permute(0, 3, 1, 2).flatten(0, 1),
@@ -249,6 +274,13 @@ class NormWithoutShift(nn.LayerNorm):
         super().__init__(c, bias=False)
 
 
+def normed():
+    norm = nn.BatchNorm1d(48).eval()
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 2)
+    return nn.Sequential(norm, nn.ReLU())
+
+
 ROWS, IMAGE = (2, 10, 48), (2, 16, 6, 5)
 PRODUCTS = {
     "attention over channels": (_over_channels, (ROWS,)),
@@ -273,6 +305,44 @@ PRODUCTS = {
     "a scale for all": (Starred(), (IMAGE,)),
     "a scale for all tokens": (Starred(), (ROWS,)),
     "a layer on a single token": (nn.Sequential(nn.Linear(48, 24), nn.GELU()), ((1, 1, 48),)),
+    "a row times a column": (lambda x, y: x * y.relu(), ((1, 16, 1, 1), (1, 1, 6, 5))),
+    "a difference that repeats": (lambda x, y: x - y / (y * y + 1), (ROWS, (2, 1, 48))),
+    "a sum of a product": (lambda x, y, z: torch.addcmul(x, y, z), ((1, 1, 48), (48,), ROWS)),
+    "as large as another": (lambda x, y: -x.expand_as(y) * y, ((2, 1, 48), ROWS)),
+    "turned pairs": (lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(2), (ROWS,)),
+    "a sum of each row": (lambda x: x.sum(-1, keepdim=True) + x.sum((0, 2))[:, None], (ROWS,)),
+    "a mean of the middle": (lambda x: x.mean((1, 3)) + x.sum((0, 1, 3)), ((2, 3, 4, 5, 6),)),
+    "the largest of each": (lambda x: x.amax(1) * x.amax(-1).amax(1)[:, None], (ROWS,)),
+    "the largest pixels": (lambda x: x.amax((2, 3), keepdim=True) + x.amax(1)[:, None], (IMAGE,)),
+    "softmax of any dimension": (lambda x: x.softmax(1).softmax(0) + x.softmax(2), (IMAGE,)),
+    "lengths of any dimension": (lambda x: F.normalize(x, dim=1) + F.normalize(x, dim=3), (IMAGE,)),
+    "windows side by side": (lambda x: F.unfold(x * 2, 3, 2, 1).relu(), (IMAGE,)),
+    "windows as views": (lambda x: x.unfold(2, 3, 2).unfold(3, 2, 1).flatten(4) * 2, (IMAGE,)),
+    "pixels from channels": (lambda x: F.pixel_shuffle(x, 2) + 1, (IMAGE,)),
+    "channels from pixels": (nn.Sequential(nn.PixelUnshuffle(2), nn.ReLU()), ((1, 3, 6, 4),)),
+    "keys of one head": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k * 2),
+        ((2, 4, 7, 16), (2, 1, 5, 16)),
+    ),
+    "keys of few heads": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k * 2, enable_gqa=True),
+        ((2, 6, 7, 16), (2, 3, 5, 16)),
+    ),
+    "an einsum": (
+        lambda q, r, s: torch.einsum("bhwc,hkc->bhwk", q, r) + torch.einsum("bhwc,wkc->bhwk", q, s),
+        ((3, 4, 5, 16), (4, 7, 16), (5, 7, 16)),
+    ),
+    "an einsum turned": (
+        lambda x, y: torch.einsum("nchw, nhwdo -> nodc", x, y),
+        ((2, 3, 4, 5), (2, 4, 5, 6, 7)),
+    ),
+    "slices put in": (
+        lambda x, y: torch.slice_scatter(torch.slice_scatter(x, y, 1, 2, 5), x * 2, 2) + x,
+        (ROWS, (2, 3, 48)),
+    ),
+    "a softmax of torch's": (nn.Softmax(dim=-1), (ROWS,)),
+    "a softmax as torch calls it": (lambda x: F.softmax(x, 1, _stacklevel=3, dtype=None), (ROWS,)),
+    "a norm of a batch of rows": (normed(), ((3, 48),)),
     "a norm of a class of its own": (nn.Sequential(NormWithoutShift(48), nn.GELU()), (ROWS,)),
 }
 

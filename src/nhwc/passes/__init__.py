@@ -39,6 +39,7 @@ from .mend_reduction import mend_reduction
 from .mend_repeat import mend_repeat
 from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
+from .mend_writes import mend_writes
 from .merge_branches import merge_branches
 from .split_attention import split_attention
 
@@ -47,12 +48,14 @@ Pass = Callable[[fx.GraphModule], PassReport]
 FOLDING: tuple[Pass, ...] = (
     eliminate_dropout,
     eliminate_identity,
+    mend_writes,
     fold_constants,
     lift_functional,
     fold_bn_into_conv,
     fold_bn_into_linear,
 )
-"""`fuse` runs these. They fold batch norms and remove whatever separates one from its layer."""
+"""`fuse` runs these. They fold batch norms and remove whatever separates one from its layer, and
+what keeps constants from being computed."""
 
 MENDING: tuple[Pass, ...] = (
     mend_permute,

@@ -102,8 +102,8 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
             constant = isinstance(value, fx.Node) and value.op == "get_attr"
             if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
                 return f"its {name} is computed while the model runs"
-    if kind is nn.GroupNorm and any(arguments.get(name) is None for name in ("weight", "bias")):
-        return "it has no weight or no bias"
+    if kind is nn.GroupNorm and all(arguments.get(name) is None for name in ("weight", "bias")):
+        return "it has neither weight nor bias"
     if kind is nn.LayerNorm and arguments.get("weight") is None and arguments.get("bias"):
         return "it has a bias and no weight"
     if kind is not BatchNorm:
@@ -144,7 +144,9 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
             tensors = {"weight": torch.ones_like(mean), "bias": torch.zeros_like(mean)} | tensors
         module = build(len(mean), affine=affine, device="meta", **options)
     elif kind is nn.GroupNorm:
-        module = build(options.pop("num_groups"), len(tensors["weight"]), device="meta", **options)
+        one = next(iter(tensors.values()))
+        tensors = {"weight": torch.ones_like(one), "bias": torch.zeros_like(one)} | tensors
+        module = build(options.pop("num_groups"), len(one), device="meta", **options)
     elif kind is nn.LayerNorm:
         options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
         module = build(**options, device="meta")

@@ -11,7 +11,9 @@ from torch import fx, nn
 from ..graph import module_of, written_into
 from ..graph.computed import is_computed_from_arguments
 from ..graph.layers import Fused
+from ..graph.leaves import opaque_by_nature
 from ..graph.mended import ChannelNorm, FromTokens
+from ..operators.activations import MODULES
 from .recording import Record, Seen
 
 _TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -22,7 +24,10 @@ _OF_IMAGES = {
 
 
 def note_constants(graph: fx.GraphModule, record: Record) -> None:
-    """Note what depends on parameters and shapes alone, unless somebody may write into it."""
+    """Note what depends on parameters and shapes alone, unless somebody may write into it.
+
+    Layers of torch's are among it: Swin's second version computes its biases of positions so.
+    """
     written = {target for node in graph.graph.nodes for target in _targets(node)}
     written |= {target for _, target in record.writes}
     for node in graph.graph.nodes:
@@ -31,8 +36,18 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
         if not known or node in record.fixed or not _is_tensor(record, node):
             continue
         exposed = any(user.op == "output" or user in written for user in node.users)
-        if is_computed_from_arguments(node) and node not in written and not exposed:
+        computed = is_computed_from_arguments(node) or _is_layer(node)
+        if computed and node not in written and not exposed:
             record.constant.add(node)
+
+
+def _is_layer(node: fx.Node) -> bool:
+    """Whether `node` calls a layer that computes the same for the same, as long as it has the same
+    weights; with others a plan is made anew."""
+    module = module_of(node)
+    if module is None or not isinstance(module, (nn.Linear, Fused, *MODULES)):
+        return False
+    return not module.training and opaque_by_nature(module) is None
 
 
 def note_tokens(graph: fx.GraphModule, record: Record) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..formats import CHANNELS_LAST_OF
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..operators.activations import of_module
@@ -14,14 +13,21 @@ from .padding import without_pads
 from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
+_BATCH_NORMS = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+"""By the dimensions of what they are given: rows, images and volumes."""
+
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
-    """The layers of `graph` in an order in which they can run; what a plan knows is left out."""
+    """The layers of `graph` in an order in which they can run.
+
+    What a plan knows is left out, and what nobody reads, as an assertion on shapes.
+    """
     known = record.fixed | record.constant
     found = [
         _layer(graph, record, node)
         for node in graph.graph.nodes
-        if node.op.startswith("call_") and node not in known and node in record.values
+        if node.op.startswith("call_") and node.users and node not in known
+        if node in record.values
     ]
     return without_pads(graph, record, found)
 
@@ -94,8 +100,8 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
     if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
-        type(op) in (BatchNorm, {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(rank))
-        and rank in CHANNELS_LAST_OF
+        type(op) in (BatchNorm, _BATCH_NORMS.get(rank))
+        and rank in _BATCH_NORMS
         and not op.training
         and op.running_mean is not None
     ):

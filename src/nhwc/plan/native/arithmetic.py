@@ -40,8 +40,22 @@ def subtract(call: OperatorCall) -> Implementation | None:
         return _affine(call, sign=-1)
     if call.seen(0).shape != call.seen(1).shape or len(call.out.shape) not in (4, 5):
         return None
-    minus = -torch.ones(call.out.shape[1])
-    return call.steps(lambda x, other, y: affine_step(other, y, minus, residual=x))
+    return call.steps(subtract_step)
+
+
+def subtract_step(x: View, other: View, y: View) -> Step:
+    """x - other."""
+    return affine_step(other, y, -torch.ones(y.shape[1]), residual=x)
+
+
+def product_added(x: View, one: View, other: View, y: View) -> Step:
+    """x + one * other."""
+    return multiply_step(one, other, y, residual=x)
+
+
+def negated_step(x: View, y: View) -> Step:
+    """-x."""
+    return affine_step(x, y, -torch.ones(y.shape[1]))
 
 
 def multiply(call: OperatorCall) -> Implementation | None:

@@ -39,7 +39,10 @@ def packed_attention(record: Record, layer: Layer, module: Attention) -> Impleme
 
 
 def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
-    """`F.scaled_dot_product_attention`, unless it drops out or sees no later tokens."""
+    """`F.scaled_dot_product_attention`, unless it drops out or sees no later tokens.
+
+    Fewer heads of keys and values serve several heads of queries, if there is one, or if asked for.
+    """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
     fixed = {
@@ -47,11 +50,11 @@ def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
         for name, value in given.items()
         if name in names[4:]
     }
-    scale = fixed.pop("scale", None)
+    scale, grouped = fixed.pop("scale", None), fixed.pop("enable_gqa", False)
     nodes = [given.get(name) for name in names[:4]]
     if any(fixed.values()) or not isinstance(scale, (int, float, type(None))):
         return None
-    return _attention(record, layer, nodes, scale, safe=True)
+    return _attention(record, layer, nodes, scale, grouped=bool(grouped), safe=True)
 
 
 def spelled_attention(
@@ -68,22 +71,27 @@ def _attention(
     scale: float | None,
     *,
     turned: bool = False,
+    grouped: bool = False,
     safe: bool = False,
 ) -> Implementation | None:
     """Attention of queries, keys, values and perhaps a mask; None for shapes that it does not know.
 
-    The keys may be `turned`, with their channels before their tokens.
+    The keys may be `turned`, with their channels before their tokens. Heads are `grouped` if each
+    of the keys serves as many neighbours among the queries.
     """
     given = [one for one in nodes if one is not None]
     if not all(one in layer.inputs for one in given):
         return None
-    (*same, tokens, depth), keys, (*_, outputs), *masks = (
-        record.values[one].shape for one in given
-    )
+    queries, keys, (*_, outputs), *masks = (record.values[one].shape for one in given)
+    *batch, tokens, depth = queries
+    same = tuple(batch)
     count = keys[-1] if turned else keys[-2]
-    wanted = (*same, depth, count) if turned else (*same, count, depth)
+    wanted = (depth, count) if turned else (count, depth)
     values = record.values[given[2]].shape
-    if not same or keys != wanted or values != (*same, count, outputs):
+    if not same or keys[-2:] != wanted or values[-2:] != (count, outputs):
+        return None
+    shared = (_shares(keys[:-2], same, grouped), _shares(values[:-2], same, grouped))
+    if None in shared:
         return None
     scores = (*same, tokens, count)
     if any(not _expands(mask, scores) for mask in masks):
@@ -93,6 +101,7 @@ def _attention(
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
         q, k, v, *masks = (inputs[place] for place in places)
+        k, v = (_for_all(one, same, share) for one, share in zip((k, v), shared, strict=True))
         if turned:
             k = Moved(k.buffer, k.where.transpose(-2, -1))
         mask = Moved(masks[0].buffer, _filled_up(masks[0].where, scores)) if masks else None
@@ -101,6 +110,21 @@ def _attention(
         return Moved(mixed.buffer, mixed.where.reshape(*same, tokens, outputs))
 
     return as_it_lies(record, layer, emit)
+
+
+def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int | None:
+    """How many heads of queries each head has to itself; None if they do not fit together."""
+    if len(given) != len(same):
+        return None
+    if grouped and given[:-1] == same[:-1] and same[-1] % given[-1] == 0:
+        return same[-1] // given[-1]
+    return 1 if all(one in (1, other) for one, other in zip(given, same, strict=True)) else None
+
+
+def _for_all(x: Moved, same: tuple[int, ...], share: int | None) -> Moved:
+    """Keys or values as often as there are queries for them: noted, not copied."""
+    where = x.where if share in (None, 1) else x.where.repeat_interleave(share, -3)
+    return Moved(x.buffer, where.expand(*same, *where.shape[-2:]))
 
 
 def _expands(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ...graph.frames import FromFrames, ToFrames
 from ...graph.mended import FromTokens
+from ...graph.ordered import Repeat
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved
 from ..implementation import Implementation
@@ -27,31 +29,58 @@ _METHODS = {
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
     *("swapaxes", "swapdims", "unbind", "chunk", "split", "tensor_split", "squeeze", "unsqueeze"),
     *("expand", "contiguous", "clone", "roll", "select", "narrow", "flip", "repeat", "tile", "t"),
-    *("repeat_interleave", "mT", "T"),
+    *("repeat_interleave", "mT", "T", "unfold"),
 }
 _FUNCTIONS = {getattr(torch, name) for name in _METHODS if callable(getattr(torch, name, None))}
-_MODULES = (nn.Flatten, nn.Unflatten, FromTokens, nn.Identity, nn.Dropout)
+_MODULES: tuple[type[nn.Module], ...] = (
+    *(nn.Flatten, nn.Unflatten, FromTokens, ToFrames, FromFrames, Repeat, nn.Identity, nn.Dropout),
+    *(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unfold),
+)
+_FUNCTIONS |= {F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle, F.unfold}
+_LIKE = {"expand_as": "expand", "view_as": "reshape", "reshape_as": "reshape"}
+"""What is given a tensor for its shape alone."""
 
 
 def moving(graph: fx.GraphModule, record: Record, layer: Layer) -> Implementation | None:
     """The movement that a node is, which costs nothing as long as nobody needs its order."""
-    if not is_movement(graph, layer.node) or len(layer.inputs) != 1:
+    function = _movement(graph, record, layer)
+    if function is None:
         return None
-    seen = record.values[layer.inputs[0]]
-    function = caller(graph, record, layer.node)
-    padded = layer.node.target is F.pad
+    source = layer.inputs.index(layer.node.args[0]) if len(layer.inputs) > 1 else 0
+    seen = record.values[layer.inputs[source]]
     if isinstance(seen, tuple):
         if layer.node.target is not operator.getitem or not isinstance(layer.node.args[1], int):
             return None
         number = layer.node.args[1]
         return as_it_lies(record, layer, lambda builder, _, parts: parts[number], free=True)
-    if math.prod(seen.shape) > _MOST or not _moves(function, padded, seen, record, layer.node):
+    if math.prod(seen.shape) > _MOST or not _moves(function, seen, record, layer.node):
         return None
 
-    def emit(builder: Builder, constants: None, x: Moved) -> Any:
-        return _each(_places(function, padded, x.where), lambda where: Moved(x.buffer, where))
+    def emit(builder: Builder, constants: None, *given: Moved) -> Any:
+        x = given[source]
+        return _each(_places(function, x.where), lambda where: Moved(x.buffer, where))
 
     return as_it_lies(record, layer, emit, free=True)
+
+
+def _movement(graph: fx.GraphModule, record: Record, layer: Layer) -> Callable[..., Any] | None:
+    """The function that moves a tensor, or the places of its numbers; None if nothing does."""
+    node = layer.node
+    if node.op == "call_method" and node.target in _LIKE and node.args[0] in layer.inputs:
+        # The second tensor is given for its shape alone.
+        shape, method = record.values[node].shape, _LIKE[str(node.target)]
+        return lambda where: getattr(where, method)(shape)
+    if not is_movement(graph, node) or len(layer.inputs) != 1:
+        return None
+    call = caller(graph, record, node)
+    if node.target is F.pad:
+        # What is padded is found nowhere.
+        return lambda where: call(where + 1) - 1
+    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if node.target is F.unfold or type(module) is nn.Unfold:
+        # Torch has it for floats alone; doubles count as far as any memory goes.
+        return lambda where: (call(where.double() + 1) - 1).to(where.dtype)
+    return call
 
 
 def is_movement(graph: fx.GraphModule, node: fx.Node) -> bool:
@@ -69,22 +98,19 @@ def is_movement(graph: fx.GraphModule, node: fx.Node) -> bool:
     return node.target is operator.getitem or node.target in _FUNCTIONS
 
 
-def _moves(
-    function: Callable[..., Any], padded: bool, seen: Seen, record: Record, node: fx.Node
-) -> bool:
+def _moves(function: Callable[..., Any], seen: Seen, record: Record, node: fx.Node) -> bool:
     """Whether places can be moved as the data was."""
+    count = math.prod(seen.shape)
     try:
-        found = _places(function, padded, torch.arange(math.prod(seen.shape)).view(seen.shape))
+        found = _places(function, torch.arange(count).view(seen.shape))
     except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
         return False
     shapes = lambda value: _each(value, lambda one: tuple(one.shape))
     return bool(shapes(found) == shapes(record.values[node]))
 
 
-def _places(function: Callable[..., Any], padded: bool, where: Tensor) -> Any:
+def _places(function: Callable[..., Any], where: Tensor) -> Any:
     """Where the numbers of the result lie."""
-    if padded:
-        return function(where + 1) - 1
     try:
         return function(where)
     except RuntimeError:

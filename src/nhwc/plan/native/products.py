@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -71,6 +73,73 @@ def matrix_product(record: Record, layer: Layer) -> Implementation | None:
         return Moved(made.buffer, made.where.reshape(out))
 
     return as_it_lies(record, layer, emit)
+
+
+def pair_product(record: Record, layer: Layer) -> Implementation | None:
+    """`einsum` of two tensors: batches of matrices, whose dimensions are put in order on paper."""
+    text, nodes = layer.node.args[0], nodes_in(layer)
+    out = record.values[layer.node].shape
+    if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or layer.node.kwargs:
+        return None
+    found = _pair_of(text)
+    if found is None:
+        return None
+    places = [layer.inputs.index(node) for node in nodes]
+    shapes = [record.values[node].shape for node in nodes]
+    if [*map(len, shapes)] != [len(found.left), len(found.right)]:
+        return None
+    sizes = dict(zip(found.left + found.right, shapes[0] + shapes[1], strict=True))
+    if shapes != [tuple(sizes[one] for one in part) for part in (found.left, found.right)]:
+        return None
+    count = lambda letters: math.prod(sizes[one] for one in letters)
+    batch, rows, inner, columns = found.kinds
+    order = batch + rows + columns
+
+    def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
+        x, factors = (given[place] for place in places)
+        x = _turned(x, found.left, batch + rows + inner, (count(batch), count(rows), count(inner)))
+        wanted = (count(batch), count(inner), count(columns))
+        made = _product(builder, x, _turned(factors, found.right, batch + inner + columns, wanted))
+        where = made.where.reshape([sizes[one] for one in order])
+        return Moved(made.buffer, where.permute([order.index(one) for one in found.result]))
+
+    return as_it_lies(record, layer, emit) if len(out) == len(found.result) else None
+
+
+class _Pair(NamedTuple):
+    """The letters of an `einsum` of two tensors: of each, of the result, and by what becomes of
+    them: those of batches, of rows, those that are summed, and those of columns."""
+
+    left: str
+    right: str
+    result: str
+    kinds: tuple[str, str, str, str]
+
+
+def _pair_of(text: object) -> _Pair | None:
+    """The letters of an equation; None where one is repeated, or summed in one tensor alone."""
+    match = (
+        re.fullmatch(r"(\w+),(\w+)->(\w+)", text.replace(" ", ""))
+        if isinstance(text, str)
+        else None
+    )
+    if match is None:
+        return None
+    left, right, result = match.groups()
+    if any(len({*letters}) < len(letters) for letters in (left, right, result)):
+        return None
+    batch = "".join(one for one in left if one in right and one in result)
+    inner = "".join(one for one in left if one in right and one not in result)
+    rows = "".join(one for one in left if one not in right)
+    columns = "".join(one for one in right if one not in left)
+    kept = {*batch, *rows, *columns} == {*result}
+    return _Pair(left, right, result, (batch, rows, inner, columns)) if kept else None
+
+
+def _turned(x: Moved, letters: str, order: str, shape: tuple[int, int, int]) -> Moved:
+    """The dimensions that `letters` name in another order, as matrices."""
+    where = x.where.permute([letters.index(one) for one in order])
+    return Moved(x.buffer, where.reshape(shape))
 
 
 def _product(builder: Builder, x: Moved, factors: Moved) -> Moved:

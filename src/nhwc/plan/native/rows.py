@@ -9,7 +9,6 @@ from torch import fx
 
 from ...formats import Format
 from ...kernels.layers.elementwise import multiply_step
-from ...kernels.layers.pooling import global_mean_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import (
     Moved,
@@ -22,7 +21,6 @@ from ...kernels.programs.moved import (
     like,
     room,
     rows_anyhow,
-    settled,
     settled_rows,
 )
 from ...kernels.tape.steps import Step, View
@@ -49,10 +47,10 @@ def as_it_lies(record: Record, layer: Layer, emit: Emit, *, free: bool = False) 
 def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implementation:
     """A step that treats each number alone, in the order in which those of an input lie.
 
-    Inputs of fewer numbers than the result are those of several of its numbers.
+    Inputs of fewer numbers than the result are those of several of its numbers: `like` repeats
+    them. Where all are, as in a product of a column by a row, the first is repeated for a start.
     """
     shape = record.values[layer.node].shape
-
     places = [layer.inputs.index(node) for node in nodes_in(layer) if node in layer.inputs]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
@@ -60,7 +58,8 @@ def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implem
         whole = [one for one in given if one.shape == shape]
         leader = next((one for one in whole if is_everything(one)), None)
         if leader is None:
-            leader = as_rows(settled_rows(builder, whole[0]), shape)
+            first = whole[0] if whole else Moved(given[0].buffer, given[0].where.expand(shape))
+            leader = as_rows(settled_rows(builder, first), shape)
         y = builder.buffer(leader.buffer.shape)
         builder.add(make, *(like(builder, one, leader) for one in given), y)
         return Moved(y, leader.where)
@@ -83,15 +82,18 @@ def scaled(record: Record, layer: Layer) -> Implementation:
     return as_it_lies(record, layer, emit)
 
 
-def rowwise(record: Record, layer: Layer, make: Callable[[View, View], Step]) -> Implementation:
-    """A step that computes each row of the last dimension alone."""
-    shape = record.values[layer.node].shape
+def rowwise(
+    record: Record, layer: Layer, make: Callable[[View, View], Step], dim: int = -1
+) -> Implementation:
+    """A step that computes each row of a dimension, the last one by default, alone."""
 
     def emit(builder: Builder, constants: None, x: Moved) -> Moved:
-        rows = rows_anyhow(builder, x)
+        moved = Moved(x.buffer, x.where.movedim(dim, -1))
+        rows = rows_anyhow(builder, moved)
         y = builder.buffer(rows.buffer.shape)
         builder.add(make, rows.buffer, y)
-        return from_rows(RowsInOrder(y, rows.order), shape)
+        made = from_rows(RowsInOrder(y, rows.order), moved.shape)
+        return Moved(y, made.where.movedim(-1, dim))
 
     return as_it_lies(record, layer, emit)
 
@@ -110,25 +112,56 @@ def over_rows(shape: tuple[int, ...], kernel: Callable[..., Any]) -> Emit:
     return emit
 
 
-def concatenated(record: Record, layer: Layer, parts: Sequence[Any], dim: int) -> Implementation:
-    """The parts, of which some may be the same, one after the other."""
+def concatenated(
+    record: Record, layer: Layer, parts: Sequence[Any], dim: int, *, stacked: bool = False
+) -> Implementation:
+    """The parts, of which some may be the same, in a row; `stacked` in a dimension of their own."""
     places = [layer.inputs.index(part) for part in parts]
-    rank = len(record.values[layer.node].shape)
+    dim %= len(record.values[layer.node].shape)
 
     def emit(builder: Builder, constants: None, *given: Moved) -> Moved:
-        return joined(builder, [given[place] for place in places], dim % rank)
+        found = [given[place] for place in places]
+        if stacked:
+            found = [Moved(one.buffer, one.where.unsqueeze(dim)) for one in found]
+        return joined(builder, found, dim)
 
     return as_it_lies(record, layer, emit)
 
 
-def mean_of_tokens(record: Record, layer: Layer) -> Implementation:
-    """The mean over all dimensions but the first and the last."""
-    shape, source = record.values[layer.node].shape, record.values[layer.inputs[0]].shape
+def replaced(record: Record, layer: Layer) -> Implementation | None:
+    """`slice_scatter`: a tensor with another in the place of one of its slices."""
+    names = ("input", "src", "dim", "start", "end", "step")
+    given = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
+    whole, part = (given.get(name) for name in names[:2])
+    numbers = [given.get("dim", 0), *(given.get(name) for name in names[3:])]
+    if not {whole, part} <= {*layer.inputs} or any(isinstance(one, fx.Node) for one in numbers):
+        return None
+    dim, start, end, step = numbers
+    shape = record.values[layer.node].shape
+    first, last, apart = slice(start, end, step).indices(shape[dim])
+    if apart != 1:
+        return None
+    places = [layer.inputs.index(one) for one in (whole, part)]
 
-    def emit(builder: Builder, constants: None, x: Moved) -> Moved:
-        tokens = x.where.reshape(source[0], -1, source[-1])
-        y = builder.buffer((source[0], source[-1]))
-        builder.add(global_mean_step, settled(builder, Moved(x.buffer, tokens)), y)
-        return as_rows(y, shape)
+    def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
+        whole, part = (inputs[place] for place in places)
+        before = Moved(whole.buffer, whole.where.narrow(dim, 0, first))
+        behind = Moved(whole.buffer, whole.where.narrow(dim, last, shape[dim] - last))
+        parts = [one for one in (before, part, behind) if one.where.numel()]
+        return parts[0] if len(parts) == 1 else joined(builder, parts, dim % len(shape))
 
     return as_it_lies(record, layer, emit)
+
+
+def repeated(record: Record, layer: Layer) -> Implementation | None:
+    """The first tensor in the shape of the second, as an assignment takes it."""
+    shape = record.values[layer.node].shape
+    place = layer.inputs.index(layer.node.args[0]) if layer.node.args[0] in layer.inputs else None
+    if place is None:
+        return None
+
+    def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
+        x = inputs[place]
+        return Moved(x.buffer, x.where.expand(shape))
+
+    return as_it_lies(record, layer, emit, free=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
-from ...graph.mended import Attention, SpelledAttention
+from ...graph.mended import Attention, Cat, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
@@ -18,13 +18,23 @@ from ..implementation import Implementation
 from ..recognize import is_layer_norm
 from ..recording import Record
 from ..specs import Layer
-from .arithmetic import activating, squaring, with_number
+from .arithmetic import (
+    activating,
+    negated_step,
+    product_added,
+    squaring,
+    subtract_step,
+    with_number,
+)
 from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import OperatorCall, bound
 from .moves import moving
 from .norms import norm_step, unit_eps
-from .products import matrix_product, with_number_of_row
-from .rows import concatenated, mean_of_tokens, pointwise, rowwise, scaled
+from .products import matrix_product, pair_product, with_number_of_row
+from .reducing import KINDS, reduced
+from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
+
+_OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
 
 
 def tokens(graph: fx.GraphModule, record: Record, layer: Layer) -> Implementation | None:
@@ -50,23 +60,30 @@ class _TokensCall(OperatorCall):
             if is_layer_norm(module):
                 whole = tuple(module.normalized_shape) == self.out.shape[-1:]
                 return rowwise(record, layer, norm_step(module)) if whole else None
-            if isinstance(module, Softmax) and not module.logarithm:
+            if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
                 return self._softmax_of(module.dim)
             if isinstance(module, Reduced):
-                plain = module.kind == "mean"
-                return self._mean_over(module.dims) if plain else None
+                return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
+            if isinstance(module, Cat):
+                return self._joined(1)
             return self._each_number(activating(self))
         named: dict[str, Callable[[], Implementation | None]] = {
             "add": self._sum,
             "mul": self._product,
-            "sub": lambda: self._each_number(with_number(self, sign=-1)),
+            "sub": self._difference,
+            **dict.fromkeys(("neg", "negative"), lambda: self._each_number(negated_step)),
             "div": self._quotient,
+            "addcmul": self._product_added,
             **dict.fromkeys(("pow", "square"), lambda: self._each_number(squaring(self))),
             "matmul": lambda: matrix_product(record, layer),
             "bmm": lambda: matrix_product(record, layer),
+            "einsum": lambda: pair_product(record, layer),
             "normalize": self._unit_rows,
-            **dict.fromkeys(("cat", "concat"), self._joined),
-            "mean": lambda: self._mean_over(bound(self.node, ("input", "dim")).get("dim")),
+            **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
+            "stack": self._stacked,
+            "slice_scatter": lambda: replaced(record, layer),
+            "as_elements": lambda: repeated(record, layer),
+            **dict.fromkeys(KINDS, self._function_reduced),
             "softmax": self._function_softmax,
             "scaled_dot_product_attention": lambda: torchs_attention(record, layer),
         }
@@ -85,8 +102,11 @@ class _TokensCall(OperatorCall):
         by_row = self._with_number_of_row("sum")
         if by_row is not None:
             return by_row
-        whole = self.out.shape in [self.record.values[one].shape for one in self.layer.inputs]
-        return self._each_number(add_step) if whole else None
+        return self._each_number(add_step)
+
+    def _difference(self) -> Implementation | None:
+        two = self.two()
+        return self._each_number(subtract_step if two else with_number(self, sign=-1))
 
     def _product(self) -> Implementation | None:
         if not self.two():
@@ -98,7 +118,7 @@ class _TokensCall(OperatorCall):
         each_channel = math.prod(factors) == factors[-1] == out[-1]
         if out in shapes and each_channel:
             return scaled(self.record, self.layer)
-        return self._with_number_of_row("product")
+        return self._with_number_of_row("product") or self._each_number(multiply_step)
 
     def _quotient(self) -> Implementation | None:
         if not self.two():
@@ -106,42 +126,56 @@ class _TokensCall(OperatorCall):
         shapes = [self.seen(0).shape, self.seen(1).shape]
         if shapes == [self.out.shape] * 2:
             return self._each_number(divide_step)
-        return self._with_number_of_row("quotient")
+        return self._with_number_of_row("quotient") or self._each_number(divide_step)
+
+    def _product_added(self) -> Implementation | None:
+        """`torch.addcmul` of three tensors: the second times the third, and the first."""
+        plain = len(self.node.args) == 3 and not self.node.kwargs
+        return self._each_number(product_added) if plain else None
 
     def _with_number_of_row(self, kind: str) -> Implementation | None:
         same = self.seen(0).shape == self.seen(1).shape
         return None if same else with_number_of_row(self.record, self.layer, kind)
 
     def _unit_rows(self) -> Implementation | None:
-        """`F.normalize` over the last dimension."""
+        """`F.normalize` over one dimension."""
         eps = unit_eps(self)
         dim = bound(self.node, ("input", "p", "dim")).get("dim", 1)
-        if eps is None or dim not in (-1, len(self.out.shape) - 1):
+        if eps is None or type(dim) is not int:
             return None
-        return rowwise(self.record, self.layer, lambda x, y: unit_step(x, y, eps=eps))
+        return rowwise(self.record, self.layer, lambda x, y: unit_step(x, y, eps=eps), dim)
 
-    def _joined(self) -> Implementation | None:
+    def _joined(self, along: int = 0) -> Implementation | None:
         given = bound(self.node, ("tensors", "dim"))
-        parts, dim = given["tensors"], given.get("dim", given.get("axis", 0))
+        parts, dim = given["tensors"], given.get("dim", given.get("axis", along))
         if not isinstance(parts, (tuple, list)) or not isinstance(dim, int):
             return None
         alike = all(len(self.record.values[one].shape) == len(self.out.shape) for one in parts)
         return concatenated(self.record, self.layer, parts, dim) if alike else None
 
+    def _stacked(self) -> Implementation | None:
+        given = bound(self.node, ("tensors", "dim"))
+        parts, dim = given["tensors"], given.get("dim", 0)
+        if not isinstance(parts, (tuple, list)) or type(dim) is not int or "out" in given:
+            return None
+        return concatenated(self.record, self.layer, parts, dim, stacked=True)
+
     def _function_softmax(self) -> Implementation | None:
         given = bound(self.node, ("input", "dim"))
-        return self._softmax_of(given.get("dim")) if given.keys() <= {"input", "dim"} else None
+        # `F.softmax` hands these on to itself.
+        plain = given.get("dtype") is None and given.keys() <= {*_OF_SOFTMAX}
+        return self._softmax_of(given.get("dim")) if plain else None
 
     def _softmax_of(self, dim: Any) -> Implementation | None:
-        if dim not in (-1, len(self.out.shape) - 1):
+        if type(dim) is not int:
             return None
-        return rowwise(self.record, self.layer, softmax_step)
+        return rowwise(self.record, self.layer, softmax_step, dim)
 
-    def _mean_over(self, dims: Any) -> Implementation | None:
-        """The mean over all dimensions but the first and the last."""
-        rank = len(self.seen(0).shape)
-        dims = (dims,) if isinstance(dims, int) else dims
-        if not isinstance(dims, (tuple, list)) or not all(type(dim) is int for dim in dims):
+    def _function_reduced(self) -> Implementation | None:
+        given = bound(self.node, ("input", "dim", "keepdim"))
+        if not given.keys() <= {"input", "dim", "keepdim"}:
             return None
-        between = sorted(dim % rank for dim in dims) == [*range(1, rank - 1)]
-        return mean_of_tokens(self.record, self.layer) if between and rank > 2 else None
+        return self._reduced(self.name, given.get("dim"), keepdim=given.get("keepdim", False))
+
+    def _reduced(self, kind: str, dims: Any, *, keepdim: Any) -> Implementation | None:
+        return reduced(self.record, self.layer, kind, dims, keepdim=keepdim)

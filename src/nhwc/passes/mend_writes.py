@@ -1,0 +1,85 @@
+"""Turn a write into a slice of a fresh tensor into a new tensor.
+
+`bias = bias.clone(); bias[n:].zero_()`, as Swin's second version has it, writes into memory that
+two nodes share: a plan, which gives each value a place of its own, could not have it, and what
+follows from parameters alone could not be computed beforehand. The same said without a write is
+`slice_scatter`, which `x[key] = value` is already.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor, fx
+
+from ..graph import clean, may_be_view, module_of, written_into
+from ..graph.assigned import assigned
+from ..graph.report import PassReport, Site
+from ..graph.shapes import is_size
+from ._folding_sites import name_of
+
+
+def mend_writes(gm: fx.GraphModule) -> PassReport:
+    """Replace methods such as `zero_` of slices that nothing else reads."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        part = node.args[0] if node.op == "call_method" and written_into(node) else None
+        if not isinstance(part, fx.Node) or part.target is not operator.getitem:
+            continue
+        reason = _unfit(gm, node, part)
+        sites.append(Site(name_of(node), str(node.target), not reason, reason))
+        if not reason:
+            _replace(gm, node, part)
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("mend_writes", tuple(sites))
+
+
+def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
+    """Why the write cannot become a new tensor; empty if it can."""
+    whole = part.args[0]
+    if node.users or [*part.users] != [node]:
+        return "what it writes into is read by others"
+    if not isinstance(whole, fx.Node) or not whole.op.startswith("call") or _may_share(whole):
+        return "what it writes into may be a part of another tensor"
+    if node.target != "zero_" and not hasattr(Tensor, _without_write(node)):
+        return "nothing else computes the same"
+    earlier = _earlier(gm, node)
+    views = [user for user in whole.users if user in earlier and user is not part]
+    if any(_may_share(user) and not is_size(user) for user in views):
+        return "another part was taken before"
+    return ""
+
+
+def _may_share(node: fx.Node) -> bool:
+    return may_be_view(module_of(node) or node.target)
+
+
+def _without_write(node: fx.Node) -> str:
+    return str(node.target).removesuffix("_")
+
+
+def _earlier(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
+    nodes = list(gm.graph.nodes)
+    return {*nodes[: nodes.index(node)]}
+
+
+def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
+    whole, key = part.args
+    assert isinstance(whole, fx.Node)
+    earlier = _earlier(gm, node)
+    readers = [user for user in whole.users if user not in earlier]
+    tracer = fx.proxy.GraphAppendingTracer(gm.graph)
+    proxied: Any = lambda one: fx.Proxy(one, tracer)
+    with gm.graph.inserting_before(node):
+        value: Any = 0
+        if node.target != "zero_":
+            name = _without_write(node)
+            value = proxied(gm.graph.call_method(name, node.args, node.kwargs))
+        made = assigned(proxied(whole), fx.node.map_arg(key, proxied), value)
+    for reader in readers:
+        reader.replace_input_with(whole, made)
+    gm.graph.erase_node(node)
+    if not part.users:
+        gm.graph.erase_node(part)

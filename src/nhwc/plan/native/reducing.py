@@ -1,0 +1,93 @@
+"""Sums, means and largest numbers over any dimensions, of images and of tokens.
+
+Where a dimension that stays is the one that lies side by side in memory, its numbers are channels,
+and all that goes is the pixels of an image, which are pooled. Where that dimension goes, each row
+is pooled as an image of a single channel. So only what lies in neither way is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ...kernels.layers.elementwise import affine_step
+from ...kernels.layers.pooling import global_mean_step, maxpool_step
+from ...kernels.programs.builder import Buffer, Builder
+from ...kernels.programs.moved import Moved, as_rows, runs_on, settled, settled_rows
+from ...kernels.tape.steps import Step, View
+from ..implementation import Implementation
+from ..recording import Record
+from ..specs import Layer
+from .rows import as_it_lies
+
+KINDS = ("mean", "sum", "amax")
+
+
+def reduced(
+    record: Record, layer: Layer, kind: str, dims: object, *, keepdim: object = False
+) -> Implementation | None:
+    """The `kind` of reduction over `dims`; None for arguments that are no plain numbers."""
+    source, out = (record.values[one].shape for one in (layer.inputs[0], layer.node))
+    gone = _gone(dims, len(source))
+    if kind not in KINDS or gone is None or type(keepdim) is not bool or len(layer.inputs) != 1:
+        return None
+    kept = [dim for dim in range(len(source)) if dim not in gone]
+    wanted = tuple(1 if dim in gone else source[dim] for dim in range(len(source)))
+    if out != (wanted if keepdim else tuple(source[dim] for dim in kept)):
+        return None
+    area = math.prod(source[dim] for dim in gone)
+
+    def emit(builder: Builder, constants: None, x: Moved) -> Moved:
+        along = [dim for dim in kept if source[dim] > 1 and runs_on(x.where.movedim(dim, -1))]
+        channels = max(along, key=lambda dim: source[dim], default=None)
+        order = [dim for dim in kept if dim != channels]
+        shape = [source[dim] for dim in order]
+        if channels is None:
+            rows = Moved(x.buffer, x.where.permute(*order, *gone).reshape(-1, area))
+            found = _pooled_rows(builder, settled_rows(builder, rows), kind)
+            return as_rows(found, out)
+        moved = x.where.permute(*order, *gone, channels).reshape(-1, area, source[channels])
+        image = settled(builder, Moved(x.buffer, moved))
+        y = builder.buffer((image.shape[0], source[channels]))
+        found = _pooled(builder, image, y, kind, lambda view: view)
+        back = [[*order, channels].index(dim) for dim in kept]
+        where = as_rows(found, (*shape, source[channels])).where.permute(back)
+        return Moved(found, where.reshape(out))
+
+    return as_it_lies(record, layer, emit)
+
+
+def _gone(dims: object, rank: int) -> list[int] | None:
+    if dims is None:
+        return [*range(rank)]
+    given: Sequence[object] = dims if isinstance(dims, (tuple, list)) else (dims,)
+    found = [dim % rank for dim in given if type(dim) is int and -rank <= dim < rank]
+    return sorted(found) if found and len({*found}) == len(given) else None
+
+
+def _pooled_rows(builder: Builder, x: Buffer, kind: str) -> Buffer:
+    """The channels of each pixel as one number: a pixel is an image of a single channel."""
+    width, count = x.shape[1], x.view().pixels
+    turned = lambda view: replace(view, shape=(count, 1, width, 1), pixel=1)
+    return _pooled(builder, builder.dense(x), builder.buffer((count, 1)), kind, turned)
+
+
+def _pooled(
+    builder: Builder, x: Buffer, y: Buffer, kind: str, seen: Callable[[View], View]
+) -> Buffer:
+    """Each channel of each image in one number, where `x` is seen as `seen` says."""
+
+    def make(x: View, y: View) -> list[Step]:
+        image = seen(x)
+        area = image.shape[2] * image.shape[3]
+        if kind == "amax":
+            return [maxpool_step(image, y, size=(area, 1), stride=(1, 1))]
+        mean = global_mean_step(image, y)
+        every = torch.full(y.shape[1:2], float(area))
+        return [mean, *([affine_step(y, y, every)] if kind == "sum" else [])]
+
+    builder.add(make, x, y)
+    return y
