@@ -22,7 +22,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="resnet50, timm:NAME, package.module:callable, file.py:callable, or a saved file",
+        help="resnet50, torchvision:NAME, timm:NAME, monai:NAME, package.module:callable, "
+        "file.py:callable, or a saved file",
     )
     parser.add_argument(
         "--input",
@@ -31,7 +32,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="shape of the input (default 1x3x224x224); repeat it for the inputs after the first, "
         "which may have any number of dimensions",
     )
-    parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
+    words = "a state dict, of torch.save or safetensors; random weights otherwise"
+    parser.add_argument("--weights", metavar="FILE", help=words)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add_seed(parser)
 

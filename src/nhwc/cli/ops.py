@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an operator: grid_sample, nn.functional.pad, or your own as file.py:function; "
         "all of torch's where none is named",
     )
-    parser.add_argument(
-        "--only", metavar="PATTERN", action="append", default=[], help="such as '*pool*'"
-    )
+    words = "operators with such a name, as '*pool*'"
+    parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help=words)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     parser.add_argument(
         "--dtype", action="append", help=f"repeat for several (default: {', '.join(DTYPES)})"

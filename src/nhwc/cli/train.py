@@ -88,9 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="true",
         help="weights and images in channels last",
     )
-    add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on the CPU")
+    add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on a CPU")
     add("--opt-level", choices=LEVELS, help="of apex: O1 and O2 are --amp here, O0 is float32")
-    add("--amp-dtype", choices=PRECISIONS, help="the other one")
+    add("--amp-dtype", choices=PRECISIONS, help="default as --amp says")
     add("--compile", action="store_true", help="torch.compile the model")
     add("--device", help="default cuda where there is one, else cpu")
     method = parser.add_argument_group("method")
@@ -114,7 +114,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", metavar="N", type=whole(0, SEEDS >> 1), default=0, help=words)
     files = parser.add_argument_group("files")
     add = files.add_argument
-    add("-o", "--output", metavar="DIR", type=Path, help="checkpoint.pt, metrics.csv (train-MODEL)")
+    words = "for checkpoint.pt and metrics.csv (train-MODEL; with --synthetic none)"
+    add("-o", "--output", metavar="DIR", type=Path, help=words)
     add(
         "--checkpoint-every",
         metavar="N",
