@@ -112,7 +112,7 @@ def test_all_are_those_that_are_installed(monkeypatch):
     assert chosen(["x", "all", "eager"]) == ("x", *everything)
     with pytest.raises(nhwc.InputError, match="no variant is called 'warp'"):
         chosen(["all", "warp"])
-    with pytest.raises(nhwc.InputError, match="no variant is named. There are: eager,"):
+    with pytest.raises(nhwc.InputError, match=r"no variant is named\. There are: eager,"):
         chosen([])
 
 

@@ -127,7 +127,7 @@ def test_what_is_wrong_with_a_users_file_is_said_in_one_line(tmp_path, body, say
 def test_a_folder_is_called_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    with pytest.raises(nhwc.ModelNotFound, match="^models is a folder. Name a saved model"):
+    with pytest.raises(nhwc.ModelNotFound, match=r"^models is a folder\. Name a saved model"):
         load_model("models")
     with pytest.raises(nhwc.ModelNotFound, match="^no model named ''"):
         load_model("")
@@ -192,10 +192,10 @@ def test_weights(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     with pytest.raises(nhwc.InputError, match=r"text.pt is no file of plain tensors\. Save it"):
         load_weights_(net, tmp_path / "text.pt")
-    with pytest.raises(nhwc.InputError, match="is a folder. Name the file of weights in it"):
+    with pytest.raises(nhwc.InputError, match=r"is a folder\. Name the file of weights in it"):
         load_weights_(net, tmp_path)
     nhwc.save(net, tmp_path / "model.nhwc")
-    with pytest.raises(nhwc.InputError, match="saved by nhwc. Name it in place of the model"):
+    with pytest.raises(nhwc.InputError, match=r"saved by nhwc\. Name it in place of the model"):
         load_weights_(net, tmp_path / "model.nhwc")
 
 

@@ -24,7 +24,7 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import add_seed, check_fits, parse_device, parse_shape
+from .common import add_seed, check_alone, check_fits, parse_device, parse_shape
 from .extras import check_models
 from .outputs import (
     add_output_arguments,
@@ -161,12 +161,16 @@ def run(args: argparse.Namespace) -> int:
     check_plot(args.plot)
     reads = (*args.models, args.weights, *(args.compare or ()))
     check_outputs(args.output, args.plot, reads=reads)
+    if args.fail_on and not args.compare:
+        raise InputError(f"--fail-on {args.fail_on} goes with --compare OLD NEW. Add two results.")
     if args.engines:
+        check_alone(args, "--engines", "models", "suite", "compare")
         if chosen_format(args, FORMATS) != "text":
             raise InputError("--engines has text output alone. Use --format text.")
         write_output(engines_text(ENGINES), args.output)
         return 0
     if args.compare:
+        check_alone(args, "--compare", "models", "suite")
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
         show(args, read(Path(args.models[0])))

@@ -93,6 +93,15 @@ def check_fits(shape: tuple[int, ...], what: str) -> None:
         )
 
 
+def check_alone(args: argparse.Namespace, option: str, *others: str) -> None:
+    """Refuse what means nothing beside `option`: words of the command line, and options."""
+    for other in others:
+        given = getattr(args, other)
+        if given:
+            said = " ".join(given) if other in ("names", "models") else f"--{other}"
+            raise InputError(f"{said} does not go with {option}. Leave one of them out.")
+
+
 def parse_device(text: str) -> torch.device:
     try:
         device = torch.device(text)

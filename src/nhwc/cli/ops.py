@@ -18,7 +18,7 @@ from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_builder
-from .common import colors, parse_device, parse_shape
+from .common import check_alone, colors, parse_device, parse_shape
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -60,8 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_outputs(args.output, reads=(*args.names, *(args.diff or ())))
     if args.rules:
+        check_alone(args, "--rules", "names", "only", "dtype", "input", "diff")
         return _rules(args)
     if args.diff:
+        check_alone(args, "--diff", "names", "only", "dtype", "input")
         return _diff(args)
     device = parse_device(args.device)
     own = [name for name in args.names if ":" in name]

@@ -287,7 +287,8 @@ def _evaluate(
     args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
 ) -> int:
     if data.val is None:
-        raise InputError("there is nothing to evaluate on: DATA has no val/.")
+        where = "--synthetic has no images of that kind" if args.synthetic else "DATA has no val/"
+        raise InputError(f"there is nothing to evaluate on: {where}.")
     if args.resume:
         state = load_checkpoint(args.resume)
         model.load_state_dict(evaluation_weights(state))
