@@ -129,7 +129,7 @@ def test_a_folder_is_called_one(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     with pytest.raises(nhwc.ModelNotFound, match=r"^models is a folder\. Name a saved model"):
         load_model("models")
-    with pytest.raises(nhwc.ModelNotFound, match="^no model named ''"):
+    with pytest.raises(nhwc.ModelNotFound, match=r"^no model named ''"):
         load_model("")
 
 
