@@ -236,13 +236,28 @@ def _wrong(one: dict[str, Any]) -> list[str]:
 
 def changes_page(tables: Sequence[OperatorTable]) -> str:
     """docs/operators-changes.md, from the tables of all torches, the oldest first."""
-    parts = [_CHANGES_HEAD]
+    machines = {f"{table.environment['processor']}" for table in tables}
+    parts = [_CHANGES_HEAD, *(f"Measured on {machine}." for machine in sorted(machines))]
     for old, new in itertools.pairwise(tables):
         before, after = (str(table.environment["torch"]).partition("+")[0] for table in (old, new))
-        parts.append(f"## From {before} to {after}\n\n{_told(difference(old, new))}")
+        slow = sorted(set(_too_slow(old)) | set(_too_slow(new)))
+        found = [one for one in difference(old, new) if one.title not in slow]
+        parts.append(f"## From {before} to {after}\n\n{_told(found)}")
+        if slow:
+            names = ", ".join(f"`{name}`" for name in slow)
+            parts.append(f"Not compared, since a call took more than a minute: {names}.")
     if len(tables) < 2:
         parts.append("No two tables have been measured yet.")
     return "\n\n".join(parts) + "\n"
+
+
+def _too_slow(table: OperatorTable) -> list[str]:
+    """Operators that a busy machine did not get done, which says nothing about them."""
+    return [
+        operator.title
+        for operator in table.operators
+        if any("it took longer than" in row.example for row in operator.rows)
+    ]
 
 
 _CHANGES_HEAD = """\
@@ -266,9 +281,8 @@ def _told(found: Sequence[Difference]) -> str:
             f"| `{one.title}` | {one.aspect} | {one.dims}-D | {one.before} | {one.after} |"
             for one in changed
         ]
-        lines.append(
-            "\n".join(("| operator | | | before | after |", "|---|---|---|---|---|", *rows))
-        )
+        heads = ("| operator | step | dimensions | before | after |", "|---|---|---|---|---|")
+        lines.append("\n".join((*heads, *rows)))
     return "\n\n".join(lines) or "Nothing."
 
 

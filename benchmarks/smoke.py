@@ -19,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,6 @@ PACKAGES = ("torch", "numpy", "numba", "llvmlite", "torchvision", "timm")
 RIGHT = "right"
 """The outcome of all that went as it should; anything else says what went wrong."""
 
-Outcomes = dict[str, str]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -66,14 +65,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.files.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"python": platform.python_version(), "packages": packages()}
     with torch.no_grad():
-        found["verbs"] = {name: _said(name, call) for name, call in VERBS.items()}
-        chosen = MODELS[: args.models]
-        found["models"] = {name: _said(name, lambda n=name: model_is_right(n)) for name in chosen}
-        save_files(args.files)
-        found["files"] = read_files(args.files)
-    args.output.write_text(json.dumps(found, indent=1) + "\n")
-    every = [*found["verbs"].values(), *found["models"].values(), *found["files"].values()]
+        saving = _said("saving", partial(save_files, args.files))
+        asked = questions(args.files, MODELS[: args.models])
+        found |= {kind: {} for kind in asked}
+        if saving != RIGHT:
+            found["files"]["saving"] = saving
+        for kind, calls in asked.items():
+            for name, call in calls.items():
+                found[kind][name] = _said(name, call)
+                # A run that is cut short leaves what it found.
+                args.output.write_text(json.dumps(found, indent=1) + "\n")
+    every = [outcome for kind in asked for outcome in found[kind].values()]
     return 0 if all(outcome == RIGHT for outcome in every) else 1
+
+
+def questions(files: Path, models: Sequence[str]) -> dict[str, dict[str, Callable[[], None]]]:
+    """All that is asked, by kind and name; the quick ones first."""
+    return {
+        "verbs": VERBS,
+        "files": {path.stem: partial(file_is_right, path) for path in sorted(files.glob("*.nhwc"))},
+        "models": {name: partial(model_is_right, name) for name in models},
+    }
 
 
 def packages() -> dict[str, str]:
@@ -208,18 +220,11 @@ def save_files(folder: Path) -> None:
         torch.save({"x": x, "answer": model(x)}, folder / f"{stem}.pt")
 
 
-def read_files(folder: Path) -> Outcomes:
-    """Load the files of all versions, and hold what they answer against what was answered there."""
-    found = {}
-    for path in sorted(folder.glob("*.nhwc")):
-
-        def read(path: Path = path) -> None:
-            known = torch.load(path.with_suffix(".pt"), weights_only=True)
-            answer = nhwc.load(path)(known["x"])
-            torch.testing.assert_close(answer, known["answer"], rtol=1e-2, atol=1e-3)
-
-        found[path.stem] = _said(path.stem, read)
-    return found
+def file_is_right(path: Path) -> None:
+    """Load a file, and hold what it answers against what was answered where it was saved."""
+    known = torch.load(path.with_suffix(".pt"), weights_only=True)
+    answer = nhwc.load(path)(known["x"])
+    torch.testing.assert_close(answer, known["answer"], rtol=1e-2, atol=1e-3)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def test_all_are_those_that_are_installed(monkeypatch):
     assert chosen(["x", "all", "eager"]) == ("x", *everything)
     with pytest.raises(nhwc.InputError, match="no variant is called 'warp'"):
         chosen(["all", "warp"])
+    with pytest.raises(nhwc.InputError, match=r"no variant is named\. There are: eager,"):
+        chosen([])
 
 
 def test_versions_are_of_the_package_whatever_it_is_called():

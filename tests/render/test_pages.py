@@ -10,7 +10,7 @@ from benchmarks.zoo_tables import html
 from torch import nn
 
 from nhwc import audit
-from nhwc._bench import Benchmark, Case, Row
+from nhwc._bench import Benchmark, Case, Published, Row
 from nhwc._ops import check_rules
 from nhwc._ops.rules import SECTIONS, Rule, Section
 from nhwc.render.audit_html import audit_html
@@ -197,3 +197,13 @@ def test_a_wild_spread_is_told_as_a_factor():
     spread = replace(wild, turns=turns).per_turn.spread
     assert spread >= 1
     assert f"by {spread:.3g} times its median" in " ".join(text.split())
+
+
+def test_a_published_figure_that_does_not_hold_reads_so_once():
+    claim = Published(1.3, 1.8, "eager", "fused", "somewhere")
+    slow = (measured("eager", 1.0), measured("fused", 1.0))
+    row = Row(Case("net", ((1, 3, 8, 8),), 1), slow, published=claim)
+    text = " ".join(bench_text(Benchmark(HERE, (row,))).split())
+    assert row.judgement == "not here"
+    assert text.count("(somewhere): not here") == 1
+    assert "here here" not in text

@@ -124,6 +124,15 @@ def test_what_is_wrong_with_a_users_file_is_said_in_one_line(tmp_path, body, say
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_is_called_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(nhwc.ModelNotFound, match=r"^models is a folder\. Name a saved model"):
+        load_model("models")
+    with pytest.raises(nhwc.ModelNotFound, match=r"^no model named ''"):
+        load_model("")
+
+
 def test_a_package_that_breaks_is_said_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "broken_package.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
@@ -181,8 +190,21 @@ def test_weights(tmp_path):
     with pytest.raises(nhwc.InputError, match="does not fit the model: size mismatch"):
         load_weights_(nn.Conv2d(3, 5, 3), tmp_path / "w.pt")
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
+    with pytest.raises(nhwc.InputError, match=r"text.pt is no file of plain tensors\. Save it"):
         load_weights_(net, tmp_path / "text.pt")
+    with pytest.raises(nhwc.InputError, match=r"is a folder\. Name the file of weights in it"):
+        load_weights_(net, tmp_path)
+    nhwc.save(net, tmp_path / "model.nhwc")
+    with pytest.raises(nhwc.InputError, match=r"saved by nhwc\. Name it in place of the model"):
+        load_weights_(net, tmp_path / "model.nhwc")
+
+
+def test_weights_of_safetensors(tmp_path):
+    files = pytest.importorskip("safetensors.torch")
+    net = nn.Conv2d(3, 4, 3)
+    files.save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    other = load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "weights.safetensors")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
 
 
 def test_what_begins_as_one_number_shows_errors_afterwards():

@@ -28,7 +28,7 @@ VERBS = {
     "bench": "prove it: ways to run a model, timed side by side",
     "ops": "which operators of this torch keep channels last on this device, measured",
     "train": "train in mixed precision, channels last, in one process or, under torchrun, in many",
-    "demo": "all of it on a small built-in choice of model, with a page to look at",
+    "demo": "audit and optimize one small model, and write a page to look at",
 }
 """Each verb with its line of help; `nhwc.cli.VERB` runs it."""
 

@@ -24,7 +24,7 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import add_seed, check_fits, parse_device, parse_shape
+from .common import add_seed, check_alone, check_fits, parse_device, parse_shape
 from .extras import check_models
 from .outputs import (
     add_output_arguments,
@@ -50,11 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resnet50, timm:NAME, package.module:callable, file.py:callable; or a FILE.json "
         "that -o wrote, to show it again",
     )
-    parser.add_argument("--suite", choices=[s.name for s in SUITES], help="published figures")
+    words = "models to measure together, beside published figures where there are any; see below"
+    parser.add_argument("--suite", choices=[s.name for s in SUITES], help=words)
     parser.add_argument(
         "--variants",
         metavar="A,B,...",
-        help=f"default: {','.join(QUICK)}; all: every one that is installed",
+        help=f"default: {', '.join(QUICK)}; all: every one that is installed",
     )
     parser.add_argument(
         "--engines", action="store_true", help="what is installed here, and how to get the rest"
@@ -80,7 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw FILE.svg or FILE.png")
     parser.add_argument("--resume", action="store_true", help="keep what -o FILE.json already has")
-    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), type=Path, help="two results")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        type=Path,
+        help="two results that -o FILE.json wrote: what got faster, what slower",
+    )
     parser.add_argument("--fail-on", choices=["slower"], help="with --compare: exit 1 if any is")
     add_output_arguments(parser, FORMATS)
 
@@ -154,12 +161,16 @@ def run(args: argparse.Namespace) -> int:
     check_plot(args.plot)
     reads = (*args.models, args.weights, *(args.compare or ()))
     check_outputs(args.output, args.plot, reads=reads)
+    if args.fail_on and not args.compare:
+        raise InputError(f"--fail-on {args.fail_on} goes with --compare OLD NEW. Add two results.")
     if args.engines:
+        check_alone(args, "--engines", "models", "suite", "compare")
         if chosen_format(args, FORMATS) != "text":
             raise InputError("--engines has text output alone. Use --format text.")
         write_output(engines_text(ENGINES), args.output)
         return 0
     if args.compare:
+        check_alone(args, "--compare", "models", "suite")
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
         show(args, read(Path(args.models[0])))
@@ -315,7 +326,8 @@ def _json(plain: dict[str, Any]) -> str:
 
 def _epilog() -> str:
     lines = ["variants:"]
-    lines += [f"  {engine.name:15} {engine.label}" for engine in ENGINES]
+    wide = max(len(engine.name) for engine in ENGINES)
+    lines += [f"  {engine.name:{wide}}  {engine.label}" for engine in ENGINES]
     lines += ["", "suites:"]
-    lines += [f"  {suite.name:15} {suite.about}" for suite in SUITES]
+    lines += [f"  {suite.name:{wide}}  {suite.about}" for suite in SUITES]
     return "\n".join(lines)

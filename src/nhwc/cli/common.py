@@ -22,7 +22,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="resnet50, timm:NAME, package.module:callable, file.py:callable, or a saved file",
+        help="resnet50, torchvision:NAME, timm:NAME, monai:NAME, package.module:callable, "
+        "file.py:callable, or a saved file",
     )
     parser.add_argument(
         "--input",
@@ -31,7 +32,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="shape of the input (default 1x3x224x224); repeat it for the inputs after the first, "
         "which may have any number of dimensions",
     )
-    parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
+    words = "a state dict, of torch.save or safetensors; random weights otherwise"
+    parser.add_argument("--weights", metavar="FILE", help=words)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add_seed(parser)
 
@@ -89,6 +91,15 @@ def check_fits(shape: tuple[int, ...], what: str) -> None:
             f"{what} {'x'.join(map(str, shape))} takes {size / 1e9:.3g} GB, and this machine has "
             f"{most / 1e9:.3g} GB of memory. Use a smaller one."
         )
+
+
+def check_alone(args: argparse.Namespace, option: str, *others: str) -> None:
+    """Refuse what means nothing beside `option`: words of the command line, and options."""
+    for other in others:
+        given = getattr(args, other)
+        if given:
+            said = " ".join(given) if other in ("names", "models") else f"--{other}"
+            raise InputError(f"{said} does not go with {option}. Leave one of them out.")
 
 
 def parse_device(text: str) -> torch.device:

@@ -22,7 +22,8 @@ PAGE = Path("nhwc-demo.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=PAGE)
+    words = f"the page (default {PAGE})"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=PAGE, help=words)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_builder
-from .common import colors, parse_device, parse_shape
+from .common import check_alone, colors, parse_device, parse_shape
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an operator: grid_sample, nn.functional.pad, or your own as file.py:function; "
         "all of torch's where none is named",
     )
-    parser.add_argument(
-        "--only", metavar="PATTERN", action="append", default=[], help="such as '*pool*'"
-    )
+    words = "operators with such a name, as '*pool*'"
+    parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help=words)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     parser.add_argument(
         "--dtype", action="append", help=f"repeat for several (default: {', '.join(DTYPES)})"
@@ -61,8 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_outputs(args.output, reads=(*args.names, *(args.diff or ())))
     if args.rules:
+        check_alone(args, "--rules", "names", "only", "dtype", "input", "diff")
         return _rules(args)
     if args.diff:
+        check_alone(args, "--diff", "names", "only", "dtype", "input")
         return _diff(args)
     device = parse_device(args.device)
     own = [name for name in args.names if ":" in name]

@@ -34,11 +34,12 @@ _REPORTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE.nhwc", type=Path, help="save the model")
-    parser.add_argument("--report", metavar="FILE.html", type=Path, help="draw what was done")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="what was done, as a page")
     parser.add_argument(
         "--also", metavar="NxCxHxW", action="append", default=[], help="plan this shape too"
     )
-    parser.add_argument("--exact", action="store_true", help="no kernels that reorder sums")
+    words = "no kernels that round otherwise than torch's: without Winograd's"
+    parser.add_argument("--exact", action="store_true", help=words)
     parser.add_argument(
         "--remeasure", action="store_true", help="forget what earlier runs measured of this model"
     )

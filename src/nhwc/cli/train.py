@@ -88,9 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="true",
         help="weights and images in channels last",
     )
-    add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on the CPU")
+    add("--amp", action="store_true", help="mixed precision: float16 on CUDA, bfloat16 on a CPU")
     add("--opt-level", choices=LEVELS, help="of apex: O1 and O2 are --amp here, O0 is float32")
-    add("--amp-dtype", choices=PRECISIONS, help="the other one")
+    add("--amp-dtype", choices=PRECISIONS, help="default as --amp says")
     add("--compile", action="store_true", help="torch.compile the model")
     add("--device", help="default cuda where there is one, else cpu")
     method = parser.add_argument_group("method")
@@ -114,7 +114,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", metavar="N", type=whole(0, SEEDS >> 1), default=0, help=words)
     files = parser.add_argument_group("files")
     add = files.add_argument
-    add("-o", "--output", metavar="DIR", type=Path, help="checkpoint.pt, metrics.csv (train-MODEL)")
+    words = "for checkpoint.pt and metrics.csv (train-MODEL; with --synthetic none)"
+    add("-o", "--output", metavar="DIR", type=Path, help=words)
     add(
         "--checkpoint-every",
         metavar="N",
@@ -286,7 +287,8 @@ def _evaluate(
     args: argparse.Namespace, model: nn.Module, data: Data, recipe: Recipe, device: torch.device
 ) -> int:
     if data.val is None:
-        raise InputError("there is nothing to evaluate on: DATA has no val/.")
+        where = "--synthetic has no images of that kind" if args.synthetic else "DATA has no val/"
+        raise InputError(f"there is nothing to evaluate on: {where}.")
     if args.resume:
         state = load_checkpoint(args.resume)
         model.load_state_dict(evaluation_weights(state))

@@ -135,7 +135,8 @@ def _lines(row: Row, result: Benchmark) -> list[str]:
         lines.append(f"channels last: {row.propagation}")
     lines.append(words.floor(row))
     if row.published:
-        lines.append(f"published: {row.published} ({row.published.where}): {row.judgement} here")
+        judged = row.judgement.removesuffix(" here")
+        lines.append(f"published: {row.published} ({row.published.where}): {judged} here")
     return [line for line in lines if line]
 
 

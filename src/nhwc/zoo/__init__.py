@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from ..errors import (
 from ..files.container import is_saved
 from ..models.kinds import module_of
 from ..models.vision import import_torchvision, import_torchvision_if_present
-from .archives import kind_of
+from .archives import is_safetensors, kind_of
 from .monai import monai_builder
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
@@ -164,18 +165,20 @@ def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load a state dict from a file, reading only tensors and plain containers, never code."""
+    """Load a state dict from a file, reading only tensors and plain containers, never code.
+
+    The file is one that `torch.save` wrote, or one of safetensors.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _read_weights(path)
     except FileNotFoundError:
         raise InputError(f"no such weights file: {path}") from None
+    except MissingPackage:
+        raise
     except Exception as error:  # a damaged file makes the unpickler raise anything
         if is_out_of_memory(error):
             raise
-        raise InputError(
-            f"{path} is no file of plain tensors ({kind_of(path).what}). "
-            "Save it with torch.save(model.state_dict(), ...)."
-        ) from error
+        raise InputError(_why_no_weights(Path(path))) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     try:
@@ -186,6 +189,29 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
         first = str(error).strip().splitlines()[-1].strip()
         raise InputError(f"{path} does not fit the model: {first}") from error
     return model
+
+
+def _read_weights(path: str | Path) -> Any:
+    if not is_safetensors(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        from safetensors.torch import load_file
+    except ModuleNotFoundError:
+        raise missing("safetensors", "zoo") from None
+    return load_file(path)
+
+
+def _why_no_weights(path: Path) -> str:
+    if path.is_dir():
+        return f"{path} is a folder. Name the file of weights in it."
+    if is_saved(path):
+        return f"{path} is a model with its weights, saved by nhwc. Name it in place of the model."
+    kind = kind_of(path)
+    what = f" ({kind.what})" if kind.is_known else ""
+    return (
+        f"{path} is no file of plain tensors{what}. "
+        "Save it with torch.save(model.state_dict(), ...)."
+    )
 
 
 def _bare_name(name: str) -> Callable[..., object]:
@@ -207,6 +233,8 @@ def _bare_name(name: str) -> Callable[..., object]:
             absent.append(error)
     if not reasons:
         raise absent[0]
+    if name and Path(name).is_dir():
+        raise ModelNotFound(f"{name} is a folder. Name a saved model, or file.py:callable.")
     raise ModelNotFound(f"no model named {name!r}: " + " ".join([*reasons, *map(str, absent)]))
 
 

@@ -18,6 +18,7 @@ class Kind:
 
     what: str
     todo: str
+    is_known: bool
 
 
 def kind_of(path: str | Path) -> Kind:
@@ -29,7 +30,12 @@ def kind_of(path: str | Path) -> Kind:
     path = Path(path)
     name = _kind_by_bytes(path) or _BY_ENDING.get(path.suffix.lower(), "")
     what, todo = _KINDS.get(name, ("no model saved by nhwc", _KINDS["pickle"][1]))
-    return Kind(what, todo.format(path=path))
+    return Kind(what, todo.format(path=path), is_known=bool(name))
+
+
+def is_safetensors(path: str | Path) -> bool:
+    """Whether the file begins as one of safetensors does: with the length of a JSON header."""
+    return _kind_by_bytes(Path(path)) == "safetensors"
 
 
 _BY_ENDING = {".onnx": "onnx", ".safetensors": "safetensors", ".pt2": "export"}

@@ -64,8 +64,7 @@ def find_engine(name: str) -> Engine:
     for engine in ENGINES:
         if engine.name == name:
             return engine
-    known = ", ".join(engine.name for engine in ENGINES)
-    raise InputError(f"no variant is called {name!r}. There are: {known}.")
+    raise InputError(f"no variant is called {name!r}. {_there_are()}")
 
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
@@ -76,6 +75,12 @@ def chosen(names: Sequence[str]) -> tuple[str, ...]:
     >>> chosen(["all"])[:2]
     ('eager', 'channels_last')
     """
+    if not names:
+        raise InputError(f"no variant is named. {_there_are()}")
     installed = [engine.name for engine in ENGINES if not engine.missing]
     wanted = (installed if name == ALL else [find_engine(name).name] for name in names)
     return tuple(dict.fromkeys(name for group in wanted for name in group))
+
+
+def _there_are() -> str:
+    return f"There are: {', '.join(engine.name for engine in ENGINES)}."
