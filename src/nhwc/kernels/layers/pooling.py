@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..language.compiler import Args, Kernel
@@ -85,13 +87,44 @@ def _window(
     }
 
 
+class _Output(NamedTuple):
+    """An output pixel: its number, and its image, row and column."""
+
+    pixel: Value
+    image: Value
+    row: Value
+    column: Value
+
+
+@contextmanager
+def _each_output(e: Emitter, a: Args, thread: Value, threads: Value) -> Iterator[_Output]:
+    """Loop over this thread's share of the outputs.
+
+    Places are counted on from one to the next: divisions would take longer than a small window.
+    """
+    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
+    # An adaptive pool may be asked for no rows at all.
+    wide, high = e.max(a.out_w, 1), e.max(a.out_h, 1)
+    line, column = begin // wide, e.variable(begin % wide)
+    image, row = e.variable(line // high), e.variable(line % high)
+    with e.range(begin, end) as pixel:
+        yield _Output(pixel, image.value, row.value, column.value)
+        column.value = column.value + 1
+        with e.when(column.value == a.out_w):
+            column.value = e.i64(0)
+            row.value = row.value + 1
+            with e.when(row.value == a.out_h):
+                row.value = e.i64(0)
+                image.value = image.value + 1
+
+
 class _Window:
     """The taps of the window of one output that lie inside the image: [first, last) each way."""
 
-    def __init__(self, e: Emitter, a: Args, pixel: Value) -> None:
-        self.image = pixel // (a.out_h * a.out_w)
-        oh, ow = pixel // a.out_w % a.out_h, pixel % a.out_w
-        self.top, self.left = oh * a.stride_h - a.pad_h, ow * a.stride_w - a.pad_w
+    def __init__(self, e: Emitter, a: Args, output: _Output) -> None:
+        self.image = output.image
+        self.top = output.row * a.stride_h - a.pad_h
+        self.left = output.column * a.stride_w - a.pad_w
         self.rows = _inside(e, self.top, a.r, a.dilation_h, a.h)
         self.columns = _inside(e, self.left, a.s, a.dilation_w, a.w)
 
@@ -99,15 +132,16 @@ class _Window:
 def _inside(
     e: Emitter, start: Value, taps: Value, dilation: Value, size: Value
 ) -> tuple[Value, Value]:
-    first = e.max((0 - start + dilation - 1) // dilation, 0)
-    last = e.min((size - start + dilation - 1) // dilation, taps)
-    return first, last
+    first, last = e.variable(0), e.variable(taps)
+    with e.when((start < 0) | (start + (taps - 1) * dilation >= size)):
+        first.value = e.max((0 - start + dilation - 1) // dilation, 0)
+        last.value = e.min((size - start + dilation - 1) // dilation, taps)
+    return first.value, last.value
 
 
 def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
-    with e.range(begin, end) as pixel:
-        window = _Window(e, a, pixel)
+    with _each_output(e, a, thread, threads) as output:
+        window = _Window(e, a, output)
         corner = (window.image * a.h + window.top) * a.w + window.left
         down, right = a.dilation_h * a.w * a.x_pixel, a.dilation_w * a.x_pixel
 
@@ -120,7 +154,7 @@ def _emit_maxpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                         value = e.load(line + (j * right + c), mask)
                         best[number].value = emit_larger(e, best[number].value, value)
             for one, place in zip(best, places, strict=True):
-                finish(e, a, [one.value], pixel, place)
+                finish(e, a, [one.value], output.pixel, place)
 
         each_block(e, a.c, 4, channels)
 
@@ -131,9 +165,8 @@ def emit_larger(e: Emitter, one: Value, other: Value) -> Value:
 
 
 def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
-    with e.range(begin, end) as pixel:
-        window = _Window(e, a, pixel)
+    with _each_output(e, a, thread, threads) as output:
+        window = _Window(e, a, output)
         # torch counts padding only as far as it was asked for, not what ceil_mode adds to it.
         high = e.min(window.top + a.r, a.h + a.pad_h) - window.top
         wide = e.min(window.left + a.s, a.w + a.pad_w) - window.left
@@ -143,16 +176,14 @@ def _emit_avgpool(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         count = e.select(a.divisor != 0, a.divisor, count)
         rows = window.top + top, window.top + bottom
         area = _Area(window.image, *rows, window.left + left, window.left + right)
-        _mean(e, a, area, count, pixel)
+        _mean(e, a, area, count, output.pixel)
 
 
 def _emit_adaptive(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    begin, end = e.share(a.n * a.out_h * a.out_w, thread, threads)
-    with e.range(begin, end) as pixel:
-        oh, ow = pixel // a.out_w % a.out_h, pixel % a.out_w
+    with _each_output(e, a, thread, threads) as (pixel, image, oh, ow):
         top, bottom = oh * a.h // a.out_h, ((oh + 1) * a.h + a.out_h - 1) // a.out_h
         left, right = ow * a.w // a.out_w, ((ow + 1) * a.w + a.out_w - 1) // a.out_w
-        area = _Area(pixel // (a.out_h * a.out_w), top, bottom, left, right)
+        area = _Area(image, top, bottom, left, right)
         _mean(e, a, area, (bottom - top) * (right - left), pixel)
 
 
