@@ -780,6 +780,8 @@ class Then(nn.Module):
         Then(lambda y: [*y.sort(1), *nn.functional.max_pool2d(y, 2, return_indices=True)]),
         Then(lambda y: y.transpose_(1, 2)),
         Then(lambda y: (torch.stack([y, y]), y.unfold(2, 2, 2), y.flatten(2).transpose(1, 2) + 1)),
+        Then(lambda y: (y.permute(0, 2, 3, 1) + 1, y.reshape(2, 2, 4, 4, 5) * 2)),
+        Then(lambda y: (torch.einsum("bchw,bkhw->bckh", y, y), y.unfold(2, 2, 2) + 0)),
         nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),

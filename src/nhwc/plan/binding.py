@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -23,8 +24,8 @@ from .scene import Scene, views_strange
 from .specs import Layer, Weighted
 from .stretch import alone, together
 
-_Key = tuple[fx.Node, "Format | None"]
-"""A value, and the layout that it was converted to; None for the value as it was made."""
+_Key = tuple[fx.Node, "Format | tuple[int, ...] | None"]
+"""A value, and the layout or the strides that it was converted to; None for it as it was made."""
 
 _TRIMMED = 1 << 24
 """After packing this many bytes of weights, free memory is given back to the system."""
@@ -309,7 +310,14 @@ class _Binder:
         if node in self.shown:
             return Slot(self.slots[node, None])
         seen = self.record.image(node)
-        return Slot(self._read(node, seen.layout if seen else None))
+        slot = self._read(node, seen.layout if seen else None)
+        strides = self.record.strides.get(node)
+        if strides is None:
+            return Slot(slot)
+        if (node, strides) not in self.slots:
+            name = f"{node.name} as the graph lays it"
+            self._step(name, partial(_in_strides, strides), (slot,), (node, strides))
+        return Slot(self.slots[node, strides])
 
     def _step(self, name: str, run: Run, inputs: tuple[int, ...], key: _Key) -> None:
         output = self.slots.setdefault(key, len(self.slots))
@@ -329,6 +337,12 @@ def _converter(layout: Format) -> Callable[[Tensor], Tensor]:
 def _settler(layout: Format) -> Callable[[Tensor], Tensor]:
     """A converter that leaves slices as they are, as the plan does elsewhere."""
     return lambda x: x if layout_of(x) in (layout, None) else laid_out(x, layout)
+
+
+def _in_strides(strides: tuple[int, ...], x: Tensor) -> Tensor:
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:

@@ -49,6 +49,8 @@ class Record:
 
         A plan hands these on as they are.
         """
+        self.strides: dict[fx.Node, tuple[int, ...]] = {}
+        """Those of returned tensors that are dense, but in no layout that plans know."""
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
         self.foreign: fx.Node | None = None
@@ -137,6 +139,8 @@ class _Recorder(fx.Interpreter):
             self.result.foreign = n
         if _has_memory(value):
             self._note_strange(n, value)
+            if any(user.op == "output" for user in n.users) and _is_reordered(value):
+                self.result.strides[n] = value.stride()
         if n.op == "output":
             self._note_returned(value)
         if _is_fixed(n, value, self.result.fixed):
@@ -159,6 +163,14 @@ class _Recorder(fx.Interpreter):
         for value in tree_leaves(result):
             if _has_memory(value):
                 self.result.strange.update(self._inputs.get(_memory(value), ()))
+
+
+def _is_reordered(value: Tensor) -> bool:
+    """Whether a tensor is dense, but neither contiguous nor channels last."""
+    if value.is_contiguous() or format_of(value).is_last:
+        return False
+    # A tensor like it has its strides if these leave no gaps.
+    return torch.empty_like(value, device="meta").stride() == value.stride()
 
 
 def _has_memory(value: Any) -> bool:
