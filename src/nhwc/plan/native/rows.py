@@ -131,7 +131,7 @@ def concatenated(
 def replaced(record: Record, layer: Layer) -> Implementation | None:
     """`slice_scatter`: a tensor with another in the place of one of its slices."""
     names = ("input", "src", "dim", "start", "end", "step")
-    given = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
+    given: dict[str, Any] = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
     whole, part = (given.get(name) for name in names[:2])
     numbers = [given.get("dim", 0), *(given.get(name) for name in names[3:])]
     if not {whole, part} <= {*layer.inputs} or any(isinstance(one, fx.Node) for one in numbers):
