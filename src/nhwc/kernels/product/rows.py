@@ -169,12 +169,23 @@ def _pack_windows(
     line = pixels.first // a.out_w
     frame = line // a.out_h
     start = _Pixel(frame // a.out_d, frame % a.out_d, line % a.out_h, pixels.first % a.out_w)
+    window = packer.window(x, start)
+    right = start.column + pixels.rows
+    beyond = window.left + (pixels.rows - 1) * a.stride_w
+    e.branch(
+        (right <= a.out_w) & packer.is_inside(window) & packer.is_inside(window.at(beyond)),
+        lambda: packer.inner_windows(window.source, into),
+        lambda: _pack_each(e, a, packer, x, start, into),
+    )
+
+
+def _pack_each(e: Emitter, a: Args, packer: _Packer, x: Value, start: _Pixel, into: Value) -> None:
     place = [e.variable(0) for _ in start]
     for one, value in zip(place, start, strict=True):
         one.value = value
-    with e.range(0, pixels.rows) as i:
+    with e.range(0, packer.rows) as i:
         here = _Pixel(*(one.value for one in place))
-        packer.window(x, here, into + i * e.width)
+        packer.pack(packer.window(x, here), into + i * e.width)
         # Count on as an odometer does: column, then row, then frame, then image.
         carry = e.i64(1)
         sides = (e.i64(0), a.out_d, a.out_h, a.out_w)
@@ -201,6 +212,9 @@ class _Window(NamedTuple):
     top: Value
     left: Value
 
+    def at(self, left: Value) -> _Window:
+        return self._replace(left=left)
+
 
 class _Part(NamedTuple):
     """The taps of a run from `begin` up to `end` lie inside the image; `source` is the first tap's
@@ -222,21 +236,38 @@ class _Packer:
     rows: Value
     taps: TapRows
 
-    def window(self, x: Value, pixel: _Pixel, to: Value) -> None:
-        e, a = self.e, self.a
+    def window(self, x: Value, pixel: _Pixel) -> _Window:
+        a = self.a
         front = pixel.frame * a.stride_d - a.pad_d
         top = pixel.row * a.stride_h - a.pad_h
         left = pixel.column * a.stride_w - a.pad_w
         frame = x + (pixel.image * a.d + front) * self._frame_floats()
-        window = _Window(frame + (top * a.w + left) * a.x_pixel, front, top, left)
+        return _Window(frame + (top * a.w + left) * a.x_pixel, front, top, left)
+
+    def is_inside(self, window: _Window) -> Value:
+        a, (_, front, top, left) = self.a, window
         bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
         inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
-        inside = inside & (front >= 0) & (front + (a.t - 1) * a.dilation_d < a.d)
-        e.branch(
-            inside,
+        return inside & (front >= 0) & (front + (a.t - 1) * a.dilation_d < a.d)
+
+    def pack(self, window: _Window, to: Value) -> None:
+        self.e.branch(
+            self.is_inside(window),
             lambda: self._inner_window(window.source, to),
             lambda: self._edge_window(window, to),
         )
+
+    def inner_windows(self, source: Value, here: Value) -> None:
+        """Copy all windows of a tile that lie within the image, side by side, a vector of each."""
+        e, a = self.e, self.a
+        lines = Lines(source, a.stride_w * a.x_pixel)
+        step = self._run_floats() * self.rows
+        place = e.variable(self._first_place(here, step))
+        with e.range(0, a.t) as m, e.range(*self.taps) as i, e.range(0, a.s, a.run) as j:
+            frame = m * a.dilation_d * self._frame_floats()
+            run = frame + (i * a.dilation_h * a.w + j * a.dilation_w) * a.x_pixel
+            copy_rows(e, Lines(lines.start + run, lines.apart), a.run * a.c, self.rows, place.value)
+            place.value = place.value + step
 
     def _inner_window(self, source: Value, here: Value) -> None:
         """Copy a window that lies within the image: most do, and few channels make short runs."""
