@@ -35,8 +35,8 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import LAST_CLAMP, clamp
-from ..layers.ending import Stored, activate_tile
+from ..layers.activations import LAST_CLAMP, Stored, clamp
+from ..layers.ending import activate_tile
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
 from ..product.weights import after, pack_convolution

@@ -43,8 +43,8 @@ from ..language.isa import Isa
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import LAST_CLAMP, Activation, clamp
-from ..layers.ending import ENDING, Stored, activate_tile, ending
+from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp
+from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels

@@ -35,8 +35,8 @@ from ..language.isa import Isa
 from ..language.loops import Place, emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import LAST_CLAMP, Activation, clamp, emit_activations
-from ..layers.ending import ENDING, Stored, activate_tile, ending
+from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp, emit_activations
+from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from ..language.compiler import Args
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..layers.activations import LAST_CLAMP, emit_activation
+from ..layers.activations import LAST_CLAMP, Stored
+from ..layers.ending import activate_tile
 from ..layers.pooling import emit_larger
 from .pooled import emit_pooled
 from .transforms import Transform, emit_twice
@@ -89,15 +90,14 @@ def emit_output(e: Emitter, a: Args, t: Transform, sums: Sums, tile: Value, chan
         for number, (_, _, variable) in enumerate(each):
             e.store(variable.value, kept + number * e.width)
         mask = e.lanes(a.k - channel)
-        slope = e.float_of_bits(a.slope)
         last_row, last_column = e.min(rows, t.outputs), e.min(columns, t.outputs)
-        with e.range(0, last_row) as i, e.range(0, last_column) as j:
-            value, at = e.variable(0.0), kept + (i * t.outputs + j) * e.width
-            value.value = e.load(at)
-            with e.when(a.residual != 0):
-                pixels = i * a.out_w + j
-                value.value = value.value + e.load(residual + pixels * a.residual_pixel, mask)
-            e.store(emit_activation(e, value.value, a.code, slope), at)
+        with e.when(a.residual != 0), e.range(0, last_row) as i, e.range(0, last_column) as j:
+            other = residual + (i * a.out_w + j) * a.residual_pixel
+            at = kept + (i * t.outputs + j) * e.width
+            e.store(e.load(at) + e.load(other, mask), at)
+        # Also of what lies outside of the image: that makes whole rows, which is faster.
+        floats = e.i64(t.outputs**2 * e.width)
+        activate_tile(e, Stored(kept, 0, e.i64(1), floats), a.code, a.slope)
         side = a.pool + 1
         last_row, last_column = emit_pooled(e, a, last_row), emit_pooled(e, a, last_column)
         with e.range(0, last_row) as i, e.range(0, last_column) as j:

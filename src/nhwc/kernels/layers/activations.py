@@ -1,7 +1,7 @@
 """The activations an epilogue can apply, and their code on vectors of float32.
 
 Kernels take the activation as a number at run time, so one compiled kernel serves them all. The
-piecewise linear ones cost a few instructions in line; the others share one function per module.
+piecewise ones cost a few instructions in line; the others share a function per module.
 NaN stays NaN, as in torch.
 """
 
@@ -11,7 +11,8 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -85,6 +86,15 @@ def clamp(activation: Activation, slope: float = 0.0) -> tuple[float, float]:
     return lows.get(activation, -math.inf), high
 
 
+class Stored(NamedTuple):
+    """Channels of neighbouring pixels, just stored: from `start` on, `pixel` floats apart."""
+
+    start: Value
+    pixel: Any
+    pixels: Value
+    channels: Value
+
+
 def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Value:
     """The activation `code` of one vector; `slope` is leaky relu's, or a lower bound, a float."""
     return emit_activations(e, [value], code, slope)[0]
@@ -92,7 +102,6 @@ def emit_activation(e: Emitter, value: Value, code: Value, slope: Value) -> Valu
 
 def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Value) -> list[Value]:
     """The activation of several vectors, with one branch for all of them."""
-    smooth = _smooth_function(e)
     results = [e.variable(0.0) for _ in values]
 
     def keep(made: Sequence[Value]) -> None:
@@ -100,7 +109,13 @@ def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Va
             variable.value = one
 
     def curved() -> None:
-        keep([Value(e, e.builder.call(smooth, [value.llvm, code.llvm])) for value in values])
+        pairs = (values[first : first + 2] for first in range(0, len(values), 2))
+        keep([one for pair in pairs for one in _curved(e, pair, code)])
+
+    def hard() -> None:
+        swish = code == int(Activation.HARDSWISH)
+        one = _even(e, 1.0)
+        keep([_hardsigmoid(e, value) * e.select(swish, value, one) for value in values])
 
     def leaky() -> None:
         factor = e.broadcast(slope)
@@ -114,12 +129,39 @@ def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Va
         code <= int(Activation.RELU6),
         lambda: keep(_clamped(e, values, code)),
         lambda: e.branch(
-            code == int(Activation.LEAKY_RELU),
-            leaky,
-            lambda: e.branch(code == int(Activation.AT_LEAST), bounded, curved),
+            code >= int(Activation.SIGMOID),
+            curved,
+            lambda: e.branch(
+                code >= int(Activation.HARDSWISH),
+                hard,
+                lambda: e.branch(code == int(Activation.LEAKY_RELU), leaky, bounded),
+            ),
         ),
     )
     return [variable.value for variable in results]
+
+
+def emit_in_pairs(e: Emitter, tile: Stored, code: Value) -> Value:
+    """Apply an activation of more than two pieces in place; return how many channels it did.
+
+    It does pairs of vectors, with one jump for the whole tile: the chain of operations on one
+    vector is long, and two fill the time that each waits. What is left is the caller's, and of any
+    other activation that is all.
+    """
+    pair = 2 * e.width
+    done = e.variable(0)
+
+    def apply(emit: Callable[[Emitter, Value], Value]) -> None:
+        done.value = tile.channels // pair * pair
+        with e.range(0, tile.pixels) as i, e.range(0, done.value, pair) as channel:
+            first = tile.start + (i * tile.pixel + channel)
+            places = [first, first + e.width]
+            made = [emit(e, e.load(place)) for place in places]
+            for place, value in zip(places, made, strict=True):
+                e.store(value, place)
+
+    e.switch(code, {int(one): partial(apply, emit) for one, emit in _SMOOTH})
+    return done.value
 
 
 def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
@@ -132,27 +174,40 @@ def _clamped(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
     return [e.min(high, e.max(low, value)) for value in values]
 
 
-def _smooth_function(e: Emitter) -> Any:
-    """The function of this module for activations of more than two pieces: (vector, code)."""
-    name = "nhwc_smooth"
-    known = e.module.globals.get(name)
-    if known is not None:
-        return known
-    function = ir.Function(e.module, ir.FunctionType(e.vector_type, [e.vector_type, INT]), name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
+def _curved(e: Emitter, values: Sequence[Value], code: Value) -> list[Value]:
+    """A call of the function of this module for activations of curves, of so many vectors."""
+    count, name = len(values), f"nhwc_curved{len(values)}"
+    function = e.module.globals.get(name)
+    if function is None:
+        kind = ir.LiteralStructType([e.vector_type] * count)
+        given = [*[e.vector_type] * count, INT]
+        function = ir.Function(e.module, ir.FunctionType(kind, given), name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        _emit_curved(e, function)
+    made = e.builder.call(function, [value.llvm for value in (*values, code)])
+    return [Value(e, e.builder.extract_value(made, number)) for number in range(count)]
+
+
+def _emit_curved(e: Emitter, function: ir.Function) -> None:
     inner = Emitter(e.isa, e.module, ir.IRBuilder(function.append_basic_block("entry")))
-    value, code = (Value(inner, argument) for argument in function.args)
+    *values, code = (Value(inner, argument) for argument in function.args)
+
+    def give(made: Sequence[Value]) -> None:
+        found = ir.Constant(function.ftype.return_type, ir.Undefined)
+        for number, one in enumerate(made):
+            found = inner.builder.insert_value(found, one.llvm, number)
+        inner.builder.ret(found)
+
     default = function.append_basic_block("none")
     jump = inner.builder.switch(code.llvm, default)
     for activation, emit in _SMOOTH:
         block = function.append_basic_block(activation.name.lower())
         jump.add_case(ir.Constant(INT, int(activation)), block)
         inner.builder.position_at_end(block)
-        inner.builder.ret(emit(inner, value).llvm)
+        give([emit(inner, value) for value in values])
     inner.builder.position_at_end(default)
-    inner.builder.ret(value.llvm)
-    return function
+    give(values)
 
 
 def _hardsigmoid(e: Emitter, x: Value) -> Value:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from ..language.compiler import Args
 from ..language.loops import Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, View
-from .activations import Activation, emit_activation, emit_activations
+from .activations import Activation, Stored, emit_activation, emit_activations, emit_in_pairs
 
 ENDING = ("y", "y_pixel", "residual", "residual_pixel", "code", "slope")
 """The fields of a kernel that `finish` reads; `ending` gives their arguments."""
@@ -58,22 +57,14 @@ def put(e: Emitter, a: Args, values: Sequence[Value], pixel: Value, place: Place
         e.store(value, target + a.y_pixel * number, mask)
 
 
-class Stored(NamedTuple):
-    """Channels of neighbouring pixels, just stored: from `start` on, `pixel` floats apart."""
-
-    start: Value
-    pixel: Any
-    pixels: Value
-    channels: Value
-
-
 def activate_tile(e: Emitter, tile: Stored, code: Value, slope: Value) -> None:
     """Apply an activation that is more than a clamp, while the tile is in the nearest cache."""
-    with e.range(0, tile.pixels) as i:
+    done = emit_in_pairs(e, tile, code)
+    with e.when(done < tile.channels), e.range(0, tile.pixels) as i:
 
         def apply(channel: Value, mask: Value | None) -> None:
             place = tile.start + (i * tile.pixel + channel)
             value = emit_activation(e, e.load(place, mask), code, e.float_of_bits(slope))
             e.store(value, place, mask)
 
-        each_vector(e, e.i64(0), tile.channels, apply)
+        each_vector(e, done, tile.channels, apply)
