@@ -247,8 +247,9 @@ class _Packer:
     def is_inside(self, window: _Window) -> Value:
         a, (_, front, top, left) = self.a, window
         bottom, right = top + (a.r - 1) * a.dilation_h, left + (a.s - 1) * a.dilation_w
-        inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
-        return inside & (front >= 0) & (front + (a.t - 1) * a.dilation_d < a.d)
+        inside: Value = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
+        there: Value = inside & (front >= 0) & (front + (a.t - 1) * a.dilation_d < a.d)
+        return there
 
     def pack(self, window: _Window, to: Value) -> None:
         self.e.branch(
