@@ -78,9 +78,10 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
     from .operators.conv2d import register
     from .tape.threads import ENTRY
     from .tape.walk import WALK
+    from .tape.words import COMPARE
 
     register()
-    kernels = (*all_kernels(), WALK, ENTRY)
+    kernels = (*all_kernels(), WALK, ENTRY, COMPARE)
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     for done, kernel in enumerate(ordered):
         if progress:

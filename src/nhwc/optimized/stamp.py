@@ -12,10 +12,13 @@ numbers    a sample of the bytes, for writes that torch does not see: `p.data.co
            views, other processes. Up to 512 bytes are compared whole, more by the 64 in the
            middle: one line of the cache, and one page, as weights may lie in a file
 
-Each comparison is one call of a function in C on lists made beforehand. A hundred weights take a
-tenth of a millisecond by themselves, and four between the calls of a model, which leave little of
-them in the caches. All of them miss a write behind torch's back that spares the middle of a
-weight, and a change of a module's other attributes (its stride, its eps).
+Each comparison is one call of a function in C on lists made beforehand. Still a hundred weights
+take half a millisecond between the calls of a model, which leave little of them in the caches. So
+once all was found as it was, later calls glance at the words that hold it (`glance`), and compare
+again only if one of these changed.
+
+All miss a write behind torch's back that spares the middle of a weight, and a change of a module's
+other attributes (its stride, its eps).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from ..machine.host_memory import part_in_memory
+from .glance import Glance, Unsure
 
 _version = operator.attrgetter("_version")
 _type = operator.attrgetter("dtype")
@@ -57,19 +61,19 @@ class Facts:
             placed and t.ndim > 1 for t, placed in zip(tensors, self._placed, strict=True)
         ]
         self._facts = self._of(tensors)
-        self._samples = [
+        self.samples = [
             sample
             for t in compress(tensors, self._placed)
             if t.device.type == "cpu"
             for sample in _samples(t)
         ]
-        self._bytes = b"".join(self._samples)
+        self._bytes = b"".join(self.samples)
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Whether nothing was written to these, the tensors that the facts are of."""
         # The samples are views of bare memory: they are read where that is still the tensors'.
         try:
-            return self._of(tensors) == self._facts and b"".join(self._samples) == self._bytes
+            return self._of(tensors) == self._facts and b"".join(self.samples) == self._bytes
         except RuntimeError:  # one of them has no place in memory any more
             return False
 
@@ -115,6 +119,8 @@ class Stamp:
         self._memory = [
             t.detach() for t in self.tensors if _has_place(t) and t.device.type == "cpu"
         ]
+        self._glances = all(map(_has_place, self.tensors))
+        self._glance: Glance | None = None
 
     def _set_calls(self, modules: list[nn.Module]) -> None:
         """Note the code of the graph, the hooks, and which modules have their own `forward`."""
@@ -129,6 +135,26 @@ class Stamp:
 
     def holds(self) -> bool:
         """Whether all is as it was, as far as can be seen."""
+        if self._glance is not None and self._glance.sees_no_change():
+            return True
+        # It is made first: what another thread changes meanwhile, it will see.
+        glance = self._look()
+        holds = self._compare()
+        self._glance = glance if holds else None
+        return holds
+
+    def _look(self) -> Glance | None:
+        # A dispatch mode may make other tensors than a glance can be tried on.
+        if not self._glances or torch._C._len_torch_dispatch_stack() > 0:
+            return None
+        dicts = [*self._attributes, *self._slots, *self._unhooked, *self._hooked]
+        try:
+            return Glance(dicts, self.tensors, self._facts.samples)
+        except (Unsure, RuntimeError):
+            self._glances = False
+            return None
+
+    def _compare(self) -> bool:
         try:
             return (
                 self._is_called_alike()
