@@ -6,6 +6,7 @@ from torch import nn
 
 from nhwc import kernels
 from nhwc.optimized import glance
+from nhwc.optimized import stamp as stamps
 from nhwc.optimized.stamp import Stamp
 
 
@@ -24,6 +25,11 @@ def net():
 
 
 def _forward(net):
+    net[0].forward = lambda x: x
+
+
+def _forward_instead(net):
+    del net[0].stride
     net[0].forward = lambda x: x
 
 
@@ -59,6 +65,7 @@ CHANGES = {
     "a hook": lambda net: net[3].register_forward_hook(print),
     "a hook before": lambda net: net.register_forward_pre_hook(print),
     "a forward of its own": _forward,
+    "a forward in the place of another attribute": _forward_instead,
 }
 
 
@@ -85,7 +92,8 @@ def test_a_glance_is_enough_while_nothing_changes(net, monkeypatch):
 def test_what_a_glance_mistakes_for_a_change_is_compared_once(net, monkeypatch):
     stamp = Stamp(net)
     assert stamp.holds()
-    net[0].name = "stem"
+    net[0]._buffers["more"] = 1
+    del net[0]._buffers["more"]
     assert stamp.holds()
     monkeypatch.setattr(stamp, "_compare", pytest.fail)
     assert stamp.holds()
@@ -106,6 +114,18 @@ def test_a_layout_that_hides_a_change_is_not_used(change, net, monkeypatch):
             glance.Glance([], [], [])
     finally:
         glance._proof.cache_clear()
+
+
+def test_attributes_that_no_glance_sees_are_compared(net, monkeypatch):
+    """As since Python 3.13."""
+    monkeypatch.setattr(stamps, "sees_attributes", lambda: False)
+    stamp = Stamp(net)
+    assert stamp.holds()
+    monkeypatch.setattr(stamp, "_compare", pytest.fail)
+    net[0].name = "stem"
+    assert stamp.holds()
+    net[0].forward = print
+    assert not stamp.holds()
 
 
 UNSURE = {

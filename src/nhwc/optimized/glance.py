@@ -64,7 +64,7 @@ class Glance:
         tensors: Sequence[Tensor],
         samples: Iterable[memoryview],
     ) -> None:
-        if kernels.unavailable() or not _is_proven():
+        if not _is_proven():
             raise Unsure
         self._look(_layout(), dicts, tensors, samples)
 
@@ -218,7 +218,7 @@ def _changed(address: int, count: int, change: Callable[[], object]) -> int:
 
 def _is_proven() -> bool:
     try:
-        return _proof()
+        return kernels.available() and _proof()
     except Unsure:
         # Not for good: torch may be in a mode that makes other tensors than usual.
         return False
@@ -229,6 +229,15 @@ def _proof() -> bool:
     """Whether a glance sees each kind of change, and none where nothing changes."""
     with torch.inference_mode(False), torch.no_grad():
         return all(map(_is_seen, _CHANGES)) and not _is_seen(lambda module: None)
+
+
+@cache
+def sees_attributes() -> bool:
+    """Whether a glance at `vars(module)` sees attributes come, change and go.
+
+    Since Python 3.13 an object keeps them in itself, and its dict may not notice.
+    """
+    return _is_proven() and all(map(_is_seen, _CHANGES_OF_ATTRIBUTES))
 
 
 def _is_seen(change: Callable[[nn.Module], object]) -> bool:
@@ -257,8 +266,6 @@ _CHANGES: tuple[Callable[[nn.Module], object], ...] = (
     lambda module: module._parameters["hooks"].update(second=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].update(first=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].clear(),  # type: ignore[union-attr]
-    lambda module: setattr(module, "forward", print),
-    lambda module: vars(module).update(eps=1),
     lambda module: torch.utils.swap_tensors(module.weight, _other()),
     lambda module: module.weight.zero_(),  # type: ignore[operator]
     lambda module: module.weight.data.fill_(3),  # type: ignore[operator,union-attr]
@@ -267,4 +274,11 @@ _CHANGES: tuple[Callable[[nn.Module], object], ...] = (
     _set_data(lambda weight: weight.view(torch.int32)),
     _set_data(lambda weight: weight[:4]),
     _set_data(lambda weight: weight.view(-1).as_strided((7, 8), (8, 1), 1)),
+)
+
+_CHANGES_OF_ATTRIBUTES: tuple[Callable[[nn.Module], object], ...] = (
+    lambda module: setattr(module, "forward", print),
+    lambda module: setattr(module, "in_features", print),
+    lambda module: delattr(module, "in_features"),
+    lambda module: vars(module).update(forward=print),
 )

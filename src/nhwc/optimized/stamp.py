@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from ..machine.host_memory import part_in_memory
-from .glance import Glance, Unsure
+from .glance import Glance, Unsure, sees_attributes
 
 _version = operator.attrgetter("_version")
 _type = operator.attrgetter("dtype")
@@ -136,7 +136,7 @@ class Stamp:
     def holds(self) -> bool:
         """Whether all is as it was, as far as can be seen."""
         if self._glance is not None and self._glance.sees_no_change():
-            return True
+            return sees_attributes() or self._runs_the_same_code()
         # It is made first: what another thread changes meanwhile, it will see.
         glance = self._look()
         holds = self._compare()
@@ -147,7 +147,9 @@ class Stamp:
         # A dispatch mode may make other tensors than a glance can be tried on.
         if not self._glances or torch._C._len_torch_dispatch_stack() > 0:
             return None
-        dicts = [*self._attributes, *self._slots, *self._unhooked, *self._hooked]
+        dicts = [*self._slots, *self._unhooked, *self._hooked]
+        if sees_attributes():
+            dicts += self._attributes
         try:
             return Glance(dicts, self.tensors, self._facts.samples)
         except (Unsure, RuntimeError):
@@ -186,11 +188,12 @@ class Stamp:
 
     def _is_called_alike(self) -> bool:
         return (
-            not any(self._unhooked)
-            and self._hooked == self._hooks
-            and list(map(operator.contains, self._attributes, repeat("forward"))) == self._own
-            and self._attributes[0].get("_code") == self._code
+            not any(self._unhooked) and self._hooked == self._hooks and self._runs_the_same_code()
         )
+
+    def _runs_the_same_code(self) -> bool:
+        own = list(map(operator.contains, self._attributes, repeat("forward")))
+        return own == self._own and self._attributes[0].get("_code") == self._code
 
 
 def _are_tensors(*values: Any) -> bool:
