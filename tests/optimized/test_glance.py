@@ -89,6 +89,13 @@ def test_a_glance_is_enough_while_nothing_changes(net, monkeypatch):
     assert stamp.holds()
 
 
+def test_the_proof_draws_no_random_numbers(net):
+    glance._proof.cache_clear()
+    before = torch.get_rng_state()
+    assert Stamp(net).holds()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_a_glance_mistakes_for_a_change_is_compared_once(net, monkeypatch):
     stamp = Stamp(net)
     assert stamp.holds()

@@ -166,8 +166,8 @@ def _layout() -> _Layout:
     """
     with torch.inference_mode(False):
         sizes, strides = (2, 3, 5, 7, 11), (4001, 1009, 149, 13, 1)
-        one = torch.zeros(9000, device="cpu").as_strided(sizes, strides, 23)
-        same, other, typed = one.detach(), torch.zeros(1, device="cpu"), one.view(torch.int32)
+        one = _zeros(9000).as_strided(sizes, strides, 23)
+        same, other, typed = one.detach(), _zeros(1), one.view(torch.int32)
     words, shared, foreign = map(_words_in, (one, same, other))
     storage = one.untyped_storage()
     begin = _index(words, [storage._cdata])
@@ -241,8 +241,10 @@ def sees_attributes() -> bool:
 
 
 def _is_seen(change: Callable[[nn.Module], object]) -> bool:
-    module = nn.Linear(8, 8, device="cpu").requires_grad_(False)
-    weight, hooks = module.weight, OrderedDict[str, Any](first=1)
+    # Layers of torch's would draw random numbers.
+    module, weight, hooks = nn.Module(), _zeros(8, 8), OrderedDict[str, Any](first=1)
+    module.weight, module.bias = weight, _zeros(8)
+    vars(module).update(stride=1)
     module._parameters["hooks"] = hooks  # type: ignore[assignment]
     dicts = [vars(module), module._parameters, hooks]
     samples = [weight.detach().view(-1)[8:24].numpy().data.cast("B")]
@@ -251,8 +253,8 @@ def _is_seen(change: Callable[[nn.Module], object]) -> bool:
     return not glance.sees_no_change()
 
 
-def _other() -> nn.Parameter:
-    return nn.Parameter(torch.zeros(8, 8, device="cpu"), requires_grad=False)
+def _zeros(*sizes: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*sizes, dtype=torch.float32, device="cpu"), requires_grad=False)
 
 
 def _set_data(get: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], object]:
@@ -260,13 +262,13 @@ def _set_data(get: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], object]:
 
 
 _CHANGES: tuple[Callable[[nn.Module], object], ...] = (
-    lambda module: module._parameters.update(weight=_other()),
+    lambda module: module._parameters.update(weight=_zeros(8, 8)),
     lambda module: module._parameters.pop("bias"),
     lambda module: module._parameters.update(weight=module._parameters.pop("weight")),
     lambda module: module._parameters["hooks"].update(second=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].update(first=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].clear(),  # type: ignore[union-attr]
-    lambda module: torch.utils.swap_tensors(module.weight, _other()),
+    lambda module: torch.utils.swap_tensors(module.weight, _zeros(8, 8)),
     lambda module: module.weight.zero_(),  # type: ignore[operator]
     lambda module: module.weight.data.fill_(3),  # type: ignore[operator,union-attr]
     _set_data(lambda weight: weight.clone()),
@@ -278,7 +280,7 @@ _CHANGES: tuple[Callable[[nn.Module], object], ...] = (
 
 _CHANGES_OF_ATTRIBUTES: tuple[Callable[[nn.Module], object], ...] = (
     lambda module: setattr(module, "forward", print),
-    lambda module: setattr(module, "in_features", print),
-    lambda module: delattr(module, "in_features"),
+    lambda module: setattr(module, "stride", print),
+    lambda module: delattr(module, "stride"),
     lambda module: vars(module).update(forward=print),
 )
