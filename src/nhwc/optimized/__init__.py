@@ -51,7 +51,7 @@ class Optimized(nn.Module):
     it is, like a frozen backbone, and says so once.
 
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
-    model is still the one that was packed, some microseconds a weight. Weights that were written to
+    model is still the one that was packed, about a microsecond a weight. Weights that were written to
     are packed anew. Other tensors in their place (`functional_call`) run the graph the first time,
     and are packed if the next call finds them, too. While a module is replaced, or has a new hook
     or a new `forward`, calls run the graph. A plan of a graph that was made for its shapes alone
