@@ -1,6 +1,6 @@
 """Whole models, nhwc against every other engine: the table in milliseconds and the ratios.
 
-    python benchmarks/engines.py -o benchmarks/results/engines.json             # both suites
+    python benchmarks/engines.py -o benchmarks/results/engines.json --batch 1   # both suites
     python benchmarks/engines.py resnet50 vgg16 --batch 1,4 --threads 1,2 -o some.json
 
 The same code as `nhwc bench`; this only chooses models and prints the ratio that the targets are
@@ -18,7 +18,7 @@ from nhwc.cli import main as nhwc
 from nhwc.cli.bench import read
 from nhwc.machine.timing import Comparison
 
-VARIANTS = "eager,channels_last,fused,optimized,jit,fx,compile_frozen,onnxruntime,openvino"
+VARIANTS = "eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch"
 
 
 def main() -> int:

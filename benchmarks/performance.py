@@ -51,11 +51,12 @@ def summary(suite: Benchmark) -> str:
     single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
     counts = [f"batch {batch}: {_count(rows)}" for batch, rows in by_batch(suite).items()]
-    others, narrow = (read(RESULTS / f"{name}.json") for name in ("others", "avx2"))
+    others, every = (read(RESULTS / f"{name}.json") for name in ("others", "engines"))
     return (
         f"{engines(suite, shown, last=False)}\n\n"
         f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)}). "
-        f"With AVX-512 hidden from every engine, this suite and `volta`: {_count(narrow.rows)}. "
+        f"With AVX2 alone and against every engine, this suite and `volta`: {_count(every.rows)} "
+        f"({environment(every)}). "
         f"Models of neither, transformers among them: {_count(others.rows)}."
     )
 
@@ -138,6 +139,17 @@ python -m benchmarks.narrow nhwc bench --suite icelake --seconds 2 --resume \\
     -o benchmarks/results/avx2.json
 python -m benchmarks.narrow nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shufflenet_v2_x1_5 \\
     shufflenet_v2_x2_0 --seconds 2 --resume -o benchmarks/results/avx2.json
+```"""
+
+ENGINES = """\
+Every engine that installs with pip and runs such models in float32, on a processor with AVX2 alone,
+batch 1, all models of both suites. Each is set up as its makers advise (`_bench/engines`). zentorch
+optimizes nothing on a processor without AVX-512, and ONNX Runtime's offline optimizer knows none of
+these families.
+
+```
+pip install '.[engines,ncnn,mnn,opencv,executorch]'
+python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines.json
 ```"""
 
 VOLTA = """\
@@ -266,6 +278,7 @@ def _ruler(path: Path) -> str:
 
 
 SECTIONS = (
+    ("Every engine, on AVX2", ENGINES, "engines.json", _suite),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("Other models", OTHERS, "others.json", _suite),
@@ -323,7 +336,19 @@ def engines(suite: Benchmark, rows: list[Row], *, last: bool = True) -> str:
         f"Ahead of every other engine on {won} of {len(leads)} models; {reached} reach their aim; "
         f"at worst {min(leads):.2f}.",
     ]
+    failures = _failures(rows)
+    lines += ["", *failures] if failures else []
     return "\n".join(lines)
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Which engines have no time for which models, and why."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for one in row.measurements:
+            if one.failure:
+                found.setdefault(f"{label(one.variant)}: {one.failure}", []).append(row.case.model)
+    return [f"- {why}: {', '.join(models)}" for why, models in found.items()]
 
 
 def claims(rows: list[Row], batch: int) -> str:
