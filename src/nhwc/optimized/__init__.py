@@ -279,7 +279,10 @@ def _placed(
     inputs: tuple[Any, ...], named: Mapping[str, Any], graph: nn.Module
 ) -> tuple[Any, ...] | None:
     """All arguments in their order, as plans know them; None if some between them are left out."""
-    names = list(inspect.signature(graph.forward).parameters)[len(inputs) :][: len(named)]
+    arguments = inspect.signature(graph.forward).parameters.values()
+    # What is given for `**more` by that name is one of many, not the whole.
+    known = [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
+    names = known[len(inputs) :][: len(named)]
     return (*inputs, *(named[name] for name in names)) if {*names} == {*named} else None
 
 

@@ -157,7 +157,8 @@ def why_impure(graph: fx.GraphModule) -> str | None:
     no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case.
     """
     for node in graph.graph.nodes:
-        if node.op == "placeholder" and str(node.target).startswith("*"):
+        # Those that are never read do no harm: no plan serves a call that gives any.
+        if node.op == "placeholder" and str(node.target).startswith("*") and node.users:
             return f"it takes a varying number of arguments ({node.target})"
         target = written_into(node)
         reason = None if target is None else why_seen(graph, node, target)
