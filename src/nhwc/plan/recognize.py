@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
+from ..graph.leaves import computes_as
 from ..operators.activations import of_module
 from .padding import without_pads
 from .recording import Record
@@ -43,7 +44,7 @@ def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 def is_layer_norm(module: object) -> bool:
     """Whether it is a layer norm, or a subclass that computes as its base."""
-    return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
+    return computes_as(module, nn.LayerNorm)
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
@@ -97,7 +98,7 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
         weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
     flat = isinstance(op, FoldedLinear) and len(common["input"]) == 2
-    if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
+    if flat or computes_as(op, nn.Linear):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
         type(op) in (BatchNorm, _BATCH_NORMS.get(rank))
