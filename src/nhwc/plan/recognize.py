@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
+from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..graph.leaves import computes_as
 from ..operators.activations import of_module
@@ -14,8 +14,9 @@ from .padding import without_pads
 from .recording import Record
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
-_BATCH_NORMS = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-"""By the dimensions of what they are given: rows, images and volumes."""
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+"""By the dimensions of what they are given: rows, signals, images and volumes."""
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
@@ -112,15 +113,15 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
 
 def _is_convolution(op: Any) -> bool:
     """Whether it is a convolution of ours, or of torch, or a subclass that computes as its base."""
-    if type(op) in (FoldedConv2d, FoldedConv3d, FrozenConv2d):
+    if type(op) in (FoldedConv1d, FoldedConv2d, FoldedConv3d, FrozenConv2d):
         return True
-    kind = next((kind for kind in (nn.Conv2d, nn.Conv3d) if isinstance(op, kind)), None)
+    kind = next((kind for kind in _CONVOLUTIONS if isinstance(op, kind)), None)
     return kind is not None and all(
         getattr(type(op), name) is getattr(kind, name) for name in ("forward", "_conv_forward")
     )
 
 
-def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
+def _geometry(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
     """Stride, padding, dilation and groups; None where the padding is not zeros."""
     padding: Any = conv.padding
     behind = None

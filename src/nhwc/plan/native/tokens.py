@@ -33,6 +33,7 @@ from .norms import norm_step, unit_eps
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
+from .signals import signals
 
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
 
@@ -42,7 +43,8 @@ def tokens(graph: fx.GraphModule, record: Record, layer: Layer) -> Implementatio
     found = moving(graph, record, layer)
     if found is not None or isinstance(record.values[layer.node], tuple):
         return found
-    return _TokensCall(graph, record, layer).implementation()
+    call = _TokensCall(graph, record, layer)
+    return signals(call) or call.implementation()
 
 
 class _TokensCall(OperatorCall):
