@@ -405,6 +405,20 @@ def numbered(choose):
     return StepCase([x, other], make, change(x.double(), other.double()))
 
 
+def spread(choose):
+    """An image, and one pixel for each image or for all, or one image for all."""
+    # As many images as one has pixels, at times.
+    x = torch.randn(2, choose.choice(CHANNELS), 1, 2) if choose.random() < 0.2 else image(choose)
+    kind = choose.choice(["sum", "difference"])
+    other = torch.randn(choose.choice([(*x.shape[:2], 1, 1), (1, *x.shape[1:])]))
+    expected = x.double() + (1 if kind == "sum" else -1) * other.double()
+
+    def make(x, other, y):
+        return elementwise.spread_step(x, other, y, kind=kind)
+
+    return StepCase([x, other], make, expected)
+
+
 def small_products(choose):
     """Products of some matrices, whose rows are pixels."""
     count, height = choose.randint(1, 3), choose.randint(1, 9)
@@ -470,7 +484,7 @@ def response(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered, response, numbered, small_products),
+    *(resized, moving, unit, nchw, gathered, response, numbered, spread, small_products),
 )
 
 BEFORE, AFTER = 3, 2

@@ -119,6 +119,8 @@ OPERATORS = {
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3), keepdim=True),
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
+    "without the mean": lambda x: (x - x.mean((2, 3), keepdim=True)).relu(),
+    "with the first": lambda x: (x[:1] * 2 + x).relu(),
     "flatten": lambda x: torch.flatten(x, 1).relu(),
     "view": lambda x: x.view(x.size(0), -1).relu(),
     "Flatten": nn.Sequential(nn.Flatten(), nn.ReLU()),
@@ -187,6 +189,34 @@ def test_our_operator_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+class Repeating(Net):
+    """Layers whose sums repeat an operand: what time or a gate says, and places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(8, 8, 3, padding=1), Fused(nn.Conv2d(8, 8, 1), None)
+        self.said = Fused(nn.Conv2d(8, 8, 3, padding=1), nn.SiLU())
+        self.gate = Fused(nn.Conv2d(8, 8, 1), nn.ReLU())
+        self.time, self.places = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 8, 7, 6))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.said(x, self.time(x.mean((2, 3)))[:, :, None, None])
+        x = self.gate(x.mean((2, 3), keepdim=True), x)
+        return self.last(x, self.places)
+
+
+@torch.no_grad()
+def test_sums_that_repeat_an_operand_end_no_program():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, chosen = lowered(Repeating(), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    # Where nothing is repeated, the layer adds it.
+    assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 70, 60), (1, 24, 9, 20, 31)])

@@ -9,9 +9,9 @@ from torch import fx, nn
 from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
 from ..graph.leaves import computes_as
-from ..operators.activations import of_module
+from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
-from .recording import Record
+from .recording import Record, Seen
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -77,28 +77,31 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
         return None
     if any(p.dtype != out.dtype for p in op.parameters()):
         return None
-    common: dict[str, Any] = {
-        "input": first.shape,
-        "residual": len(inputs) == 2,
-        "activation": activation,
-        "dtype": first.dtype,
-        "device": first.device,
-    }
-    spec = _specify(op, common)
+    spec = specified(op, first, residual=len(inputs) == 2, activation=activation)
     if spec is None or {spec.output, *(one.shape for one in residuals)} != {out.shape}:
-        return None  # The addition broadcasts: eager does that.
+        return None
     return Layer(spec, node, inputs, name)
 
 
-def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
-    rank = len(common["input"])
-    if _is_convolution(op) and len(common["input"]) == op.weight.ndim:
+def specified(
+    op: Any, given: Seen, *, residual: bool = False, activation: NamedActivation | None = None
+) -> Convolution | Linear | Affine | None:
+    """What a layer with weights computes of what it is given; None for any other layer."""
+    rank = len(given.shape)
+    common: dict[str, Any] = {
+        "input": given.shape,
+        "residual": residual,
+        "activation": activation,
+        "dtype": given.dtype,
+        "device": given.device,
+    }
+    if _is_convolution(op) and rank == op.weight.ndim:
         geometry = _geometry(op)
         if geometry is None:
             return None
         weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
-    flat = isinstance(op, FoldedLinear) and len(common["input"]) == 2
+    flat = isinstance(op, FoldedLinear) and rank == 2
     if flat or computes_as(op, nn.Linear):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (

@@ -23,6 +23,7 @@ from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .padding import readers_of
+from .parting import parted
 from .recognize import is_opaque, layers_of
 from .recording import Record, record
 from .specs import Layer, OperatorSpec, Weighted, constants_of
@@ -106,6 +107,9 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
     drawn = torch.get_rng_state()
     found = record(graph, inputs)
+    apart = parted(graph, found)
+    if apart is not None:
+        graph, found = apart, record(apart, inputs)
     if not torch.equal(drawn, torch.get_rng_state()):
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")

@@ -20,7 +20,7 @@ from ..operators.windows import places
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of signals, images or volumes on these shapes, and what is done to its result before storing.
+    """A convolution of signals, images or volumes, and what is done to its result before storing.
 
     `padding` is the zeros in front of each side, and behind it too unless `behind` says otherwise.
     If `held`, the frames beside a volume are not zeros but those at its ends.

@@ -12,6 +12,7 @@ from ...kernels.layers.elementwise import (
     affine_step,
     multiply_step,
     prelu_step,
+    spread_step,
 )
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
@@ -31,16 +32,36 @@ def add(call: OperatorCall) -> Implementation | None:
     if not call.two():
         return _affine(call, sign=1)
     if call.seen(0).shape != call.seen(1).shape:
-        return None
+        return _spread(call, "sum")
     return call.steps(add_step)
 
 
 def subtract(call: OperatorCall) -> Implementation | None:
     if not call.two():
         return _affine(call, sign=-1)
-    if call.seen(0).shape != call.seen(1).shape or len(call.out.shape) not in (4, 5):
+    if call.seen(0).shape != call.seen(1).shape:
+        return _spread(call, "difference")
+    return call.steps(subtract_step) if len(call.out.shape) in (4, 5) else None
+
+
+def _spread(call: OperatorCall, kind: str) -> Implementation | None:
+    """An image, and another of fewer pixels: one for each image, one for all, one image for all."""
+    whole, other = call.seen(0).shape, call.seen(1).shape
+    swapped = whole != call.out.shape
+    if swapped:
+        whole, other = other, whole
+    if len(whole) not in (4, 5) or whole != call.out.shape or (swapped and kind != "sum"):
         return None
-    return call.steps(subtract_step)
+    one = (1,) * (len(whole) - 2)
+    shared = other in ((whole[1], *one), (1, whole[1], *one))
+    if not shared and other not in ((*whole[:2], *one), (1, *whole[1:])):
+        return None
+
+    def make(x: View, other: View, y: View) -> Step:
+        x, other = (other, x) if swapped else (x, other)
+        return spread_step(x, _pixel(other) if shared else other, y, kind=kind)
+
+    return call.steps(make)
 
 
 def subtract_step(x: View, other: View, y: View) -> Step:

@@ -116,9 +116,9 @@ def over_rows(shape: tuple[int, ...], kernel: Callable[..., Any]) -> Emit:
 
 
 def in_one_row(one: Implementation, shape: tuple[int, ...]) -> Implementation:
-    """`one`, a kernel for images of one row, for signals: N, C, L, of which `shape` is the result's.
+    """`one`, a kernel for images of one row, for signals whose result has this shape, N, C, L.
 
-    Its channels are brought side by side where they do not lie so.
+    Channels are brought side by side where they do not lie so.
     """
     n, c, length = shape
 
