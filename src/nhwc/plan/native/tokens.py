@@ -28,6 +28,7 @@ from .arithmetic import (
 )
 from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import OperatorCall, bound
+from .folding import fold
 from .moves import moving
 from .norms import norm_step, unit_eps
 from .products import matrix_product, pair_product, with_number_of_row
@@ -64,6 +65,8 @@ class _TokensCall(OperatorCall):
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
                 return self._softmax_of(module.dim)
+            if type(module) is nn.Fold:
+                return fold(self)
             if isinstance(module, Reduced):
                 return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
             if isinstance(module, Cat):
@@ -83,6 +86,7 @@ class _TokensCall(OperatorCall):
             "normalize": self._unit_rows,
             **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
             "stack": self._stacked,
+            "fold": lambda: fold(self),
             "slice_scatter": lambda: replaced(record, layer),
             "as_elements": lambda: repeated(record, layer),
             **dict.fromkeys(KINDS, self._function_reduced),
