@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nhwc.graph.mended import GridSample
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
@@ -23,6 +24,7 @@ from nhwc.kernels.layers import (
     normalize,
     pooling,
     resize,
+    sample,
 )
 from nhwc.kernels.layers import moving as move
 from nhwc.kernels.layers import unit as to_unit
@@ -419,6 +421,28 @@ def spread(choose):
     return StepCase([x, other], make, expected)
 
 
+def sampled(choose):
+    """Places within an image, beyond it, and where there is no number."""
+    x = image(choose)
+    wanted = (choose.randint(1, 6), choose.randint(1, 6))
+    grid = (torch.rand(x.shape[0], *wanted, 2) - 0.5) * choose.choice([1.9, 3.0])
+    grid.view(-1)[0] = choose.choice([0.0, -1.0, 1.0, 1e30, float("nan")])
+    border, corners = choose.random() < 0.5, choose.random() < 0.5
+    mode = "border" if border else "zeros"
+    expected = F.grid_sample(x.double(), grid.double(), "bilinear", mode, corners)
+    if grid.isnan().any():
+        expected = GridSample(mode, corners)(
+            x.double().to(memory_format=torch.channels_last), grid.double()
+        )
+
+    def make(x, grid, y):
+        return sample.sample_step(x, grid, y, border=border, corners=corners)
+
+    # What a place is rounded by, its shares are, and the pixels that they weigh.
+    units = 8.0 + 4 * max(x.shape[2:]) * float(grid.nan_to_num(0).abs().clamp(max=2).max())
+    return StepCase([x, grid.permute(0, 3, 1, 2)], make, expected, 4 * float(x.abs().max()), units)
+
+
 def small_products(choose):
     """Products of some matrices, whose rows are pixels."""
     count, height = choose.randint(1, 3), choose.randint(1, 9)
@@ -484,7 +508,7 @@ def response(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered, response, numbered, spread, small_products),
+    *(resized, moving, unit, nchw, gathered, response, numbered, spread, sampled, small_products),
 )
 
 BEFORE, AFTER = 3, 2

@@ -22,6 +22,7 @@ from nhwc.graph.mended import (
     ChannelShuffle,
     CircularPad,
     GlobalResponse,
+    GridSample,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -217,6 +218,34 @@ def test_sums_that_repeat_an_operand_end_no_program():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
     # Where nothing is repeated, the layer adds it.
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
+
+
+class Sampling(Net):
+    """Deformable attention: for each token some places of an image, by heads."""
+
+    def __init__(self, padding):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.offsets = nn.Conv2d(8, 8, 1), nn.Linear(8, 2 * 3 * 2)
+        self.sample, self.last = GridSample(padding, align_corners=False), nn.Linear(8, 4)
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        tokens = self.first(x).flatten(2).transpose(1, 2)
+        places = self.offsets(tokens).reshape(n, h * w, 2, 3, 2).transpose(1, 2).flatten(0, 1)
+        heads = tokens.reshape(n, h * w, 2, c // 2).flatten(2).transpose(1, 2)
+        found = self.sample(heads.reshape(n * 2, c // 2, h, w), places)
+        found = found.mean(-1).view(n, c, h * w)
+        return self.last(found.transpose(1, 2))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@torch.no_grad()
+def test_places_that_a_layer_computes_end_no_program(padding):
+    (x,) = images((2, 8, 7, 6))
+    graph, program, chosen = lowered(Sampling(padding), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 70, 60), (1, 24, 9, 20, 31)])

@@ -6,7 +6,7 @@ Taps of a window that lie within one stride of each other never meet, whichever 
                                  row   0 1 2   2 3 4   4 5 6        {0, 1} fill each place once, {2}
                                                                     fills some of them a second time
 
-So the result is a sum of as many tensors as there are such groups, and each of these is `x` moved on
+So the result is a sum of as many tensors as there are such groups, each of which is `x` moved on
 paper. Windows that do not overlap, as those of patches, are one group, and cost nothing.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...graph.mended import Attention, Cat, SpelledAttention
+from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
@@ -34,6 +34,7 @@ from .norms import norm_step, unit_eps
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
+from .sampling import sampled
 from .signals import signals
 
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
@@ -65,6 +66,8 @@ class _TokensCall(OperatorCall):
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
                 return self._softmax_of(module.dim)
+            if type(module) is GridSample:
+                return sampled(self)
             if type(module) is nn.Fold:
                 return fold(self)
             if isinstance(module, Reduced):
