@@ -31,6 +31,7 @@ from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.layers.response import response_steps
+from nhwc.kernels.layers.unary import UNARY, clamp_step, unary_step
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
@@ -443,6 +444,22 @@ def sampled(choose):
     return StepCase([x, grid.permute(0, 3, 1, 2)], make, expected, 4 * float(x.abs().max()), units)
 
 
+def unary(choose):
+    """Functions of one number, of ordinary ones and of those where they end."""
+    kind = choose.choice(["clamp", *UNARY])
+    x = image(choose) * choose.choice([1.0, 30.0, 1e-40])
+    x.view(-1)[: x.numel() // 2] = x.view(-1)[: x.numel() // 2].abs()
+    special = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan, 1.0, 3e38, 1e-45])
+    x.view(-1)[-7:] = special[: x.numel()]
+    if kind == "clamp":
+        low, high = choose.choice([(-0.5, 1.5), (0.3, torch.inf), (-torch.inf, 0.25), (2, 1)])
+        expected = x.double().clamp(low, high)
+        return StepCase([x], lambda x, y: clamp_step(x, y, low=low, high=high), expected, units=0)
+    # Beyond what a float holds there are zeros and infinities.
+    expected = getattr(x.double(), kind)().float().double()
+    return StepCase([x], lambda x, y: unary_step(x, y, kind=kind), expected, 0.0)
+
+
 def small_products(choose):
     """Products of some matrices, whose rows are pixels."""
     count, height = choose.randint(1, 3), choose.randint(1, 9)
@@ -508,7 +525,19 @@ def response(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered, response, numbered, spread, sampled, small_products),
+    *(
+        resized,
+        moving,
+        unit,
+        nchw,
+        gathered,
+        response,
+        numbered,
+        spread,
+        sampled,
+        unary,
+        small_products,
+    ),
 )
 
 BEFORE, AFTER = 3, 2

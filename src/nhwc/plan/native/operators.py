@@ -43,7 +43,7 @@ _FUNCTIONS: dict[str, Lower] = {
     **dict.fromkeys(("chunk", "split", "tensor_split"), placing.split),
     **dict.fromkeys(("flatten", "view", "reshape"), placing.flatten),
     **dict.fromkeys(("pad", "flip", "repeat", "repeat_interleave"), placing.moved),
-    **dict.fromkeys(("to", "float", "type_as", "clone"), placing.same),
+    **dict.fromkeys(("to", "float", "type_as", "clone", "detach"), placing.same),
     **dict.fromkeys(("max_pool2d", "max_pool3d"), pooling.of_function(max_pool)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling.of_function(average_pool)),
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), pooling.adaptive_pool),
