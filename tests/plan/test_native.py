@@ -125,6 +125,8 @@ OPERATORS = {
     "clamp": lambda x: x.clamp(min=-0.5, max=0.25),
     "number first": lambda x: (1 - x).detach() * 2,
     "inverse of a sigmoid": lambda x: torch.log(x.clamp(0, 1).clamp(min=1e-5)) - x.abs().exp(),
+    "largest": lambda x: x * torch.max(x, dim=1, keepdim=True)[0].sigmoid(),
+    "largest of lines": lambda x: x.relu().max(2)[0].max(-1)[0] * 2,
     "flatten": lambda x: torch.flatten(x, 1).relu(),
     "view": lambda x: x.view(x.size(0), -1).relu(),
     "Flatten": nn.Sequential(nn.Flatten(), nn.ReLU()),
@@ -221,6 +223,19 @@ def test_sums_that_repeat_an_operand_end_no_program():
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
     # Where nothing is repeated, the layer adds it.
     assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
+
+
+@torch.no_grad()
+def test_the_places_of_the_largest_numbers_are_torchs():
+    (x,) = images((2, 8, 7, 6))
+
+    def places(x):
+        largest, where = x.relu().max(1)
+        return largest * 2, where
+
+    graph, program, _ = lowered(places, x)
+    for found, wanted in zip(program(x), graph(x), strict=True):
+        assert torch.equal(found, wanted)
 
 
 class Sampling(Net):

@@ -183,8 +183,8 @@ def _clamping(call: OperatorCall) -> Make | None:
     plain = all(one is None or type(one) in (int, float) for one in (low, high))
     if not plain or not given.keys() <= {"input", "min", "max"}:
         return None
-    bounds = {"low": -math.inf if low is None else low, "high": math.inf if high is None else high}
-    return partial(clamp_step, **bounds)
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    return partial(clamp_step, low=low, high=high)
 
 
 def _named(call: OperatorCall) -> NamedActivation | None:
