@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nhwc.graph.mended import GridSample
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
@@ -23,12 +24,14 @@ from nhwc.kernels.layers import (
     normalize,
     pooling,
     resize,
+    sample,
 )
 from nhwc.kernels.layers import moving as move
 from nhwc.kernels.layers import unit as to_unit
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.layers.group_norm import group_norm_steps, pieces_of
 from nhwc.kernels.layers.response import response_steps
+from nhwc.kernels.layers.unary import UNARY, clamp_step, unary_step
 from nhwc.kernels.tape.invoke import Invocation
 from nhwc.kernels.tape.steps import View
 
@@ -405,6 +408,58 @@ def numbered(choose):
     return StepCase([x, other], make, change(x.double(), other.double()))
 
 
+def spread(choose):
+    """An image, and one pixel for each image or for all, or one image for all."""
+    # As many images as one has pixels, at times.
+    x = torch.randn(2, choose.choice(CHANNELS), 1, 2) if choose.random() < 0.2 else image(choose)
+    kind = choose.choice(["sum", "difference"])
+    other = torch.randn(choose.choice([(*x.shape[:2], 1, 1), (1, *x.shape[1:])]))
+    expected = x.double() + (1 if kind == "sum" else -1) * other.double()
+
+    def make(x, other, y):
+        return elementwise.spread_step(x, other, y, kind=kind)
+
+    return StepCase([x, other], make, expected)
+
+
+def sampled(choose):
+    """Places within an image, beyond it, and where there is no number."""
+    x = image(choose)
+    wanted = (choose.randint(1, 6), choose.randint(1, 6))
+    grid = (torch.rand(x.shape[0], *wanted, 2) - 0.5) * choose.choice([1.9, 3.0])
+    grid.view(-1)[0] = choose.choice([0.0, -1.0, 1.0, 1e30, float("nan")])
+    border, corners = choose.random() < 0.5, choose.random() < 0.5
+    mode = "border" if border else "zeros"
+    expected = F.grid_sample(x.double(), grid.double(), "bilinear", mode, corners)
+    if grid.isnan().any():
+        expected = GridSample(mode, corners)(
+            x.double().to(memory_format=torch.channels_last), grid.double()
+        )
+
+    def make(x, grid, y):
+        return sample.sample_step(x, grid, y, border=border, corners=corners)
+
+    # What a place is rounded by, its shares are, and the pixels that they weigh.
+    units = 8.0 + 4 * max(x.shape[2:]) * float(grid.nan_to_num(0).abs().clamp(max=2).max())
+    return StepCase([x, grid.permute(0, 3, 1, 2)], make, expected, 4 * float(x.abs().max()), units)
+
+
+def unary(choose):
+    """Functions of one number, of ordinary ones and of those where they end."""
+    kind = choose.choice(["clamp", *UNARY])
+    x = image(choose) * choose.choice([1.0, 30.0, 1e-40])
+    x.view(-1)[: x.numel() // 2] = x.view(-1)[: x.numel() // 2].abs()
+    special = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan, 1.0, 3e38, 1e-45])
+    x.view(-1)[-7:] = special[: x.numel()]
+    if kind == "clamp":
+        low, high = choose.choice([(-0.5, 1.5), (0.3, torch.inf), (-torch.inf, 0.25), (2, 1)])
+        expected = x.double().clamp(low, high)
+        return StepCase([x], lambda x, y: clamp_step(x, y, low=low, high=high), expected, units=0)
+    # Beyond what a float holds there are zeros and infinities.
+    expected = getattr(x.double(), kind)().float().double()
+    return StepCase([x], lambda x, y: unary_step(x, y, kind=kind), expected, 0.0)
+
+
 def small_products(choose):
     """Products of some matrices, whose rows are pixels."""
     count, height = choose.randint(1, 3), choose.randint(1, 9)
@@ -470,7 +525,19 @@ def response(choose):
 MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
-    *(resized, moving, unit, nchw, gathered, response, numbered, small_products),
+    *(
+        resized,
+        moving,
+        unit,
+        nchw,
+        gathered,
+        response,
+        numbered,
+        spread,
+        sampled,
+        unary,
+        small_products,
+    ),
 )
 
 BEFORE, AFTER = 3, 2

@@ -116,6 +116,23 @@ def runs_program(fast, *inputs):
 
 
 @torch.no_grad()
+def test_arguments_in_any_number_that_nobody_reads_are_no_hindrance():
+    class Loose(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x, *rest, **more):
+            return self.layer(x)
+
+    model, x = Loose().eval(), torch.randn(1, 3, 8, 8)
+    fast = force(model, x)
+    assert runs_program(fast, x)
+    for given, named in (((x,), {}), ((x, 1), {}), ((x,), {"more": 2}), ((), {"x": x})):
+        close(fast(*given, **named), model(x))
+
+
+@torch.no_grad()
 def test_a_planned_call_gives_the_same_answers(planned, image):
     model, fast = planned
     assert fast.report.chosen == "plan"

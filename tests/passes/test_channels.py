@@ -1,4 +1,4 @@
-"""Products with a constant per channel, and layers between two permutes."""
+"""Products and sums with a constant per channel, and layers between two permutes."""
 
 import math
 
@@ -10,6 +10,8 @@ from torch import nn
 import nhwc
 from nhwc.graph.folded import FrozenConv2d
 from nhwc.graph.mended import ChannelNorm
+from nhwc.passes._matching import arithmetic
+from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.fold_scale import fold_scale
 from nhwc.passes.fold_scale_behind_relu import fold_scale_behind_relu
 from nhwc.passes.lift_functional import lift_functional
@@ -53,17 +55,21 @@ FOLDS = {
     "in place": lambda: Scaled(nn.Conv2d(6, 8, 3), 8, 1, 1, product=lambda x, s: x.mul_(s)),
     "transposed": lambda: Scaled(nn.ConvTranspose2d(6, 8, 2, groups=2), 8, 1, 1),
     "linear": lambda: Scaled(nn.Linear(4, 3), 3),
+    "sum": lambda: Scaled(nn.Conv2d(6, 8, 3, bias=False), 8, 1, 1, product=torch.add),
+    "conv, sum of each batch": lambda: Scaled(nn.Conv2d(6, 8, 3), 1, 8, 1, 1, product=torch.add),
+    "summand first": lambda: Scaled(nn.Conv2d(6, 8, 3), 8, 1, 1, product=lambda x, s: s + x),
+    "sum in place": lambda: Scaled(nn.Linear(4, 3), 3, product=lambda x, s: x.add_(s)),
     "behind a permute": lambda: LayerScale(8, 1, 1),
     "behind a permute, one of each batch": lambda: LayerScale(1, 8, 1, 1),
 }
 
 
 @pytest.mark.parametrize("name", FOLDS)
-def test_a_factor_per_channel_goes_into_the_layer(name):
+def test_a_constant_per_channel_goes_into_the_layer(name):
     model = random_(FOLDS[name]())
     changed, (report,) = rewrite(model, fold_scale)
     assert [site.applied for site in report.sites] == [True]
-    assert not any(node.target in ("mul", "mul_", torch.mul) for node in changed.graph.nodes)
+    assert not any(map(arithmetic, changed.graph.nodes))
     assert_same(model, changed, IMAGE)
     if name.startswith(("conv", "transposed")):
         assert_same(model, changed, IMAGE[0])
@@ -74,6 +80,7 @@ KEPT = {
     "a whole image": lambda: Scaled(nn.Conv2d(6, 8, 3), 8, 3, 2),
     "a token each": lambda: Scaled(nn.Linear(4, 3), 5, 1),
     "one for each batch": lambda: Scaled(nn.Linear(4, 3), 1, 3),
+    "written into": lambda: Scaled(nn.Conv2d(6, 8, 3), 2, 8, 3, 2, product=lambda x, s: s.add_(x)),
     "read twice": lambda: Scaled(nn.Conv2d(6, 8, 3), 8, 1, 1, product=lambda x, s: x * s + x),
     "not constant": lambda: Block(
         lambda self, x: self.m(x) * x.mean((0, 2, 3))[:, None, None], m=nn.Conv2d(6, 6, 1)
@@ -105,6 +112,29 @@ def test_a_product_that_adds_a_batch_still_adds_one():
     changed, _ = rewrite(model, fold_scale)
     assert isinstance(changed.layer, FrozenConv2d)
     assert changed(IMAGE[0]).shape == (1, 8, 3, 2)
+
+
+class Frozen(nn.Module):
+    """A batch norm as detectors spell it out: of buffers alone."""
+
+    def __init__(self, channels):
+        super().__init__()
+        for place, name in enumerate(("weight", "bias", "mean")):
+            self.register_buffer(name, torch.linspace(-1, 2 + place, channels))
+        self.register_buffer("variance", torch.linspace(0.5, 2, channels))
+
+    def forward(self, x):
+        weight, bias, mean, variance = (one.reshape(1, -1, 1, 1) for one in self.buffers())
+        scale = weight * (variance + 1e-5).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
+def test_a_batch_norm_of_buffers_goes_into_its_convolution():
+    model = nn.Sequential(nn.Conv2d(6, 8, 3, bias=False), Frozen(8), nn.ReLU()).eval()
+    changed, (*_, report) = rewrite(model, fold_constants, fold_scale)
+    assert [site.what for site in report.sites] == ["0 * 1x8x1x1", "0 + 1x8x1x1"]
+    assert_same(model, changed, IMAGE)
+    assert_same(model, changed, IMAGE[0])
 
 
 class Mixer(nn.Module):

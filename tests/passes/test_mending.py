@@ -39,6 +39,13 @@ def images(channels=8):
     return to_format(x, Format.CHANNELS_LAST)
 
 
+class OneGroup(nn.GroupNorm):
+    """As PoolFormer has it."""
+
+    def __init__(self, channels):
+        super().__init__(1, channels)
+
+
 def call(function):
     return lambda: Block(lambda self, x: function(x))
 
@@ -121,6 +128,11 @@ CASES = {
     "group norm": (
         mend_group_norm,
         lambda: nn.Sequential(nn.GroupNorm(2, 8)),
+        GroupNorm,
+    ),
+    "group norm of a subclass": (
+        mend_group_norm,
+        lambda: nn.Sequential(OneGroup(8)),
         GroupNorm,
     ),
     "plain group norm": (

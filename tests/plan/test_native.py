@@ -22,6 +22,7 @@ from nhwc.graph.mended import (
     ChannelShuffle,
     CircularPad,
     GlobalResponse,
+    GridSample,
     GroupNorm,
     InstanceNorm,
     Interleave,
@@ -119,6 +120,13 @@ OPERATORS = {
     "sub": lambda x: x * x - x,
     "gate": lambda x: x * x.mean((2, 3), keepdim=True),
     "gate first": lambda x: torch.mul(torch.sigmoid(x.mean((2, 3), keepdim=True)), x),
+    "without the mean": lambda x: (x - x.mean((2, 3), keepdim=True)).relu(),
+    "with the first": lambda x: (x[:1] * 2 + x).relu(),
+    "clamp": lambda x: x.clamp(min=-0.5, max=0.25),
+    "number first": lambda x: (1 - x).detach() * 2,
+    "inverse of a sigmoid": lambda x: torch.log(x.clamp(0, 1).clamp(min=1e-5)) - x.abs().exp(),
+    "largest": lambda x: x * torch.max(x, dim=1, keepdim=True)[0].sigmoid(),
+    "largest of lines": lambda x: x.relu().max(2)[0].max(-1)[0] * 2,
     "flatten": lambda x: torch.flatten(x, 1).relu(),
     "view": lambda x: x.view(x.size(0), -1).relu(),
     "Flatten": nn.Sequential(nn.Flatten(), nn.ReLU()),
@@ -187,6 +195,75 @@ def test_our_operator_is_torchs(name):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     for given in (x, x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(program(given), graph(x), rtol=1e-4, atol=1e-5)
+
+
+class Repeating(Net):
+    """Layers whose sums repeat an operand: what time or a gate says, and places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(8, 8, 3, padding=1), Fused(nn.Conv2d(8, 8, 1), None)
+        self.said = Fused(nn.Conv2d(8, 8, 3, padding=1), nn.SiLU())
+        self.gate = Fused(nn.Conv2d(8, 8, 1), nn.ReLU())
+        self.time, self.places = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 8, 7, 6))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.said(x, self.time(x.mean((2, 3)))[:, :, None, None])
+        x = self.gate(x.mean((2, 3), keepdim=True), x)
+        return self.last(x, self.places)
+
+
+@torch.no_grad()
+def test_sums_that_repeat_an_operand_end_no_program():
+    (x,) = images((2, 8, 7, 6))
+    graph, program, chosen = lowered(Repeating(), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    # Where nothing is repeated, the layer adds it.
+    assert len(scene_of(graph, (x[:1],)).layers) == len(scene_of(graph, (x,)).layers) - 1
+
+
+@torch.no_grad()
+def test_the_places_of_the_largest_numbers_are_torchs():
+    (x,) = images((2, 8, 7, 6))
+
+    def places(x):
+        largest, where = x.relu().max(1)
+        return largest * 2, where
+
+    graph, program, _ = lowered(places, x)
+    for found, wanted in zip(program(x), graph(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+class Sampling(Net):
+    """Deformable attention: for each token some places of an image, by heads."""
+
+    def __init__(self, padding):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.offsets = nn.Conv2d(8, 8, 1), nn.Linear(8, 2 * 3 * 2)
+        self.sample, self.last = GridSample(padding, align_corners=False), nn.Linear(8, 4)
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        tokens = self.first(x).flatten(2).transpose(1, 2)
+        places = self.offsets(tokens).reshape(n, h * w, 2, 3, 2).transpose(1, 2).flatten(0, 1)
+        heads = tokens.reshape(n, h * w, 2, c // 2).flatten(2).transpose(1, 2)
+        found = self.sample(heads.reshape(n * 2, c // 2, h, w), places)
+        found = found.mean(-1).view(n, c, h * w)
+        return self.last(found.transpose(1, 2))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@torch.no_grad()
+def test_places_that_a_layer_computes_end_no_program(padding):
+    (x,) = images((2, 8, 7, 6))
+    graph, program, chosen = lowered(Sampling(padding), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 70, 60), (1, 24, 9, 20, 31)])

@@ -377,3 +377,32 @@ def test_positions_that_follow_from_sizes_are_made_with_the_plan():
     graph, program, chosen = lowered(positioned, x)
     assert chosen == ["nhwc", "nhwc"]
     torch.testing.assert_close(program(x), graph(x))
+
+
+class Refolded(Net):
+    """Windows of an image as tokens, changed and put back."""
+
+    def __init__(self, size, *window):
+        super().__init__()
+        self.apart, self.back = nn.Unfold(*window), nn.Fold(size, *window)
+
+    def forward(self, x):
+        return self.back(self.apart(x).transpose(1, 2).relu().transpose(1, 2)) * 2
+
+
+@pytest.mark.parametrize(
+    ("window", "sums"),
+    [
+        (((2, 3), 1, 0, (2, 3)), 0),  # Patches, which do not overlap, cost nothing.
+        ((3, 1, 1, 2), 3),
+        (((2, 3), (2, 1), 0, 1), 5),
+        (((3, 2), 2, (2, 1), (1, 3)), 2),
+    ],
+)
+@torch.no_grad()
+def test_windows_go_back_to_where_they_came_from(window, sums):
+    (x,) = images((2, 8, 8, 6))
+    graph, program, chosen = lowered(Refolded((8, 6), *window), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    assert sum(count(step, "sum") for step in program.steps) == sums + 1
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)

@@ -28,6 +28,19 @@ def is_leaf(module: nn.Module) -> bool:
     return helper is object or helper.__module__.startswith("torch.")
 
 
+def computes_as(module: object, kind: type[nn.Module]) -> bool:
+    """Whether it is a layer of this kind, or of a subclass that inherits its `forward`.
+
+    >>> class OneGroup(nn.GroupNorm):
+    ...     def __init__(self, channels: int) -> None:
+    ...         super().__init__(1, channels)
+    >>> computes_as(OneGroup(4), nn.GroupNorm), computes_as(nn.Softmax2d(), nn.Softmax)
+    (True, False)
+    """
+    own: Any = type(module)
+    return isinstance(module, kind) and own.forward is kind.forward
+
+
 def is_frozen_batch_norm(module: nn.Module) -> bool:
     """Whether this is torchvision's FrozenBatchNorm2d; torchvision is not imported to find out."""
     misc = sys.modules.get("torchvision.ops.misc")

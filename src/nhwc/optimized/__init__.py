@@ -51,8 +51,8 @@ class Optimized(nn.Module):
     it is, like a frozen backbone, and says so once.
 
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
-    model is still the one that was packed, about a microsecond a weight. Weights that were written to
-    are packed anew. Other tensors in their place (`functional_call`) run the graph the first time,
+    model is still the one that was packed, a microsecond for each weight. Weights that were written
+    to are packed anew. Other tensors in their place (`functional_call`) run the graph the first time,
     and are packed if the next call finds them, too. While a module is replaced, or has a new hook
     or a new `forward`, calls run the graph. A plan of a graph that was made for its shapes alone
     ends when its weights change.
@@ -279,7 +279,10 @@ def _placed(
     inputs: tuple[Any, ...], named: Mapping[str, Any], graph: nn.Module
 ) -> tuple[Any, ...] | None:
     """All arguments in their order, as plans know them; None if some between them are left out."""
-    names = list(inspect.signature(graph.forward).parameters)[len(inputs) :][: len(named)]
+    arguments = inspect.signature(graph.forward).parameters.values()
+    # What is given for `**more` by that name is one of many, not the whole.
+    known = [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
+    names = known[len(inputs) :][: len(named)]
     return (*inputs, *(named[name] for name in names)) if {*names} == {*named} else None
 
 

@@ -1,8 +1,12 @@
-"""Fold a multiplication by a constant per channel, like layer scale, into the layer before it."""
+"""Fold a product or a sum with a constant per channel into the layer before it.
+
+Layer scale is such a product. A batch norm that is spelled out, `x * scale + shift` of buffers, as
+the frozen ones of detectors are, is one of each.
+"""
 
 from __future__ import annotations
 
-import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +14,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import attribute, clean, erase, module_of, replace_module
+from ..graph.folded import FrozenConv2d
 from ..graph.report import PassReport, Site
+from ..operators.kinds import writes_first
 from ._arithmetic import fold_after, frozen, overflows
 from ._folding_sites import (
     called_again,
@@ -19,48 +25,57 @@ from ._folding_sites import (
     name_of,
     weight_read_elsewhere,
 )
-from ._matching import TO_IMAGE, only_user, permutation
-
-_PRODUCTS = (operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_")
+from ._matching import TO_IMAGE, arithmetic, only_user, permutation
 
 
 def fold_scale(gm: fx.GraphModule) -> PassReport:
-    """Fold each product of a layer's result and a constant per channel into that layer."""
+    """Fold each product or sum of a layer's result and a constant per channel into that layer."""
     sites = []
     for node in list(gm.graph.nodes):
-        found = _product(gm, node)
+        found = _with_constant(gm, node)
         if found is None:
             continue
-        value, factor = found
-        layer_node = _layer_behind(value)
+        layer_node = _layer_behind(found.value)
         layer: Any = module_of(layer_node)
-        if layer_node is None or not _fits(layer, factor, value is not layer_node):
+        permuted = found.value is not layer_node
+        if layer_node is None or not _fits(layer, found.constant, permuted):
             continue
-        what = f"{name_of(layer_node)} * {'x'.join(map(str, factor.shape))}"
-        folded, reason = _folded(layer_node, layer, factor)
-        if folded is not None and value is layer_node and factor.ndim == layer.weight.ndim:
-            # Given one image, the product returned a batch of one; the folded layer must as well.
+        shape = "x".join(map(str, found.constant.shape))
+        what = f"{name_of(layer_node)} {'+' if found.is_sum else '*'} {shape}"
+        folded, reason = _folded(layer_node, layer, found)
+        if folded is not None and not permuted and found.constant.ndim == layer.weight.ndim:
+            # Given one image, it returned a batch of one; the folded layer must as well.
             folded = frozen(folded)
         sites.append(Site(name_of(layer_node), what, folded is not None, reason))
         if folded is not None:
             replace_module(layer_node, folded)
-            erase(node, value)
+            erase(node, found.value)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("fold_scale", tuple(sites))
 
 
-def _product(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
-    """Return the value that only this product reads, and the constant that multiplies it."""
-    if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+@dataclass(frozen=True)
+class _WithConstant:
+    """A product or a sum of a constant and a value that nothing else reads."""
+
+    value: fx.Node
+    constant: Tensor
+    is_sum: bool
+
+
+def _with_constant(gm: fx.GraphModule, node: fx.Node) -> _WithConstant | None:
+    kind = arithmetic(node)
+    if kind not in ("mul", "add") or len(node.args) != 2 or node.kwargs:
         return None
-    for value, other in (node.args, node.args[::-1]):
+    orders = (node.args,) if writes_first(node.target) else (node.args, node.args[::-1])
+    for value, other in orders:
         if not isinstance(value, fx.Node) or only_user(value) is not node:
             continue
         if isinstance(other, fx.Node) and other.op == "get_attr":
-            factor = attribute(gm, str(other.target))
-            if isinstance(factor, Tensor) and not factor.is_meta:
-                return value, factor.detach()
+            constant = attribute(gm, str(other.target))
+            if isinstance(constant, Tensor) and not constant.is_meta:
+                return _WithConstant(value, constant.detach(), kind == "add")
     return None
 
 
@@ -83,20 +98,21 @@ def _fits(layer: Any, factor: Tensor, permuted: bool) -> bool:
     return factor.shape == spread or (batched and factor.shape == (1, *spread))
 
 
-def _folded(node: fx.Node, layer: Any, factor: Tensor) -> tuple[nn.Module | None, str]:
-    reason = (
-        layer_unfit(layer)
-        or folded_before(layer)
-        or weight_read_elsewhere(node)
-        or called_again(node)
-    )
-    if reason is None and factor.dtype != layer.weight.dtype:
-        reason = f"the factor is {factor.dtype}, the weights are {layer.weight.dtype}"
+def _folded(node: fx.Node, layer: Any, found: _WithConstant) -> tuple[nn.Module | None, str]:
+    # One that returns a single image as a batch of one adds as it multiplies: to all its pixels.
+    undoes = None if isinstance(layer, FrozenConv2d) else folded_before(layer)
+    reason = layer_unfit(layer) or undoes or weight_read_elsewhere(node) or called_again(node)
+    if reason is None and found.constant.dtype != layer.weight.dtype:
+        name = "summand" if found.is_sum else "factor"
+        reason = f"the {name} is {found.constant.dtype}, the weights are {layer.weight.dtype}"
     if reason is not None:
         return None, reason
-    scale = factor.flatten().double()
-    folded: Any = fold_after(layer, scale, torch.zeros_like(scale))
-    if layer.bias is None:
+    numbers = found.constant.flatten().double()
+    if found.is_sum:
+        folded: Any = fold_after(layer, torch.ones_like(numbers), numbers)
+    else:
+        folded = fold_after(layer, numbers, torch.zeros_like(numbers))
+    if layer.bias is None and not found.is_sum:
         folded.bias = None
     elif overflows(folded):
         return None, f"the folded weights do not fit {layer.weight.dtype}"

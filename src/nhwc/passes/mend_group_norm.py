@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import clean, module_of, replace_module
-from ..graph.leaves import opaque_by_nature
+from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.mended import GroupNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -18,7 +18,7 @@ def mend_group_norm(gm: fx.GraphModule) -> PassReport:
     sites = []
     for node in list(gm.graph.nodes):
         norm: Any = module_of(node)
-        if type(norm) is not nn.GroupNorm:
+        if not computes_as(norm, nn.GroupNorm):
             continue
         own = opaque_by_nature(norm) or "forward" in vars(norm)
         reason = "it has hooks or a forward of its own" if own else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -53,9 +54,13 @@ def _is_layer(node: fx.Node) -> bool:
 def note_tokens(graph: fx.GraphModule, record: Record) -> None:
     """Note the tensors whose channels are last, as those of Swin are in all four dimensions.
 
-    To be wrong costs a copy, no more: our kernels take either.
+    To be wrong costs a copy, no more: our kernels take either. Images of one pixel lie the same
+    whichever they are, and serve those that they meet: a gate that linear layers computed, say.
     """
     for node in graph.graph.nodes:
+        image = record.image(node)
+        if image is not None and math.prod(image.shape[2:]) == 1:
+            continue
         mixed = any(map(_mixes_last, (node, *node.users)))
         if node.op == "get_attr" or node in record.constant or mixed:
             record.tokens.add(node)

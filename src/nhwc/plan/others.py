@@ -27,6 +27,9 @@ from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Weighted
 
 Prepare = Callable[..., Run]
 
+_CONVOLVES: dict[int, Run] = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}
+"""By the dimensions of the filters."""
+
 Attribute = tuple[str, list[Any], str]
 """An activation as oneDNN wants it: name, numbers, algorithm."""
 
@@ -81,6 +84,8 @@ def _behind_pad(spec: Convolution, one: Implementation, *constants: Any) -> Run:
 
 def _for_even_padding(spec: Convolution) -> tuple[Implementation, ...]:
     eager = partial(_eager_convolution, spec)
+    if len(spec.input) == 3:
+        return (_torch(partial(eager, layout=torch.contiguous_format)),)
     volume = len(spec.input) == 5
     last = torch.channels_last_3d if volume else torch.channels_last
     found = [_torch(partial(eager, layout=torch.contiguous_format), _PLAIN)]
@@ -124,6 +129,8 @@ def _for_affine(spec: Affine) -> tuple[Implementation, ...]:
             return lambda x, residual: activate(torch.addcmul(shift, x, scale).add_(residual))
         return lambda x: activate(torch.addcmul(shift, x, scale))
 
+    if len(spec.input) == 3:
+        return (_torch(prepare),)
     return _torch(prepare, _PLAIN), _torch(prepare, _LAST)
 
 
@@ -136,7 +143,7 @@ def _eager_convolution(
 ) -> Run:
     weight = weight.contiguous(memory_format=layout)
     tail = (bias, spec.stride, spec.padding, spec.dilation, spec.groups)
-    convolve: Run = torch.conv3d if weight.ndim == 5 else torch.conv2d  # type: ignore[assignment]
+    convolve: Run = _CONVOLVES[weight.ndim]
     activate = in_torch(spec.activation)
     if spec.residual:
         return lambda x, residual: activate(convolve(x, weight, *tail).add_(residual))

@@ -6,15 +6,17 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph.folded import FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
+from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused
-from ..operators.activations import of_module
+from ..graph.leaves import computes_as
+from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
-from .recording import Record
+from .recording import Record, Seen
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 
-_BATCH_NORMS = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
-"""By the dimensions of what they are given: rows, images and volumes."""
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+"""By the dimensions of what they are given: rows, signals, images and volumes."""
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
@@ -43,7 +45,7 @@ def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 def is_layer_norm(module: object) -> bool:
     """Whether it is a layer norm, or a subclass that computes as its base."""
-    return isinstance(module, nn.LayerNorm) and type(module).forward is nn.LayerNorm.forward
+    return computes_as(module, nn.LayerNorm)
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
@@ -75,29 +77,32 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
         return None
     if any(p.dtype != out.dtype for p in op.parameters()):
         return None
-    common: dict[str, Any] = {
-        "input": first.shape,
-        "residual": len(inputs) == 2,
-        "activation": activation,
-        "dtype": first.dtype,
-        "device": first.device,
-    }
-    spec = _specify(op, common)
+    spec = specified(op, first, residual=len(inputs) == 2, activation=activation)
     if spec is None or {spec.output, *(one.shape for one in residuals)} != {out.shape}:
-        return None  # The addition broadcasts: eager does that.
+        return None
     return Layer(spec, node, inputs, name)
 
 
-def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine | None:
-    rank = len(common["input"])
-    if _is_convolution(op) and len(common["input"]) == op.weight.ndim:
+def specified(
+    op: Any, given: Seen, *, residual: bool = False, activation: NamedActivation | None = None
+) -> Convolution | Linear | Affine | None:
+    """What a layer with weights computes of what it is given; None for any other layer."""
+    rank = len(given.shape)
+    common: dict[str, Any] = {
+        "input": given.shape,
+        "residual": residual,
+        "activation": activation,
+        "dtype": given.dtype,
+        "device": given.device,
+    }
+    if _is_convolution(op) and rank == op.weight.ndim:
         geometry = _geometry(op)
         if geometry is None:
             return None
         weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
-    flat = isinstance(op, FoldedLinear) and len(common["input"]) == 2
-    if flat or (isinstance(op, nn.Linear) and type(op).forward is nn.Linear.forward):
+    flat = isinstance(op, FoldedLinear) and rank == 2
+    if flat or computes_as(op, nn.Linear):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
         type(op) in (BatchNorm, _BATCH_NORMS.get(rank))
@@ -111,15 +116,15 @@ def _specify(op: Any, common: dict[str, Any]) -> Convolution | Linear | Affine |
 
 def _is_convolution(op: Any) -> bool:
     """Whether it is a convolution of ours, or of torch, or a subclass that computes as its base."""
-    if type(op) in (FoldedConv2d, FoldedConv3d, FrozenConv2d):
+    if type(op) in (FoldedConv1d, FoldedConv2d, FoldedConv3d, FrozenConv2d):
         return True
-    kind = next((kind for kind in (nn.Conv2d, nn.Conv3d) if isinstance(op, kind)), None)
+    kind = next((kind for kind in _CONVOLUTIONS if isinstance(op, kind)), None)
     return kind is not None and all(
         getattr(type(op), name) is getattr(kind, name) for name in ("forward", "_conv_forward")
     )
 
 
-def _geometry(conv: nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
+def _geometry(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Any] | None:
     """Stride, padding, dilation and groups; None where the padding is not zeros."""
     padding: Any = conv.padding
     behind = None

@@ -23,6 +23,7 @@ from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
 from .padding import readers_of
+from .parting import parted
 from .recognize import is_opaque, layers_of
 from .recording import Record, record
 from .specs import Layer, OperatorSpec, Weighted, constants_of
@@ -106,6 +107,9 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
     drawn = torch.get_rng_state()
     found = record(graph, inputs)
+    apart = parted(graph, found)
+    if apart is not None:
+        graph, found = apart, record(apart, inputs)
     if not torch.equal(drawn, torch.get_rng_state()):
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
@@ -157,7 +161,8 @@ def why_impure(graph: fx.GraphModule) -> str | None:
     no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case.
     """
     for node in graph.graph.nodes:
-        if node.op == "placeholder" and str(node.target).startswith("*"):
+        # Those that are never read do no harm: no plan serves a call that gives any.
+        if node.op == "placeholder" and str(node.target).startswith("*") and node.users:
             return f"it takes a varying number of arguments ({node.target})"
         target = written_into(node)
         reason = None if target is None else why_seen(graph, node, target)

@@ -20,7 +20,7 @@ from ..operators.windows import places
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 2-D or 3-D convolution on these shapes, and what is done to its result before storing.
+    """A convolution of signals, images or volumes, and what is done to its result before storing.
 
     `padding` is the zeros in front of each side, and behind it too unless `behind` says otherwise.
     If `held`, the frames beside a volume are not zeros but those at its ends.
@@ -67,6 +67,15 @@ class Convolution:
         more: dict[str, Any] = {"padding": none, "behind": None, "held": False}
         return replace(self, input=(*self.input[:2], *sides), **more)
 
+    def as_image(self) -> Convolution:
+        """The same convolution of signals, N, C, L, as one of images of one row each."""
+        row: dict[str, Any] = {
+            name: (0 if name in ("padding", "behind") else 1, *getattr(self, name))
+            for name in ("stride", "padding", "dilation", "behind")
+            if getattr(self, name) is not None
+        }
+        return replace(self, input=_with_row(self.input), weight=_with_row(self.weight), **row)
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -106,6 +115,10 @@ class Affine:
     @property
     def output(self) -> tuple[int, ...]:
         return self.input
+
+    def as_image(self) -> Affine:
+        """The same of signals, N, C, L, as images of one row each."""
+        return replace(self, input=_with_row(self.input))
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,10 @@ def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
         shift = shift + norm.bias.detach().double()
     dtype = norm.running_mean.dtype
     return scale.to(dtype), shift.to(dtype)
+
+
+def _with_row(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:2], 1, *shape[2:])
 
 
 def _x(numbers: tuple[int, ...]) -> str:

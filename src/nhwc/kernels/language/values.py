@@ -192,6 +192,10 @@ class Writer:
         """An int64 as a float32."""
         return Value(self, self.builder.sitofp(number.llvm, FLOAT))
 
+    def whole(self, number: Value) -> Value:
+        """A float32 without what is behind its point, as an int64."""
+        return Value(self, self.builder.fptosi(number.llvm, INT))
+
     def lanes(self, count: Any) -> Value:
         """The mask of the first `count` lanes."""
         every = self._splat(self.builder.trunc(self.value(count, INT).llvm, WORD), self.width)

@@ -114,7 +114,7 @@ def emit_activations(e: Emitter, values: Sequence[Value], code: Value, slope: Va
 
     def hard() -> None:
         swish = code == int(Activation.HARDSWISH)
-        one = _even(e, 1.0)
+        one = even(e, 1.0)
         keep([_hardsigmoid(e, value) * e.select(swish, value, one) for value in values])
 
     def leaky() -> None:
@@ -211,7 +211,7 @@ def _emit_curved(e: Emitter, function: ir.Function) -> None:
 
 
 def _hardsigmoid(e: Emitter, x: Value) -> Value:
-    return e.min(_even(e, 6.0), e.max(_even(e, 0.0), x + 3.0)) * _even(e, 1 / 6)
+    return e.min(even(e, 6.0), e.max(even(e, 0.0), x + 3.0)) * even(e, 1 / 6)
 
 
 def _hardswish(e: Emitter, x: Value) -> Value:
@@ -233,15 +233,15 @@ def _gelu(e: Emitter, x: Value) -> Value:
     2e-8, so the tail of negative inputs keeps its digits, which 1 + erf(x) would cancel.
     """
     negative = x < 0.0
-    z = e.select(negative, -x, x) * _even(e, 0.5**0.5)
-    t = 1.0 / e.fma(z, _even(e, 0.3), _even(e, 1.0))
-    tail = _polynomial(e, t, _ERFC) * t * 0.5 * emit_exp(e, -(x * 0.5 * x))
+    z = e.select(negative, -x, x) * even(e, 0.5**0.5)
+    t = 1.0 / e.fma(z, even(e, 0.3), even(e, 1.0))
+    tail = polynomial(e, t, _ERFC) * t * 0.5 * emit_exp(e, -(x * 0.5 * x))
     return x * e.select(negative, tail, 1.0 - tail)
 
 
 def _gelu_tanh(e: Emitter, x: Value) -> Value:
     """x / 2 * (1 + tanh(z)) = x * sigmoid(2 z) with z = sqrt(2 / pi) * (x + 0.044715 x**3)."""
-    doubled = x * e.fma(x * x, _even(e, 2 * 0.044715 * _ROOT), _even(e, 2 * _ROOT))
+    doubled = x * e.fma(x * x, even(e, 2 * 0.044715 * _ROOT), even(e, 2 * _ROOT))
     return x / (emit_exp(e, -doubled) + 1.0)
 
 
@@ -249,16 +249,16 @@ def _tanh(e: Emitter, x: Value) -> Value:
     """1 - 2 / (exp(2 |x|) + 1), and near zero, where that cancels, an odd polynomial."""
     negative = x < 0.0
     size = e.select(negative, -x, x)
-    far = 1.0 - _even(e, 2.0) / (emit_exp(e, size * 2.0) + 1.0)
+    far = 1.0 - even(e, 2.0) / (emit_exp(e, size * 2.0) + 1.0)
     square = x * x
-    near = e.fma(_polynomial(e, square, _TANH) * square, x, x)
+    near = e.fma(polynomial(e, square, _TANH) * square, x, x)
     return e.select(size < 0.625, near, e.select(negative, -far, far))
 
 
 def _mish(e: Emitter, x: Value) -> Value:
     """x * tanh(log(1 + exp(x))) = x * n / (n + 2) with n = exp(x) * (exp(x) + 2)."""
     # From 20 on the quotient is 1; much further on n would overflow.
-    power = emit_exp(e, e.min(_even(e, 20.0), x))
+    power = emit_exp(e, e.min(even(e, 20.0), x))
     n = power * (power + 2.0)
     return x * (n / (n + 2.0))
 
@@ -270,15 +270,15 @@ def emit_exp(e: Emitter, x: Value) -> Value:
     def words(number: int) -> ir.Constant:
         return ir.Constant(whole, [number] * e.width)
 
-    bounded = e.min(_even(e, 90.0), e.max(_even(e, -105.0), x))
+    bounded = e.min(even(e, 90.0), e.max(even(e, -105.0), x))
     # Adding 1.5 * 2**23 leaves the nearest integer in the low bits; no conversion, so a NaN
     # needs no care.
-    shifted = e.fma(bounded, _even(e, 1.4426950408889634), _even(e, 12582912.0))
+    shifted = e.fma(bounded, even(e, 1.4426950408889634), even(e, 12582912.0))
     integer = e.builder.sub(e.builder.bitcast(shifted.llvm, whole), words(0x4B400000))
     n = shifted - 12582912.0
-    rest = e.fma(n, _even(e, -0.693359375), bounded)
-    rest = e.fma(n, _even(e, 2.12194440e-4), rest)
-    power = _polynomial(e, rest, _EXP)
+    rest = e.fma(n, even(e, -0.693359375), bounded)
+    rest = e.fma(n, even(e, 2.12194440e-4), rest)
+    power = polynomial(e, rest, _EXP)
     # Two factors, as 2**n itself overflows and underflows a step before the product does.
     first = e.builder.ashr(integer, words(1))
     for part in (first, e.builder.sub(integer, first)):
@@ -287,15 +287,15 @@ def emit_exp(e: Emitter, x: Value) -> Value:
     return power
 
 
-def _polynomial(e: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
+def polynomial(e: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
     """The polynomial with these coefficients, the constant one first."""
-    result = _even(e, coefficients[-1])
+    result = even(e, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        result = e.fma(result, x, _even(e, coefficient))
+        result = e.fma(result, x, even(e, coefficient))
     return result
 
 
-def _even(e: Emitter, number: float) -> Value:
+def even(e: Emitter, number: float) -> Value:
     """A vector of one number, which LLVM wants representable in float32."""
     return e.vector(ctypes.c_float(number).value)
 

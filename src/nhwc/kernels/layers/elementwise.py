@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -110,6 +111,22 @@ def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
     return step(kernel, **_source(x), **numbers, **ending(y, Activation.NONE))
 
 
+def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
+    """The `sum` of x and other, or `difference`, where other has fewer pixels.
+
+    Those are one for each image, one for all of them, or one image for all.
+    """
+    kernel = {"sum": SPREAD_SUM, "difference": SPREAD_DIFFERENCE}[kind]
+    many = math.prod(other.shape[2:]) > 1
+    others: dict[str, Argument] = {
+        "other": other,
+        "other_pixel": other.pixel,
+        "others": other.pixels,
+        "shared_by": 1 if many else x.pixels // other.pixels,
+    }
+    return step(kernel, **_source(x), **others, **ending(y, Activation.NONE))
+
+
 def divide_step(x: View, divisor: View, y: View) -> Step:
     """x / divisor, number by number."""
     numbers: dict[str, Argument] = {"factor": divisor, "factor_pixel": divisor.pixel}
@@ -151,6 +168,17 @@ def _product(e: Emitter, a: Args, pixel: Value) -> Change:
     return change
 
 
+def _spread(
+    e: Emitter, a: Args, pixel: Value, *, combine: Callable[[Value, Value], Value]
+) -> Change:
+    others = a.other.floats() + pixel // a.shared_by % a.others * a.other_pixel
+
+    def change(value: Value, place: Place) -> Value:
+        return combine(value, e.load(others + place.channel, place.mask))
+
+    return change
+
+
 def _quotient(e: Emitter, a: Args, pixel: Value) -> Change:
     divisors = a.factor.floats() + pixel * a.factor_pixel
 
@@ -180,6 +208,14 @@ SUM = _kernel("sum", (), _none)
 PRODUCT = _kernel("product", ("factor", "factor_pixel", "shared_by", "shift"), _product)
 PRELU = _kernel("prelu", ("factor",), _prelu)
 QUOTIENT = _kernel("quotient", ("factor", "factor_pixel"), _quotient)
+SPREAD_SUM, SPREAD_DIFFERENCE = (
+    _kernel(
+        f"spread_{name}",
+        ("other", "other_pixel", "others", "shared_by"),
+        partial(_spread, combine=combine),
+    )
+    for name, combine in (("sum", operator.add), ("difference", operator.sub))
+)
 PIXEL_PRODUCT, PIXEL_QUOTIENT, PIXEL_SUM = (
     _kernel(
         f"pixel_{name}", ("factor", "factor_pixel"), partial(_with_pixels_number, combine=combine)

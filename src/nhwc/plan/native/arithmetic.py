@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +14,13 @@ from ...kernels.layers.elementwise import (
     affine_step,
     multiply_step,
     prelu_step,
+    spread_step,
 )
+from ...kernels.layers.unary import UNARY, clamp_step, unary_step
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_module
 from ..implementation import Implementation
-from .calls import OperatorCall
+from .calls import OperatorCall, bound
 from .weighted import in_ours
 from .windows import Make
 
@@ -31,16 +35,36 @@ def add(call: OperatorCall) -> Implementation | None:
     if not call.two():
         return _affine(call, sign=1)
     if call.seen(0).shape != call.seen(1).shape:
-        return None
+        return _spread(call, "sum")
     return call.steps(add_step)
 
 
 def subtract(call: OperatorCall) -> Implementation | None:
     if not call.two():
         return _affine(call, sign=-1)
-    if call.seen(0).shape != call.seen(1).shape or len(call.out.shape) not in (4, 5):
+    if call.seen(0).shape != call.seen(1).shape:
+        return _spread(call, "difference")
+    return call.steps(subtract_step) if len(call.out.shape) in (4, 5) else None
+
+
+def _spread(call: OperatorCall, kind: str) -> Implementation | None:
+    """An image, and another of fewer pixels: one for each image, one for all, one image for all."""
+    whole, other = call.seen(0).shape, call.seen(1).shape
+    swapped = whole != call.out.shape
+    if swapped:
+        whole, other = other, whole
+    if len(whole) not in (4, 5) or whole != call.out.shape or (swapped and kind != "sum"):
         return None
-    return call.steps(subtract_step)
+    one = (1,) * (len(whole) - 2)
+    shared = other in ((whole[1], *one), (1, whole[1], *one))
+    if not shared and other not in ((*whole[:2], *one), (1, *whole[1:])):
+        return None
+
+    def make(x: View, other: View, y: View) -> Step:
+        x, other = (other, x) if swapped else (x, other)
+        return spread_step(x, _pixel(other) if shared else other, y, kind=kind)
+
+    return call.steps(make)
 
 
 def subtract_step(x: View, other: View, y: View) -> Step:
@@ -88,15 +112,17 @@ def _affine(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Implementat
 
 
 def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | None:
-    """x * number**power + sign * number, where the other operand is a number."""
+    """x * number**power + sign * number, where the other operand is a number; or number - x."""
     args = call.node.args
     if len(args) != 2 or call.node.kwargs:
         return None
     number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
     swapped = number is args[0] and min(power, sign) < 0
-    if number is None or swapped or not _is_ordinary(number) or (power < 0 and not number):
+    if number is None or not _is_ordinary(number) or (power < 0 and (swapped or not number)):
         return None
     scale, shift = number**power, 1.0 * sign * number
+    if swapped:
+        scale, shift = -1, number
 
     def make(x: View, y: View) -> Step:
         every = lambda number: torch.full(x.shape[1:2], number)
@@ -139,10 +165,26 @@ def activation(call: OperatorCall) -> Implementation | None:
 
 
 def activating(call: OperatorCall) -> Make | None:
-    """The step of an activation; None for what is none, and for one that our kernels lack."""
+    """The step of an activation or of another function of each number; None for what is none, and
+    for one that our kernels lack."""
+    if call.module is None and call.name in UNARY:
+        return partial(unary_step, kind=call.name) if call.alone() else None
+    if call.module is None and call.name in ("clamp", "clip"):
+        return _clamping(call)
     found = _named(call)
     code = in_ours(found) if found else None
     return code and (lambda x, y: activation_step(x, y, code[0], slope=code[1]))
+
+
+def _clamping(call: OperatorCall) -> Make | None:
+    """The step of `x.clamp(min, max)`, of numbers."""
+    given = bound(call.node, ("input", "min", "max"))
+    low, high = given.get("min"), given.get("max")
+    plain = all(one is None or type(one) in (int, float) for one in (low, high))
+    if not plain or not given.keys() <= {"input", "min", "max"}:
+        return None
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    return partial(clamp_step, low=low, high=high)
 
 
 def _named(call: OperatorCall) -> NamedActivation | None:

@@ -19,7 +19,7 @@ class OperatorCall:
     """The call that a node makes, with what the run on the example gave it and took from it."""
 
     def __init__(self, graph: fx.GraphModule, record: Record, layer: Layer) -> None:
-        self.record, self.layer, self.node = record, layer, layer.node
+        self.graph, self.record, self.layer, self.node = graph, record, layer, layer.node
         target = self.node.target
         self.module: Any = None
         if self.node.op == "call_module":

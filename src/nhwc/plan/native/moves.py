@@ -29,7 +29,7 @@ _METHODS = {
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
     *("swapaxes", "swapdims", "unbind", "chunk", "split", "tensor_split", "squeeze", "unsqueeze"),
     *("expand", "contiguous", "clone", "roll", "select", "narrow", "flip", "repeat", "tile", "t"),
-    *("repeat_interleave", "mT", "T", "unfold"),
+    *("repeat_interleave", "mT", "T", "unfold", "detach"),
 }
 _FUNCTIONS = {getattr(torch, name) for name in _METHODS if callable(getattr(torch, name, None))}
 _MODULES: tuple[type[nn.Module], ...] = (

@@ -52,7 +52,7 @@ def normed_in_groups(
     shape, places = call.out.shape, call.places()
     if any(call.seen(number).shape != shape for number in range(len(places))):
         return None
-    norm = module if type(module) is nn.GroupNorm else module.norm
+    norm = module if isinstance(module, nn.GroupNorm) else module.norm
     n, c, h, w = four(shape)
     groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
     # torch refuses to normalize a single number.

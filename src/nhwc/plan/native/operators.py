@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from ...graph.frames import FromFrames, ToFrames
 from ...graph.layers import Fused
+from ...graph.leaves import computes_as
 from ...graph.mended import (
     Cat,
     ChannelNorm,
@@ -42,7 +43,7 @@ _FUNCTIONS: dict[str, Lower] = {
     **dict.fromkeys(("chunk", "split", "tensor_split"), placing.split),
     **dict.fromkeys(("flatten", "view", "reshape"), placing.flatten),
     **dict.fromkeys(("pad", "flip", "repeat", "repeat_interleave"), placing.moved),
-    **dict.fromkeys(("to", "float", "type_as", "clone"), placing.same),
+    **dict.fromkeys(("to", "float", "type_as", "clone", "detach"), placing.same),
     **dict.fromkeys(("max_pool2d", "max_pool3d"), pooling.of_function(max_pool)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling.of_function(average_pool)),
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), pooling.adaptive_pool),
@@ -76,7 +77,7 @@ _EXACTLY: dict[type[nn.Module], Lower] = {
     GlobalResponse: norms.response,
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d), placing.unchanged),
 }
-"""By the kind of a module, where another that inherits from it does not count."""
+"""By the kind of a module, where one with a `forward` of its own does not count."""
 
 
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
@@ -96,5 +97,6 @@ def _of_call(call: OperatorCall) -> Lower:
 def _of_module(module: nn.Module) -> Lower | None:
     if module._forward_hooks or module._forward_pre_hooks:
         return None
-    kinds = (lower for kind, lower in _MODULES.items() if isinstance(module, kind))
-    return next(kinds, _EXACTLY.get(type(module), arithmetic.activation))
+    kinds = [lower for kind, lower in _MODULES.items() if isinstance(module, kind)]
+    kinds += [lower for kind, lower in _EXACTLY.items() if computes_as(module, kind)]
+    return next(iter(kinds), arithmetic.activation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -13,6 +14,7 @@ from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import (
     Moved,
     RowsInOrder,
+    as_image,
     as_rows,
     from_rows,
     in_order,
@@ -21,6 +23,7 @@ from ...kernels.programs.moved import (
     like,
     room,
     rows_anyhow,
+    settled,
     settled_rows,
 )
 from ...kernels.tape.steps import Step, View
@@ -110,6 +113,22 @@ def over_rows(shape: tuple[int, ...], kernel: Callable[..., Any]) -> Emit:
         return from_rows(RowsInOrder(y, rows.order), shape)
 
     return emit
+
+
+def in_one_row(one: Implementation, shape: tuple[int, ...]) -> Implementation:
+    """`one`, a kernel for images of one row, for signals whose result has this shape, N, C, L.
+
+    Channels are brought side by side where they do not lie so.
+    """
+    n, c, length = shape
+
+    def emit(builder: Builder, constants: Any, *given: Moved) -> Moved:
+        assert one.emit is not None
+        images = [settled(builder, Moved(x.buffer, x.where.unsqueeze(2))) for x in given]
+        y = one.emit(builder, constants, *images)
+        return Moved(y, as_image(y, (n, c, 1, length)).where.squeeze(2))
+
+    return replace(one, emit=emit, moved=True)
 
 
 def concatenated(

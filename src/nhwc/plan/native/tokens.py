@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...graph.mended import Attention, Cat, SpelledAttention
+from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
@@ -28,11 +28,14 @@ from .arithmetic import (
 )
 from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import OperatorCall, bound
+from .folding import fold
 from .moves import moving
 from .norms import norm_step, unit_eps
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
+from .sampling import sampled
+from .signals import signals
 
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
 
@@ -42,7 +45,8 @@ def tokens(graph: fx.GraphModule, record: Record, layer: Layer) -> Implementatio
     found = moving(graph, record, layer)
     if found is not None or isinstance(record.values[layer.node], tuple):
         return found
-    return _TokensCall(graph, record, layer).implementation()
+    call = _TokensCall(graph, record, layer)
+    return signals(call) or call.implementation()
 
 
 class _TokensCall(OperatorCall):
@@ -62,6 +66,10 @@ class _TokensCall(OperatorCall):
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
                 return self._softmax_of(module.dim)
+            if type(module) is GridSample:
+                return sampled(self)
+            if type(module) is nn.Fold:
+                return fold(self)
             if isinstance(module, Reduced):
                 return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
             if isinstance(module, Cat):
@@ -81,6 +89,7 @@ class _TokensCall(OperatorCall):
             "normalize": self._unit_rows,
             **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
             "stack": self._stacked,
+            "fold": lambda: fold(self),
             "slice_scatter": lambda: replaced(record, layer),
             "as_elements": lambda: repeated(record, layer),
             **dict.fromkeys(KINDS, self._function_reduced),

@@ -25,7 +25,7 @@ from ...kernels.tape.steps import Step, View
 from ...operators.activations import NamedActivation
 from ..implementation import Emit, Implementation
 from ..specs import Affine, Convolution, Linear, Weighted
-from .rows import over_rows
+from .rows import in_one_row, over_rows
 
 Constants = tuple[Tensor, "Tensor | None"]
 
@@ -35,8 +35,11 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
     code = in_ours(spec.activation)
     if code is None:
         return ()
+    if len(spec.input) == 3 and not isinstance(spec, Linear):
+        found = weighted(spec.as_image())
+        return tuple(replace(in_one_row(one, spec.output), prepare=_of_row(one)) for one in found)
     if isinstance(spec, Convolution):
-        return _convolutions(spec, *code) if len(spec.input) in (4, 5) else ()
+        return _convolutions(spec, *code)
     settings: dict[str, Any] = {"activation": code[0], "slope": code[1]}
     if isinstance(spec, Affine):
         return (ours("nhwc", one_step(spec.output, affine_step, **settings)),)
@@ -50,6 +53,13 @@ def weighted(spec: Weighted) -> tuple[Implementation, ...]:
         return step(builder, constants, builder.dense(x), *residual)
 
     return (ours("nhwc", emit, copies=0.0), *rows)
+
+
+def _of_row(one: Implementation) -> Callable[..., Any]:
+    """What `one` prepares, of filters that have no rows of their own."""
+    return lambda weight, bias: one.prepare(
+        weight.unsqueeze(2) if weight.ndim == 3 else weight, bias
+    )
 
 
 def in_ours(activation: NamedActivation | None) -> tuple[Code, float] | None:

@@ -76,6 +76,17 @@ def of_pixels(given: Given) -> Given:
     return {**given, **first}
 
 
+def of_row(given: Given) -> Given:
+    """The arguments for signals as those for images of one row each.
+
+    >>> of_row({"kernel_size": (3,), "padding": 1})["kernel_size"]
+    (1, 3)
+    """
+    mode = {"mode": "bilinear"} if given.get("mode") == "linear" else {}
+    last = {name: (_NEUTRAL[name], sides[-1]) for name, sides in _sides(given).items()}
+    return {**given, **last, **mode}
+
+
 def is_neutral(given: Given) -> bool:
     """Whether a window of `of_frames` or `of_pixels` leaves everything as it is."""
     return all(side == _NEUTRAL[name] for name, sides in _sides(given).items() for side in sides)

@@ -1,0 +1,91 @@
+"""Calls that become others once shapes are known, in a copy of the graph that plans alone see.
+
+A pass sees no shapes: to it the other operand of a sum is a residual. Kernels add residuals where
+they store, number by number; a time embedding of N, C, 1, 1, or the offset that a gate computes, is
+none. For such shapes the layer is called alone again, with the sum and the activation behind it.
+
+`max` along a dimension returns places as well. Where nobody reads these, `amax` is as good, though
+it has other gradients where several numbers are the largest.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..graph import module_of
+from ..graph.layers import Fused
+from ..graph.leaves import opaque_by_nature
+from .recognize import specified
+from .recording import Record
+
+
+def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
+    """`graph` with such calls replaced; None if there are none."""
+    repeating = [node for node in graph.graph.nodes if _repeats(record, node)]
+    largest = [node for node in graph.graph.nodes if _is_read_for_values(node)]
+    if not repeating and not largest:
+        return None
+    copied = fx.Graph()
+    named: dict[fx.Node, fx.Node] = {}
+    copied.output(copied.graph_copy(graph.graph, named))  # type: ignore[arg-type]
+    for node in repeating:
+        activates = module_of(node).activation is not None  # type: ignore[union-attr]
+        _part(copied, named[node], activates=activates)
+    for node in largest:
+        _without_places(copied, named[node])
+    return fx.GraphModule(graph, copied)
+
+
+def _repeats(record: Record, node: fx.Node) -> bool:
+    fused = module_of(node)
+    if not isinstance(fused, Fused) or len(node.args) != 2 or node.kwargs:
+        return False
+    out, *given = (record.tensor(one) for one in (node, *node.all_input_nodes))
+    if out is None or None in given or opaque_by_nature(fused) is not None:
+        return False
+    x, residual = given[0], given[-1]
+    if residual.shape != out.shape:  # type: ignore[union-attr]
+        return True
+    alone = specified(fused.op, x)  # type: ignore[arg-type]
+    return alone is not None and alone.output != out.shape
+
+
+def _part(graph: fx.Graph, node: fx.Node, *, activates: bool) -> None:
+    """Call the layer of a `Fused` module, the sum and the activation, each by itself."""
+    x, residual = node.args
+    with graph.inserting_before(node):
+        result = graph.call_module(f"{node.target}.op", (x,))
+        result = graph.call_function(operator.add, (result, residual))
+        if activates:
+            result = graph.call_module(f"{node.target}.activation", (result,))
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _is_read_for_values(node: fx.Node) -> bool:
+    """Whether `node` asks for the largest numbers along a dimension, and for no places."""
+    if node.target not in (torch.max, "max") or not node.users:
+        return False
+    given = _of_max(node)
+    plain = type(given.get("dim")) is int and type(given.get("keepdim", False)) is bool
+    items = all(user.target is operator.getitem for user in node.users)
+    return plain and items and {user.args[1] for user in node.users if user.users} == {0}
+
+
+def _without_places(graph: fx.Graph, node: fx.Node) -> None:
+    given = _of_max(node)
+    with graph.inserting_before(node):
+        dim, keepdim = given["dim"], given.get("keepdim", False)
+        found = graph.call_function(torch.amax, (given["input"], dim, keepdim))
+    for user in [*node.users]:
+        user.replace_all_uses_with(found)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _of_max(node: fx.Node) -> dict[str, Any]:
+    return {**dict(zip(("input", "dim", "keepdim"), node.args, strict=False)), **node.kwargs}
