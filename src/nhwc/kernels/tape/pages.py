@@ -49,6 +49,11 @@ class Shelf:
         self._others = tuple(others)
         self._pieces: dict[Hashable, list[Tensor]] = {}
 
+    @property
+    def pieces(self) -> tuple[Tensor, ...]:
+        """What was packed while this shelf was filled, or found on another."""
+        return tuple(piece for some in self._pieces.values() for piece in some)
+
     def take(self, floats: int) -> Tensor:
         self._before = self._rest
         whole = -(-floats // _LINE) * _LINE
