@@ -75,6 +75,7 @@ class Optimized(nn.Module):
     _programs: dict[Hashable, Callable[..., Any]]
     _stamp: Stamp
     _foreign: list[weakref.ref[Tensor]]
+    _pool: Pool
 
     def __init__(
         self,

@@ -284,7 +284,7 @@ class _Binder:
         if not constants or implementation.copies > 0 or not in_place:
             return constants
         weight, *rest = constants
-        own = self.graph.get_submodule(layer.op or "").weight
+        own: Any = self.graph.get_submodule(layer.op or "").weight
         # The model's own weight may be written to; a copy of it that was read from a file is not.
         return (weight if weight.data_ptr() == own.data_ptr() else shared(weight), *rest)
 

@@ -150,11 +150,12 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if kind := wide_type(buffer):
             memo[id(buffer)] = buffer.detach().to(kind, copy=True)
     # `double` converts the tensors that are in no slot of a module.
-    wide = copy_as_is(model, memo).double()
-    for module in wide.modules():
-        if type(module) in (nn.Conv2d, nn.Conv3d) and type(module.padding) is tuple:
-            module._conv_forward = _Sliced.of(module)  # type: ignore[assignment, method-assign]
-    return wide
+    made = copy_as_is(model, memo).double()
+    for module in made.modules():
+        found: Any = module
+        if type(module) in (nn.Conv2d, nn.Conv3d) and not isinstance(found.padding, str):
+            found._conv_forward = _Sliced.of(found)
+    return made
 
 
 @dataclass(frozen=True)
