@@ -8,7 +8,7 @@ everything imported and no model. The model's own peak is one call of it, weight
 has a process for each engine: the largest counts, less that of a bench of one small layer. The
 optimized model is called alone, when the model it was made from and all that making it took are
 gone, and once more in a process that has loaded it from its file, with its kernels known. Volumes
-have neither audit nor bench here. `weights` are the model's own; `packed` is what our kernels hold
+have neither audit nor bench here. `weights` are the model's own; `packed` is what the kernels hold
 of them instead, and `arena` the memory of a call, of which `live` is used at one time: no arena is
 smaller.
 
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 IMAGE, VIDEO, SCAN = (1, 3, 224, 224), (1, 3, 8, 112, 112), (1, 1, 64, 64, 64)
 MODELS = {
     **dict.fromkeys(
@@ -63,13 +64,14 @@ def main(models: list[str]) -> None:
             print(" | ".join(row(model, found[model])), flush=True)
             shapes = {name: MODELS.get(name, IMAGE) for name in found}
             RESULTS.write_text(json.dumps({"shapes": shapes, "megabytes": found}, indent=1) + "\n")
-            RESULTS.with_suffix(".md").write_text(table(found))
+            head, mark, _ = PAGE.read_text().partition("## Measured\n")
+            PAGE.write_text(f"{head}{mark}\n{table(found)}")
 
 
 def table(found: dict[str, dict[str, int]]) -> str:
     head = ["model", "own, MB", *(f"{work}, MB" for work in (*WORK[1:], *PARTS))]
     lines = [head, ["---"] * len(head), *(row(model, peaks) for model, peaks in found.items())]
-    said = "\n\n".join((__doc__ or "").split("\n\n")[2:-1])
+    said = "\n\n".join((__doc__ or "").split("\n\n")[1:-1])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{said}\n"
 
 
@@ -148,12 +150,12 @@ def parts_of(model: Any) -> dict[str, int]:
     from nhwc.kernels.tape.arena import least
 
     threads = torch.get_num_threads()
-    packed = {one.data_ptr(): one for shelf in model._pool.shelves for one in shelf.pieces}
+    packed = {id(one): one for shelf in model._pool.shelves for one in shelf.pieces}
     schedules = [one.schedule for one in gc.get_objects() if type(one) is Program]
     lives = [[*schedule.lives(threads).values()] for schedule in schedules]
     return {
         "weights": sum(weight.nbytes for weight in model.parameters()),
-        "packed": sum(one.nbytes for one in packed.values() if not one.is_mkldnn),
+        "packed": sum(4 * one.numel() for one in packed.values()),
         "arena": max((schedule.places(threads)[1] for schedule in schedules), default=0),
         "live": max(map(least, lives), default=0),
     }

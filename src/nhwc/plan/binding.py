@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.programs.pool import Pool
-from ..kernels.tape.pages import Shelf, shared, side_by_side
+from ..kernels.tape.pages import WeightShelf, shared, side_by_side
 from ..machine.host_memory import trim
 from ..operators.kinds import may_be_view
 from .assigning import written
@@ -133,7 +133,7 @@ class _Binder:
         self.unpacked = 0
         self.shown = self._shown()
 
-    def bind(self, shelf: Shelf) -> PlanProgram:
+    def bind(self, shelf: WeightShelf) -> PlanProgram:
         feeds: list[int | None] = []
         constants: dict[int, Any] = {}
         for node in self.graph.graph.nodes:

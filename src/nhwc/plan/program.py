@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..kernels.tape.pages import Shelf
+from ..kernels.tape.pages import WeightShelf
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PlanProgram:
         start: list[Any],
         feeds: Sequence[int | None],
         output: Any,
-        shelf: Shelf | None = None,
+        shelf: WeightShelf | None = None,
     ) -> None:
         self.steps = tuple(steps)
         self.shelf = shelf

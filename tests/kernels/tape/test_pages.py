@@ -53,7 +53,7 @@ def test_a_plan_packs_side_by_side():
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scene, "kernels_of_others", lambda *_: ())
-        patch.setattr(pages.Shelf, "take", lambda self, n: asked.append(n) or torch.empty(n))
+        patch.setattr(pages.WeightShelf, "take", lambda self, n: asked.append(n) or torch.empty(n))
         nhwc.optimize(net, torch.randn(1, 16, 8, 8), remeasure=True)
     assert asked.count(16 * 17) >= 3
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from ..tape.arena import LINE
-from ..tape.pages import Shelf
+from ..tape.pages import WeightShelf
 
 
 class Pool:
@@ -21,7 +21,7 @@ class Pool:
     def __init__(self) -> None:
         self._idle: dict[int, deque[_Block]] = {}
         # A shelf lives as long as the program whose weights lie there.
-        self._shelves: list[ref[Shelf]] = []
+        self._shelves: list[ref[WeightShelf]] = []
 
     def take(self, threads: int) -> _Block:
         """Take a block, which nobody else gets until it is put back."""
@@ -35,12 +35,12 @@ class Pool:
         self._idle.setdefault(threads, deque()).append(block)
 
     @property
-    def shelves(self) -> tuple[Shelf, ...]:
+    def shelves(self) -> tuple[WeightShelf, ...]:
         """What the programs that are alive packed."""
         self._shelves = [one for one in self._shelves if one() is not None]
         return tuple(shelf for one in self._shelves if (shelf := one()) is not None)
 
-    def add(self, shelf: Shelf) -> None:
+    def add(self, shelf: WeightShelf) -> None:
         """Offer what lies on `shelf` to later programs."""
         self._shelves.append(ref(shelf))
 

@@ -38,13 +38,13 @@ _SAMPLE = 64
 """How many numbers of a tensor are looked at before it is compared as a whole."""
 
 
-class Shelf:
+class WeightShelf:
     """Memory that is given away piece by piece; it is free once all that lies there is gone.
 
     `others` are shelves of the same model, whose pieces are as good as its own.
     """
 
-    def __init__(self, others: Iterable[Shelf] = ()) -> None:
+    def __init__(self, others: Iterable[WeightShelf] = ()) -> None:
         self._rest = self._before = self._last = torch.empty(0)
         self._others = tuple(others)
         self._pieces: dict[Hashable, list[Tensor]] = {}
@@ -88,11 +88,11 @@ class Shelf:
         self._others, self._last, self._before = (), torch.empty(0), torch.empty(0)
 
 
-_shelf: ContextVar[Shelf | None] = ContextVar("shelf", default=None)
+_shelf: ContextVar[WeightShelf | None] = ContextVar("shelf", default=None)
 
 
 @contextmanager
-def side_by_side(others: Iterable[Shelf] = ()) -> Iterator[Shelf]:
+def side_by_side(others: Iterable[WeightShelf] = ()) -> Iterator[WeightShelf]:
     """Place all memory that `room` returns inside this block side by side.
 
     >>> with side_by_side():
@@ -103,7 +103,7 @@ def side_by_side(others: Iterable[Shelf] = ()) -> Iterator[Shelf]:
     The shelf that it lies on keeps what was packed, for those that come with this one among the
     `others`.
     """
-    shelf = Shelf(others)
+    shelf = WeightShelf(others)
     before = _shelf.set(shelf)
     try:
         yield shelf
