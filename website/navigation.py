@@ -33,6 +33,7 @@ SECTIONS = (
         "Measured",
         (
             "performance",
+            "memory",
             "operators",
             "operators-wiki-2022",
             "lost-formats",

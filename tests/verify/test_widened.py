@@ -1,5 +1,7 @@
 """A model in float64: right as a whole copy would be, with few weights there at a time."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -124,3 +126,42 @@ def test_a_model_in_float64_is_not_written_to():
 
 def _leaves(value):
     return torch.utils._pytree.tree_leaves(value)
+
+
+CONVOLUTIONS = {
+    "volume": (nn.Conv3d(4, 6, 3, padding=1), (2, 4, 9, 7, 8)),
+    "strides": (nn.Conv3d(4, 6, (3, 1, 2), (2, 1, 2), (1, 0, 1)), (1, 4, 9, 5, 6)),
+    "dilation and groups": (nn.Conv3d(4, 8, 3, dilation=(3, 2, 1), groups=2), (1, 4, 11, 6, 5)),
+    "image": (nn.Conv2d(4, 6, 3, 2, padding=(2, 1), bias=False), (2, 4, 12, 7)),
+    "around": (nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="circular"), (1, 4, 9, 8)),
+    "as large as the input": (nn.Conv2d(4, 6, 3, padding="same"), (1, 4, 9, 8)),
+    "one image alone": (nn.Conv2d(4, 6, 3), (4, 9, 8)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_in_slices(name, monkeypatch):
+    """A few rows or frames at a time give what all of them give."""
+    monkeypatch.setattr("nhwc.verify.widened._WINDOWS", 1 << 15)
+    convolution, shape = CONVOLUTIONS[name]
+    x = torch.randn(shape, dtype=torch.float64)
+    with torch.no_grad():
+        expected = copy.deepcopy(convolution).double()(x)
+        torch.testing.assert_close(widened(convolution)(x), expected, rtol=0, atol=1e-12)
+
+
+def test_windows_of_a_volume_are_not_written_out_at_once(monkeypatch):
+    """What all pixels see would be 27 times the input."""
+    sizes = []
+    plain = torch.conv3d
+
+    def seen(x, *more):
+        sizes.append(len(x[0, 0]))
+        return plain(x, *more)
+
+    monkeypatch.setattr(torch, "conv3d", seen)
+    monkeypatch.setattr("nhwc.verify.widened._WINDOWS", 1 << 20)
+    with torch.no_grad():
+        widened(nn.Conv3d(8, 8, 3, padding=1))(torch.randn(1, 8, 20, 16, 16).double())
+    assert len(sizes) > 5
+    assert max(sizes) < 6

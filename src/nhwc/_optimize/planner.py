@@ -78,7 +78,7 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
             found, one_said = _plan(task, around, inputs)
             plans += [found] if found else []
             told.append(one_said)
-    return Planned(Optimized(around, plans), tuple(told))
+    return Planned(Optimized(around, plans, pool=task.pool), tuple(told))
 
 
 def _with_parts(

@@ -219,4 +219,4 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
     ledger.save()
     packed = (weight for one in plans for weight in one.weights)
     bring_back((*graph.parameters(), *graph.buffers()), packed)
-    return Optimized(graph, plans, exact=exact)
+    return Optimized(graph, plans, exact=exact, pool=pool)

@@ -65,6 +65,9 @@ class Optimized(nn.Module):
     file (`host_memory.shelve`) and take no memory until such a call. Copies of the model hold them
     in memory.
 
+    Programs for several shapes share their packed weights where these are the same numbers, and
+    the memory of a call: `pool` is that of `plans`.
+
     `examples` are the shapes it was made for, in words; `report` says how it came about.
     """
 
@@ -72,6 +75,7 @@ class Optimized(nn.Module):
     _programs: dict[Hashable, Callable[..., Any]]
     _stamp: Stamp
     _foreign: list[weakref.ref[Tensor]]
+    _pool: Pool
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Optimized(nn.Module):
         *,
         report: Any = None,
         exact: bool = False,
+        pool: Pool | None = None,
     ) -> None:
         super().__init__()
         self.portable = graph.requires_grad_(False)
@@ -92,8 +97,15 @@ class Optimized(nn.Module):
         self._told = False
         self._kept_in_eval = False
         self._lock = threading.Lock()
-        self._pool = Pool()
+        self._share(pool or Pool())
         self.restamp()
+
+    def _share(self, pool: Pool) -> None:
+        """Take memory from `pool`, with the planned parts inside: one part runs after the other."""
+        graphs = [recipe.graph for recipe in self._recipes.values() if recipe.graph]
+        for module in (part for graph in (self, *graphs) for part in graph.modules()):
+            if isinstance(module, Optimized):
+                module._pool = pool
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if isinstance(inputs, fx.Proxy):
@@ -257,7 +269,7 @@ class Optimized(nn.Module):
         super().__setstate__(state)
         self._programs = {}
         self._lock = threading.Lock()
-        self._pool = Pool()
+        self._share(Pool())
         self.restamp()
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.programs.pool import Pool
-from ..kernels.tape.pages import side_by_side
+from ..kernels.tape.pages import WeightShelf, shared, side_by_side
 from ..machine.host_memory import trim
 from ..operators.kinds import may_be_view
 from .assigning import written
@@ -21,7 +21,7 @@ from .others import caller
 from .program import PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
-from .specs import Layer, Weighted
+from .specs import Layer, Linear, Weighted
 from .stretch import alone, together
 
 _Key = tuple[fx.Node, "Format | tuple[int, ...] | None"]
@@ -59,14 +59,16 @@ def bind(
 ) -> PlanProgram:
     """Prepare every chosen kernel's weights and string them together.
 
-    All programs of ours take their memory from `pool`: they run one after the other.
+    All programs of ours take their memory from `pool`: they run one after the other. What another
+    program of that pool has packed is not packed again.
     """
     packed, pool = packed or Packed(), pool or Pool()
     packed.begin(choice)
     # Packed weights are next, and large; what was measured or not chosen is in their way.
     trim()
-    with side_by_side():
-        return _Binder(scene, choice, packed, pool).bind()
+    with side_by_side(pool.shelves) as shelf:
+        pool.add(shelf)
+        return _Binder(scene, choice, packed, pool).bind(shelf)
 
 
 def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
@@ -131,7 +133,7 @@ class _Binder:
         self.unpacked = 0
         self.shown = self._shown()
 
-    def bind(self) -> PlanProgram:
+    def bind(self, shelf: WeightShelf) -> PlanProgram:
         feeds: list[int | None] = []
         constants: dict[int, Any] = {}
         for node in self.graph.graph.nodes:
@@ -152,7 +154,7 @@ class _Binder:
         output = fx.node.map_arg(result.args[0], self._returned)
         steps = with_drops(self.steps, output, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
-        return PlanProgram(steps, start, feeds, output)
+        return PlanProgram(steps, start, feeds, output, shelf)
 
     def _without_end(self, unit: Sequence[Layer]) -> tuple[list[Layer], list[Layer]]:
         """The layers of a stretch without those at its ends that only move data, and these.
@@ -267,13 +269,24 @@ class _Binder:
         """The weights that it prepares; memory that packing others left is given back first."""
         found: list[Any] = []
         for one in implementation.layers(layer):
-            constants = self.scene.constants(one)
+            constants = self._unless_known(implementation, one)
             found += constants
             self.unpacked += constants[0].nbytes if constants else 0
             if self.unpacked > _TRIMMED:
                 trim()
                 self.unpacked = 0
         return found
+
+    def _unless_known(self, implementation: Implementation, layer: Layer) -> tuple[Any, ...]:
+        """The constants of a layer; what is read where it lies is there once for all programs."""
+        constants = self.scene.constants(layer)
+        in_place = implementation.ours or isinstance(layer.spec, Linear)
+        if not constants or implementation.copies > 0 or not in_place:
+            return constants
+        weight, *rest = constants
+        own: Any = self.graph.get_submodule(layer.op or "").weight
+        # The model's own weight may be written to; a copy of it that was read from a file is not.
+        return (weight if weight.data_ptr() == own.data_ptr() else shared(weight), *rest)
 
     def _given(self, node: fx.Node, layer: Layer, layout: Format | None) -> int:
         """The slot that a layer reads: an input as it was given, where the result may share it."""

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
+from ..kernels.tape.pages import shared
 from ..operators.activations import NamedActivation, in_onednn, in_torch
 from ..operators.unseen import sees_no_column
 from .cuda import fused_convolutions
@@ -166,6 +167,7 @@ def _onednn_convolution(spec: Convolution, weight: Tensor, bias: Tensor | None) 
         spec.groups,
         list(spec.input),
     )
+    packed = shared(packed)
     geometry = (padding, stride, dilation, spec.groups)
     if not spec.residual:
         alone = torch.ops.mkldnn._convolution_pointwise.default
@@ -188,7 +190,7 @@ def _eager_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
 
 def _onednn_linear(spec: Linear, weight: Tensor, bias: Tensor | None) -> Run:
     rows = math.prod(spec.input[:-1])
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    packed = shared(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))
     alone = torch.ops.mkldnn._linear_pointwise.default
     if spec.residual:
         activate = in_torch(spec.activation)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..kernels.tape.pages import WeightShelf
+
 
 @dataclass(frozen=True)
 class PlanStep:
@@ -22,14 +24,21 @@ class PlanStep:
 class PlanProgram:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. A program
+    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. On `shelf`
+    lies what its kernels packed, where other programs find it as long as this one lives. A program
     keeps nothing from one call to the next, so threads may share it.
     """
 
     def __init__(
-        self, steps: Sequence[PlanStep], start: list[Any], feeds: Sequence[int | None], output: Any
+        self,
+        steps: Sequence[PlanStep],
+        start: list[Any],
+        feeds: Sequence[int | None],
+        output: Any,
+        shelf: WeightShelf | None = None,
     ) -> None:
         self.steps = tuple(steps)
+        self.shelf = shelf
         self._calls = tuple((s.run, s.inputs, s.output, s.drops) for s in steps)
         self._start = start
         self._feeds = tuple(feeds)

@@ -2,15 +2,20 @@
 
 All weights in float64 take twice the memory of the model, but they are needed one after the other.
 So the large ones are made when the module that holds them begins to run, and dropped when it ends.
+
+In float64 torch writes out what each output pixel of a convolution sees, 27 copies of a volume for
+filters of 3x3x3, and in twice the bytes. So convolutions compute some rows or frames at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..machine.host_memory import apart
@@ -18,6 +23,10 @@ from ..models.preserve import copy_as_is
 
 _LARGE = 1 << 16
 """A weight of at least this many numbers is widened anew for each run of its module."""
+
+
+_WINDOWS = 1 << 26
+"""The bytes that what some rows or frames see may take."""
 
 
 class _Missing(BaseException):
@@ -141,7 +150,59 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if kind := wide_type(buffer):
             memo[id(buffer)] = buffer.detach().to(kind, copy=True)
     # `double` converts the tensors that are in no slot of a module.
-    return copy_as_is(model, memo).double()
+    made = copy_as_is(model, memo).double()
+    for module in made.modules():
+        found: Any = module
+        if type(module) in (nn.Conv2d, nn.Conv3d) and not isinstance(found.padding, str):
+            found._conv_forward = _Sliced.of(found)
+    return made
+
+
+@dataclass(frozen=True)
+class _Sliced:
+    """A convolution that computes some rows or frames at a time.
+
+    It does not hold its module, which would then live until the next garbage collection. `around`
+    are pixels in torch's order, the last side first.
+    """
+
+    mode: str
+    around: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, module: nn.Conv2d | nn.Conv3d) -> _Sliced:
+        first, *others = map(int, module.padding)
+        if module.padding_mode == "zeros":
+            mode, around, left = "constant", (*[0] * 2 * len(others), first, first), (0, *others)
+        else:
+            mode, left = module.padding_mode, (0,) * (1 + len(others))
+            around = tuple(n for side in reversed((first, *others)) for n in (side, side))
+        return cls(mode, around, module.stride, left, module.dilation, module.groups)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        alone = x.ndim < weight.ndim
+        x = F.pad(x[None] if alone else x, self.around, self.mode)
+        step, length = self.stride[0], self.dilation[0] * (weight.shape[2] - 1) + 1
+        count = max(1, (x.shape[2] - length) // step + 1)
+        seen = 8 * weight[0].numel() * self.groups * x[:, 0, 0].numel()
+        some = max(1, _WINDOWS // max(1, seen))
+        parts = []
+        for first in range(0, count, some):
+            last = min(first + some, count) - 1
+            part = x[:, :, first * step : last * step + length]
+            parts.append(self._convolved(part, weight, bias))
+        result = torch.cat(parts, 2)
+        return result[0] if alone else result
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        geometry: Any = (self.stride, self.padding, self.dilation, self.groups)
+        if weight.ndim == 5:
+            return torch.conv3d(x, weight, bias, *geometry)
+        return torch.conv2d(x, weight, bias, *geometry)
 
 
 def wide_type(tensor: Tensor) -> torch.dtype | None:

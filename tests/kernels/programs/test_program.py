@@ -17,7 +17,7 @@ from nhwc.kernels.layers import copies, elementwise, linear, pooling
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.programs.bound import _planes
 from nhwc.kernels.programs.builder import Builder
-from nhwc.kernels.tape.arena import LINE, Lifetime, place
+from nhwc.kernels.tape.arena import LINE, Lifetime, least, place
 
 lives = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -36,6 +36,19 @@ def test_buffers_that_live_together_lie_apart(lifetimes):
         for other, start in placed[:index]:
             apart = offset + life.bytes <= start or start + other.bytes <= offset
             assert apart or not life.meets(other) or not (life.bytes and other.bytes)
+    assert least(lifetimes) <= total
+
+
+def test_large_buffers_lie_where_there_is_room():
+    """Where no half of the memory stays in a cache, middles are not worth more of it."""
+    chain = [(6, 1, 2), (6, 0, 1), (10, 3, 5)]
+
+    def bytes_of(scale):
+        lifetimes = [Lifetime(scale * size, first, last) for size, first, last in chain]
+        return place(lifetimes)[1] / scale, least(lifetimes) / scale
+
+    assert bytes_of(LINE) == (14, 12)
+    assert bytes_of(1 << 22) == (12, 12)
 
 
 def test_memory_is_used_again():

@@ -7,7 +7,7 @@ import nhwc
 from nhwc.kernels import ConvSpec, conv2d_candidates
 from nhwc.kernels.product.weights import pad_channels
 from nhwc.kernels.tape import pages
-from nhwc.kernels.tape.pages import PAGE, room, side_by_side
+from nhwc.kernels.tape.pages import PAGE, room, shared, side_by_side
 from nhwc.plan import scene
 
 
@@ -53,7 +53,7 @@ def test_a_plan_packs_side_by_side():
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scene, "kernels_of_others", lambda *_: ())
-        patch.setattr(pages._Shelf, "take", lambda self, n: asked.append(n) or torch.empty(n))
+        patch.setattr(pages.WeightShelf, "take", lambda self, n: asked.append(n) or torch.empty(n))
         nhwc.optimize(net, torch.randn(1, 16, 8, 8), remeasure=True)
     assert asked.count(16 * 17) >= 3
 
@@ -78,3 +78,65 @@ def test_packed_weights_are_the_same_there():
     with side_by_side():
         assert torch.equal(pad_channels(filters, 20)[:, :20], filters)
         assert pad_channels(filters, 20)[:, 20:].eq(0).all()
+
+
+def filled(value, floats=5000):
+    return room(floats).fill_(value)
+
+
+def test_the_same_numbers_lie_there_once():
+    with side_by_side() as shelf:
+        first, other = shared(filled(1)), shared(filled(2))
+        again = shared(filled(1))
+        third = shared(filled(3))
+        nans = shared(filled(float("nan"))), shared(filled(float("nan")))
+    assert again is first
+    assert [float(one[-1]) for one in (first, other, third)] == [1, 2, 3]
+    # The room of what was packed twice is used for what comes next.
+    assert third.data_ptr() - other.data_ptr() == other.data_ptr() - first.data_ptr()
+    assert nans[0] is nans[1]
+    assert len(shelf.pieces) == 4
+
+
+def test_one_number_in_many_is_a_difference():
+    with side_by_side():
+        first, almost = filled(1, 1 << 16), filled(1, 1 << 16)
+        almost[777] = 2
+        assert shared(first) is first
+        assert shared(almost) is almost
+        assert almost[777] == 2
+
+
+def test_what_was_not_taken_from_the_shelf_gives_no_room_back():
+    with side_by_side():
+        outside = torch.ones(5000)
+        shared(outside)
+        last = room(5000).zero_()
+        assert shared(torch.ones(5000)) is outside
+        assert room(5000).data_ptr() != last.data_ptr()
+
+
+def test_shelves_of_one_model_have_their_pieces_in_common():
+    with side_by_side() as shelf:
+        first = shared(filled(1))
+    with side_by_side([shelf]) as second:
+        assert shared(filled(1)) is first
+    del shelf
+    with side_by_side([second]):
+        assert shared(filled(1)) is first
+    with side_by_side():
+        assert shared(filled(1)) is not first
+
+
+def test_weights_that_onednn_packed_alike_are_one():
+    weight = torch.rand(64, 64, 3, 3)
+
+    def packed(weight, padding, groups=1):
+        pack = torch.ops.mkldnn._reorder_convolution_weight
+        return pack(weight, [padding] * 2, [1, 1], [1, 1], groups, [1, 64 * groups, 9, 9])
+
+    if not hasattr(torch.ops.mkldnn, "_get_mkldnn_serialized_md"):
+        pytest.skip("this torch does not tell how oneDNN lays out weights")
+    with side_by_side():
+        first, other = shared(packed(weight, 1)), shared(packed(weight + 1, 1))
+        assert shared(packed(weight, 1)) is first is not other

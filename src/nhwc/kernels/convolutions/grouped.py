@@ -46,7 +46,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter, Variable
 from ..layers.ending import finish
 from ..product.weights import after, pack_bias
-from ..tape.pages import room
+from ..tape.pages import room, shared
 from ..tape.steps import Step, View, step
 from .spec import ConvSpec
 
@@ -236,7 +236,7 @@ def pack_grouped(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     packed = room(packed_floats(spec))
     packed[: lanes.numel()].view(lanes.shape).copy_(lanes)
     packed[lanes.numel() :] = pack_bias(bias, spec.k, 1, isa)
-    return packed
+    return shared(packed)
 
 
 def packed_floats(spec: ConvSpec) -> int:

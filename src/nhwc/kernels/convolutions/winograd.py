@@ -40,7 +40,7 @@ from ..language import isa as isas
 from ..layers.activations import clamp
 from ..product.microkernel import TILE, panel_columns
 from ..product.weights import after, fill_panels, pack_bias
-from ..tape.pages import room
+from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
 from .direct import pack_direct
 from .parts import outweighs
@@ -97,7 +97,7 @@ def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | Non
             panel = place[depth * first : depth * (first + padded)]
             fill_panels(panel, filters.flatten(0, 1), isa)
     packed[-len(ending) :] = ending
-    return packed
+    return shared(packed)
 
 
 def packed_floats(form: Form, spec: ConvSpec) -> int:

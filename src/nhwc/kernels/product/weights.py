@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..language.isa import Isa
 from ..language.loops import padded
-from ..tape.pages import room
+from ..tape.pages import room, shared
 from ..tape.steps import View
 from .microkernel import panel_columns
 
@@ -47,7 +47,7 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
     for group, place in zip(taps_first, panels, strict=True):
         fill_panels(place, group.t(), isa)
     packed[-len(ending) :] = ending
-    return packed
+    return shared(packed)
 
 
 def pad_channels(values: Tensor | None, channels: int) -> Tensor:
@@ -58,7 +58,7 @@ def pad_channels(values: Tensor | None, channels: int) -> Tensor:
     filled = room(math.prod(rows.shape[:-1]) * padded(channels)).view(*rows.shape[:-1], -1)
     filled[..., :channels] = rows
     filled[..., channels:] = 0.0
-    return filled
+    return shared(filled)
 
 
 def pack_depthwise(weight: Tensor, isa: Isa) -> Tensor:

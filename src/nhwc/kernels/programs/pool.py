@@ -1,14 +1,18 @@
-"""Memory that programs share: those of one model, for all shapes that it is planned for."""
+"""Memory that programs share: those of one model, for all shapes that it is planned for.
+
+They share the arena of their calls, and what they packed of the model's weights.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from ..tape.arena import LINE
+from ..tape.pages import WeightShelf
 
 
 class Pool:
@@ -16,6 +20,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: dict[int, deque[_Block]] = {}
+        # A shelf lives as long as the program whose weights lie there.
+        self._shelves: list[ref[WeightShelf]] = []
 
     def take(self, threads: int) -> _Block:
         """Take a block, which nobody else gets until it is put back."""
@@ -27,6 +33,16 @@ class Pool:
 
     def put(self, threads: int, block: _Block) -> None:
         self._idle.setdefault(threads, deque()).append(block)
+
+    @property
+    def shelves(self) -> tuple[WeightShelf, ...]:
+        """What the programs that are alive packed."""
+        self._shelves = [one for one in self._shelves if one() is not None]
+        return tuple(shelf for one in self._shelves if (shelf := one()) is not None)
+
+    def add(self, shelf: WeightShelf) -> None:
+        """Offer what lies on `shelf` to later programs."""
+        self._shelves.append(ref(shelf))
 
     def forget(self) -> None:
         """Free what no call uses now: it may be as large as a program that is gone."""

@@ -51,6 +51,12 @@ class Schedule:
 
     def places(self, threads: int) -> tuple[dict[object, int], int]:
         """The offset of each buffer and scratch in the arena, and the arena's size."""
+        lives = self.lives(threads)
+        offsets, total = place(list(lives.values()))
+        return dict(zip(lives, offsets, strict=True)), total
+
+    def lives(self, threads: int) -> dict[object, Lifetime]:
+        """How large each buffer and scratch in the arena is, and when it is used."""
         outside = {id(output.view.buffer) for output in self.outputs}
         lives: dict[object, Lifetime] = {}
         for number, phase in enumerate(self.phases):
@@ -66,5 +72,4 @@ class Schedule:
                 if id(item) not in outside:
                     known = lives.get(item, Lifetime(size, number, number))
                     lives[item] = Lifetime(size, known.first, number)
-        offsets, total = place(list(lives.values()))
-        return dict(zip(lives, offsets, strict=True)), total
+        return lives

@@ -10,7 +10,8 @@ live together may share memory. Each is placed with its middle on the middle of 
 
 Threads share out a buffer from its beginning to its end. With all middles in one place the first
 half of the memory stays one thread's from layer to layer; a line that another core wrote last is
-far away, the more so where cores have caches of their own.
+far away, the more so where cores have caches of their own. Of a volume no half stays in a cache:
+there buffers lie where there is room, if that takes less.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
+_NEAR = 1 << 24
+"""A block of more bytes than this is in no cache of a core's when the next layer reads it."""
+
+
 def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Return an offset for each buffer, and the size of the block that holds them all.
 
@@ -43,6 +48,29 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     The largest go first, each to where it has its middle on the middle of another if it can, else
     to the lowest gap it fits in.
     """
+    centred = _placed(lifetimes, centred=True)
+    if centred[1] <= max(_NEAR, least(lifetimes)):
+        return centred
+    return min(centred, _placed(lifetimes, centred=False), key=lambda found: found[1])
+
+
+def least(lifetimes: Sequence[Lifetime]) -> int:
+    """The bytes that live at once: no block for these buffers is smaller.
+
+    >>> least([Lifetime(64, 0, 1), Lifetime(64, 1, 2), Lifetime(64, 2, 3)])
+    128
+    """
+    # Most of them live when one of them begins to.
+    return max(
+        (
+            sum(_padded(life.bytes) for life in lifetimes if life.first <= at <= life.last)
+            for at in {life.first for life in lifetimes}
+        ),
+        default=0,
+    )
+
+
+def _placed(lifetimes: Sequence[Lifetime], *, centred: bool) -> tuple[list[int], int]:
     offsets = [0] * len(lifetimes)
     placed: list[int] = []
     middles: list[int] = []
@@ -55,8 +83,8 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
             if lifetimes[other].meets(lifetimes[index])
         )
         # The last middles belong to the smallest buffers, so that small buffers stay together.
-        centred = (middle - half for middle in reversed(middles))
-        offset = next((at for at in centred if _is_free(at, size, taken)), None)
+        tried = (middle - half for middle in reversed(middles if centred else []))
+        offset = next((at for at in tried if _is_free(at, size, taken)), None)
         if offset is None:
             offset = _lowest(size, taken)
             middles.append(offset + half)
