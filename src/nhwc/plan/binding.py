@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
 from ..kernels.programs.pool import Pool
-from ..kernels.tape.pages import WeightShelf, shared, side_by_side
+from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim
 from ..operators.kinds import may_be_view
 from .assigning import written
@@ -38,7 +38,7 @@ class Packed:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[fx.Node, Implementation], Run] = {}
+        self._runs: dict[tuple[fx.Node, Implementation], tuple[Run, tuple[Tensor, ...]]] = {}
 
     def begin(self, choice: Choice) -> None:
         """Drop the weights that no kernel of `choice` reads, before others are packed."""
@@ -50,8 +50,14 @@ class Packed:
             return make()
         key = (layer.node, implementation)
         if key not in self._runs:
-            self._runs[key] = make()
-        return self._runs[key]
+            with noted() as pieces:
+                run = make()
+            self._runs[key] = run, tuple(pieces)
+        run, kept = self._runs[key]
+        for piece in kept:
+            # The shelf of the program that packed it may be gone.
+            shared(piece)
+        return run
 
 
 def bind(

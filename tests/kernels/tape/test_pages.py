@@ -1,5 +1,7 @@
 """Where packed weights lie: side by side in large pages."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from nhwc.kernels.product.weights import pad_channels
 from nhwc.kernels.tape import pages
 from nhwc.kernels.tape.pages import PAGE, room, shared, side_by_side
 from nhwc.plan import scene
+from nhwc.plan.binding import Packed
+from nhwc.plan.implementation import Implementation
 
 
 def span(tensor):
@@ -140,3 +144,21 @@ def test_weights_that_onednn_packed_alike_are_one():
     with side_by_side():
         first, other = shared(packed(weight, 1)), shared(packed(weight + 1, 1))
         assert shared(packed(weight, 1)) is first is not other
+
+
+def test_what_others_packed_for_a_program_that_is_gone_is_found():
+    layer, implementation = SimpleNamespace(node=object()), Implementation("other", None, None)
+    packed, made = Packed(), []
+
+    def make():
+        made.append(shared(torch.ones(5000)))
+        return made[0].sum
+
+    with side_by_side() as gone:
+        packed.of(layer, implementation, make)
+    del gone
+    with side_by_side() as shelf:
+        packed.of(layer, implementation, make)
+    with side_by_side([shelf]):
+        assert shared(torch.ones(5000)) is made[0]
+    assert len(made) == 1

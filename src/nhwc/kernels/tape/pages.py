@@ -91,6 +91,9 @@ class WeightShelf:
 _shelf: ContextVar[WeightShelf | None] = ContextVar("shelf", default=None)
 
 
+_noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
+
+
 @contextmanager
 def side_by_side(others: Iterable[WeightShelf] = ()) -> Iterator[WeightShelf]:
     """Place all memory that `room` returns inside this block side by side.
@@ -112,6 +115,23 @@ def side_by_side(others: Iterable[WeightShelf] = ()) -> Iterator[WeightShelf]:
         _shelf.reset(before)
 
 
+@contextmanager
+def noted() -> Iterator[list[Tensor]]:
+    """A list of what `shared` returns inside this block, for a shelf that comes later.
+
+    >>> with side_by_side(), noted() as pieces:
+    ...     packed = shared(room(5000).fill_(1))
+    >>> len(pieces)
+    1
+    """
+    pieces: list[Tensor] = []
+    before = _noted.set(pieces)
+    try:
+        yield pieces
+    finally:
+        _noted.reset(before)
+
+
 def shared(tensor: Tensor) -> Tensor:
     """What was packed before with the very numbers of `tensor`, for this model; else `tensor`.
 
@@ -129,6 +149,9 @@ def shared(tensor: Tensor) -> Tensor:
     found = shelf.known(tensor)
     if found is not tensor:
         shelf.put_back(tensor)
+    pieces = _noted.get()
+    if pieces is not None:
+        pieces.append(found)
     return found
 
 
