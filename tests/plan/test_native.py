@@ -238,6 +238,22 @@ def test_the_places_of_the_largest_numbers_are_torchs():
         assert torch.equal(found, wanted)
 
 
+@torch.no_grad()
+def test_an_identity_may_be_given_a_list():
+    class Listed(Net):
+        def __init__(self):
+            super().__init__()
+            self.same = nn.Identity()
+
+        def forward(self, x):
+            several = self.same([x.relu(), x * 2])
+            return several[1] * several[0]
+
+    (x,) = images((2, 8, 7, 6))
+    graph, program, _ = lowered(Listed(), x)
+    torch.testing.assert_close(program(x), graph(x))
+
+
 class Sampling(Net):
     """Deformable attention: for each token some places of an image, by heads."""
 
