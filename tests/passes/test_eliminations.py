@@ -116,6 +116,11 @@ STAYS = {
         lambda: call(lambda self, x: F.conv2d(x, self.c.weight * x.mean()), c=nn.Conv2d(4, 4, 1)),
         "weight is computed",
     ),
+    "a weight that is a vector": (
+        lift_functional,
+        lambda: call(lambda self, x: F.linear(x, self.c.bias), c=nn.Conv2d(4, 4, 1)),
+        "no matrix",
+    ),
     "a batch norm of the batch": (
         lift_functional,
         lambda: call(lambda self, x: F.batch_norm(x, None, None, training=True)),

@@ -29,7 +29,16 @@ def _lines(self, x):
     return y + 1
 
 
+def _box(self, x):
+    """As detectors add a reference to a box: Python assigns what it has written already."""
+    y = x * 2
+    part = y[..., :2].add_(x[..., 2:])
+    y[..., :2] = part
+    return y.sigmoid() + 1
+
+
 GOES = {
+    "centre of a box": (_box, 1),
     "half of a bias": (_half_of_a_bias, 1),
     "lines, then a column": (_lines, 2),
 }
@@ -68,11 +77,18 @@ def _read_by_others(self, x):
     return y + y[:, 1:2].zero_()
 
 
+def _written_again(self, x):
+    y = x + 1
+    y[:, 1:2].mul_(2).relu_()
+    return y
+
+
 STAYS = {
     "the input": (_of_the_input, "what it writes into may be a part of another tensor"),
     "a view": (_of_a_view, "what it writes into may be a part of another tensor"),
     "another part": (_taken_before, "another part was taken before"),
-    "a part that is read": (_read_by_others, "what it writes into is read by others"),
+    "a part that is written again": (_written_again, "what it returns may be written into"),
+    "a part that is read": (_read_by_others, "what it returns is read"),
 }
 
 

@@ -102,6 +102,9 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
             constant = isinstance(value, fx.Node) and value.op == "get_attr"
             if not constant or not isinstance(attribute(gm, str(value.target)), Tensor):
                 return f"its {name} is computed while the model runs"
+    weight: Any = arguments.get("weight")
+    if kind is nn.Linear and attribute(gm, str(weight.target)).ndim != 2:
+        return "its weight is no matrix"
     if kind is nn.GroupNorm and all(arguments.get(name) is None for name in ("weight", "bias")):
         return "it has neither weight nor bias"
     if kind is nn.LayerNorm and arguments.get("weight") is None and arguments.get("bias"):

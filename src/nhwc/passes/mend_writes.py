@@ -39,8 +39,12 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
 def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     """Why the write cannot become a new tensor; empty if it can."""
     whole = part.args[0]
-    if node.users or [*part.users] != [node]:
+    if [*part.users] != [node]:
         return "what it writes into is read by others"
+    if node.users and node.target == "zero_":
+        return "what it returns is read"
+    if any(written_into(user) is not None or _may_share(user) for user in node.users):
+        return "what it returns may be written into"
     if not isinstance(whole, fx.Node) or not whole.op.startswith("call") or _may_share(whole):
         return "what it writes into may be a part of another tensor"
     if node.target != "zero_" and not hasattr(Tensor, _without_write(node)):
@@ -80,6 +84,8 @@ def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
         made = assigned(proxied(whole), fx.node.map_arg(key, proxied), value)
     for reader in readers:
         reader.replace_input_with(whole, made)
+    if node.users:
+        node.replace_all_uses_with(value.node)
     gm.graph.erase_node(node)
     if not part.users:
         gm.graph.erase_node(part)
