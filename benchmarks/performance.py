@@ -55,8 +55,8 @@ def summary(suite: Benchmark) -> str:
     return (
         f"{engines(suite, shown, last=False)}\n\n"
         f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)}). "
-        f"With AVX2 alone and against every engine, this suite and `volta`: {_count(every.rows)} "
-        f"({environment(every)}). "
+        f"With AVX2 alone, against every engine, models of this suite and of `volta`: "
+        f"{_count(every.rows)} ({environment(every)}). "
         f"Models of neither, transformers among them: {_count(others.rows)}."
     )
 
@@ -143,7 +143,7 @@ python -m benchmarks.narrow nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shuff
 
 ENGINES = """\
 Every engine that installs with pip and runs such models in float32, on a processor with AVX2 alone,
-batch 1, all models of both suites. Each is set up as its makers advise (`_bench/engines`). zentorch
+batch 1, models of both suites. Each is set up as its makers advise (`_bench/engines`). zentorch
 optimizes nothing on a processor without AVX-512, and ONNX Runtime's offline optimizer knows none of
 these families.
 
