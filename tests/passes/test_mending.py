@@ -22,6 +22,7 @@ from nhwc.graph.mended import (
     InstanceNorm,
     Interleave,
 )
+from nhwc.passes import MENDING
 from nhwc.passes.mend_cat_format import mend_cat_format
 from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
 from nhwc.passes.mend_grid_sample import mend_grid_sample
@@ -192,6 +193,13 @@ def test_keeps_the_format_and_the_values(name):
     plain = outputs(changed, (x.contiguous(),))
     torch.testing.assert_close(plain, outputs(model, (x,)), rtol=1e-4, atol=1e-5)
     assert format_of(plain) is Format.CONTIGUOUS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_other_pass_takes_what_one_can_mend(name):
+    _, build, layer = CASES[name]
+    changed, _ = rewrite(build().eval(), *MENDING)
+    assert any(isinstance(module, layer) for module in changed.modules())
 
 
 # torch itself refuses these where there is no image.

@@ -59,8 +59,8 @@ what keeps constants from being computed."""
 
 MENDING: tuple[Pass, ...] = (
     mend_permute,
-    mend_frames,
     mend_channel_shuffle,
+    mend_frames,
     mend_interpolate,
     mend_cat_format,
     mend_contiguous,
@@ -76,8 +76,8 @@ MENDING: tuple[Pass, ...] = (
 )
 """These replace operators that lose channels last by modules that keep it.
 
-A pass that asks whether a value was reshaped comes before `mend_tokens`, which makes layers of
-reshapes.
+A pass that asks whether a value was reshaped comes before `mend_tokens` and `mend_frames`, which
+make layers of reshapes: to the second, the groups of a channel shuffle could be frames.
 """
 
 PASSES: tuple[Pass, ...] = (
