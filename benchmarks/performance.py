@@ -145,7 +145,8 @@ ENGINES = """\
 Every engine that installs with pip and runs such models in float32, on a processor with AVX2 alone,
 batch 1, models of both suites. Each is set up as its makers advise (`_bench/engines`). zentorch
 optimizes nothing on a processor without AVX-512, and ONNX Runtime's offline optimizer knows none of
-these families.
+these families. The host had other guests, and moved the two cores apart and together meanwhile: the
+intervals say how much that blurs.
 
 ```
 pip install '.[engines,ncnn,mnn,opencv,executorch]'
