@@ -186,7 +186,7 @@ VOLUMES = """\
 Video models of torchvision, and networks of MONAI where it is installed.
 
 ```
-nhwc bench --suite volumes --seconds 2 --resume -o benchmarks/results/volumes.json
+nhwc bench --suite volumes --batch 1 --seconds 1 --resume -o benchmarks/results/volumes.json
 ```"""
 
 PEERS = """\
