@@ -56,7 +56,10 @@ def test_activations_keep_their_digits(isa, activation):
         lambda x, y: elementwise.activation_step(x, y, activation, slope=0.1), *values.tolist()
     )
     expected = step_cases.ACTIVATIONS[activation](values.double())
-    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=3e-7)
+    # Torch's GELU, too, is a rounded number near one or minus one, times the input.
+    scale = values.abs().clamp(1) if activation.name.startswith("GELU") else torch.ones(())
+    error = (y - expected).abs() - 1e-6 * expected.abs()
+    assert (error <= 3e-7 * scale).all()
 
 
 def test_views_of_tensors():

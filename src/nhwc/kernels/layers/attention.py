@@ -40,7 +40,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.microkernel import FINAL, TILE, TileCall, even, panel_columns
 from ..tape.steps import Scratch, Step, View, bits, step
-from .activations import Activation, clamp, emit_exp
+from .activations import Activation, clamp, emit_bounded_exp
 from .normalize import across, largest
 
 _SCORES = 24 << 10
@@ -383,7 +383,7 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
         highest = e.select(lost, e.vector(0.0), highest)
 
         def raise_e(key: Value, mask: Value | None) -> None:
-            value = emit_exp(e, e.load(line + key, mask) - highest)
+            value = emit_bounded_exp(e, e.load(line + key, mask) - highest)
             value = value if mask is None else e.select(mask, value, e.vector(0.0))
             e.store(value, to + key * rows)
             total.value = total.value + value

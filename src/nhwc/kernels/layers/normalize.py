@@ -12,7 +12,7 @@ from ..product.moments import across as across
 from ..product.moments import emit_moments
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
-from .activations import Activation, emit_exp
+from .activations import Activation, emit_bounded_exp
 from .ending import ENDING, ending, finish
 
 
@@ -72,7 +72,7 @@ def _emit_softmax(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         highest = across(e, top.value, lambda p, q: largest(e, p, q))
 
         def raise_e(c: Value, mask: Value | None) -> None:
-            value = emit_exp(e, e.load(source + c, mask) - highest)
+            value = emit_bounded_exp(e, e.load(source + c, mask) - highest)
             e.store(value, target + c, mask)
             total.value = total.value + (value if mask is None else e.select(mask, value, 0.0))
 
