@@ -184,7 +184,8 @@ def entry() -> Callable[[], Any]:
 
 
 def sample(value: Any, layout: Format | None) -> Any:
-    """A tensor, or a tuple of them, like the recorded one, in `layout`; other values unchanged."""
+    """A tensor, or a tuple of them, like the recorded one, in `layout` if one is given, else in its
+    own; other values unchanged."""
     if isinstance(value, tuple):
         return tuple(sample(item, layout) for item in value)
     if not isinstance(value, Seen):
@@ -192,7 +193,7 @@ def sample(value: Any, layout: Format | None) -> Any:
     floating = value.dtype.is_floating_point
     make: Any = torch.randn if floating else torch.zeros
     tensor: Tensor = make(value.shape, dtype=value.dtype, device=value.device)
-    return _laid_out(apart(tensor), layout)
+    return _laid_out(apart(tensor), layout or value.layout)
 
 
 def _timed(

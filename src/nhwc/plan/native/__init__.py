@@ -5,6 +5,7 @@ Importing this loads the kernels' compiler; `scene` does so where there is one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -52,16 +53,25 @@ def _of_operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[I
 
 def _on_images(record: Record, layer: Layer) -> bool:
     """Whether all that an operator reads and makes are images, volumes or rows."""
-    nodes = [layer.node, *(one for one in layer.inputs if one.op != "get_attr")]
-    few = all(len(shape) in (2, 4, 5) for shape in _shapes(record, layer))
+    whole = record.values.get(layer.node)
+    values = [one for one in layer.inputs if not _is_of_channels(record.values.get(one), whole)]
+    few = all(len(one.shape) in (2, 4, 5) for one in _seen(record, (*values, layer.node)))
+    nodes = [layer.node, *(one for one in values if one.op != "get_attr")]
     return few and record.tokens.isdisjoint(nodes)
+
+
+def _is_of_channels(value: Any, whole: Any) -> bool:
+    """Whether `value` is a number for each channel of the images or volumes in `whole`: C, 1, 1."""
+    if not isinstance(value, Seen) or not isinstance(whole, Seen) or len(whole.shape) not in (4, 5):
+        return False
+    return value.shape == (whole.shape[1], *(1,) * (len(whole.shape) - 2))
 
 
 def _known(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for an operator on images; of rows in batches it knows contiguous ones."""
     known = all(
         len(one.shape) in (2, 4, 5) or (len(one.shape) == 3 and one.layout is Format.CONTIGUOUS)
-        for one in _seen(record, layer)
+        for one in _seen(record, (*layer.inputs, layer.node))
     )
     return operator(graph, record, layer) if known else ()
 
@@ -82,7 +92,7 @@ def _fits(record: Record, layer: Layer) -> bool:
         and one.device == "cpu"
         and one.shape
         and 0 not in one.shape
-        for one in _seen(record, layer)
+        for one in _seen(record, (*layer.inputs, layer.node))
     )
 
 
@@ -90,10 +100,6 @@ def _is_returned(layer: Layer) -> bool:
     return any(user.op == "output" for user in layer.node.users)
 
 
-def _seen(record: Record, layer: Layer) -> list[Any]:
-    values = [record.values.get(node) for node in (*layer.inputs, layer.node)]
+def _seen(record: Record, nodes: Iterable[fx.Node]) -> list[Any]:
+    values = [record.values.get(node) for node in nodes]
     return [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-
-
-def _shapes(record: Record, layer: Layer) -> list[tuple[int, ...]]:
-    return [one.shape for one in _seen(record, layer)]
