@@ -258,6 +258,17 @@ def _linear_attention(x):
     return (mixed[..., :-1] / divisor).transpose(1, 2).flatten(2)
 
 
+class LayerScale(Net):
+    """A factor for each channel of images, without a dimension for the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(-1, 1, IMAGE[1]))
+
+    def forward(self, x):
+        return x + x.relu() * self.scale.view(-1, 1, 1)
+
+
 class Starred(Net):
     """An activation with one scale and one shift for all numbers, as MetaFormers have it."""
 
@@ -336,6 +347,9 @@ PRODUCTS = {
         lambda x, y: torch.einsum("nchw, nhwdo -> nodc", x, y),
         ((2, 3, 4, 5), (2, 4, 5, 6, 7)),
     ),
+    "a one behind each row": (lambda x: F.pad(x * 2, (0, 1), value=1.0) + 1, (ROWS,)),
+    "numbers before and behind": (lambda x: F.pad(x * 2, (0, 0, 2, 3), value=-0.5) * 3, (ROWS,)),
+    "a factor of each channel of images": (LayerScale(), (IMAGE,)),
     "slices put in": (
         lambda x, y: torch.slice_scatter(torch.slice_scatter(x, y, 1, 2, 5), x * 2, 2) + x,
         (ROWS, (2, 3, 48)),
@@ -355,6 +369,41 @@ def test_products_and_numbers_of_rows(name):
     graph, program, chosen = lowered(function, *inputs)
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     torch.testing.assert_close(program(*inputs), graph(*inputs), rtol=1e-4, atol=1e-5)
+
+
+class OfScales(nn.Module):
+    """Linear attention over heads of an image's channels, with a sum beside the values."""
+
+    def __init__(self, transposed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = nn.Conv2d(48, 48, 1), nn.Conv2d(16, 16, 1)
+        self.transposed = transposed
+
+    def forward(self, x):
+        n, _, h, w = x.shape
+        heads = self.qkv(x).reshape(n, -1, 24, h * w)
+        if self.transposed:
+            q, k, v = heads.chunk(3, dim=2)
+            v = F.pad(v, (0, 0, 0, 1), value=1.0)
+            y = (v @ k.relu().transpose(-1, -2)) @ q.relu()
+            y = y[:, :, :-1] / (y[:, :, -1:] + 1e-5)
+        else:
+            q, k, v = heads.transpose(-1, -2).chunk(3, dim=-1)
+            v = F.pad(v, (0, 1), mode="constant", value=1.0)
+            y = q.relu() @ (k.relu().transpose(-1, -2) @ v)
+            y = (y[..., :-1] / (y[..., -1:] + 1e-5)).transpose(-1, -2)
+        return self.out(y.reshape(n, -1, h, w))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@torch.no_grad()
+def test_linear_attention_of_images_is_one_program(transposed):
+    (x,) = images((2, 48, 5, 4))
+    graph, program, chosen = lowered(OfScales(transposed).eval(), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    assert len([step for step in program.steps if step.name.startswith("qkv to ")]) == 1
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ from ..operators.activations import MODULES
 from .recording import Record, Seen
 
 _TO_LAST, _TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)
+_OF_MATRICES = {
+    *(F.scaled_dot_product_attention, operator.matmul, torch.matmul, "matmul"),
+}
+_EXCHANGES = {
+    *("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims),
+}
 _OF_IMAGES = {
     f"torch.nn.modules.{name}"
     for name in ("conv", "batchnorm", "instancenorm", "pooling", "upsampling", "pixelshuffle")
@@ -74,11 +81,16 @@ def note_tokens(graph: fx.GraphModule, record: Record) -> None:
 
 
 def _mixes_last(node: fx.Node) -> bool:
-    """Whether `node` is a layer over the last dimension, or attention."""
+    """Whether `node` is a layer over the last dimension, attention, or of matrices."""
     module = module_of(node)
     op = module.op if isinstance(module, Fused) else module
     known = isinstance(op, nn.LayerNorm | nn.Linear) and not isinstance(op, ChannelNorm)
-    return known or node.target is F.scaled_dot_product_attention
+    return known or node.target in _OF_MATRICES or _turns_matrices(node)
+
+
+def _turns_matrices(node: fx.Node) -> bool:
+    """Whether `node` exchanges the last two dimensions."""
+    return node.target in _EXCHANGES and {*node.args[1:]} in ({-1, -2}, {2, 3})
 
 
 def _permutation(node: fx.Node) -> Any:

@@ -30,8 +30,8 @@ OUTSIDE, LEFT = -1, -2
 
 def move_step(x: View, y: View, rows: Tensor, columns: Tensor, *, fill: float = 0.0) -> Step:
     """Each pixel of `y` is the one of `x` in the line and the column that the tables name."""
-    n, c, h, w = x.shape
-    out_h, out_w = y.shape[2:]
+    n, c, out_h, out_w = y.shape
+    h, w = x.shape[2:]
     return step(
         MOVE,
         x=x,
@@ -48,6 +48,12 @@ def move_step(x: View, y: View, rows: Tensor, columns: Tensor, *, fill: float = 
         columns=columns.long().contiguous(),
         fill=float(fill),
     )
+
+
+def fill_step(x: View, y: View, number: float) -> Step:
+    """`number` in all places of `y`; nothing of `x` is read."""
+    rows, columns = (torch.full((size,), OUTSIDE) for size in y.shape[2:])
+    return move_step(x, y, rows, columns, fill=number)
 
 
 def in_frames(frames: Tensor, rows: Tensor, h: int) -> Tensor:

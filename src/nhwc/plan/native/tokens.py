@@ -31,6 +31,7 @@ from .calls import OperatorCall, bound
 from .folding import fold
 from .moves import moving
 from .norms import norm_step, unit_eps
+from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
 from .rows import concatenated, pointwise, repeated, replaced, rowwise, scaled
@@ -89,6 +90,7 @@ class _TokensCall(OperatorCall):
             "normalize": self._unit_rows,
             **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
             "stack": self._stacked,
+            "pad": lambda: padded(self),
             "fold": lambda: fold(self),
             "slice_scatter": lambda: replaced(record, layer),
             "as_elements": lambda: repeated(record, layer),
