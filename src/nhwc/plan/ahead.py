@@ -17,7 +17,7 @@ from ..machine.environment import available_cores
 from .implementation import Implementation
 from .scene import Scene
 from .specs import Convolution, Layer, OperatorSpec
-from .stretch import alone
+from .stretch import together
 
 _LARGE = 1 << 24
 """Weights of more bytes are not packed twice; their kernels seldom serve no smaller ones."""
@@ -30,7 +30,8 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
         return
     sorts: dict[object, tuple[Layer, Implementation]] = {}
     for layer in layers:
-        for one in scene.implementations[layer.node]:
+        joint = scene.joints.get(layer.node)
+        for one in (*scene.implementations[layer.node], *([joint] if joint else [])):
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
     with ThreadPoolExecutor(cores) as pool:
@@ -41,17 +42,19 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
 
 def _sort(layer: Layer, one: Implementation) -> object:
     """The same for what most likely runs the same kernels."""
+    return one.name, one.reads, tuple(map(_alike, one.layers(layer)))
+
+
+def _alike(layer: Layer) -> object:
     spec = layer.spec
     if isinstance(spec, Convolution):
-        alike: object = (spec.weight[2:], spec.stride, spec.groups)
-    else:
-        alike = spec.name if isinstance(spec, OperatorSpec) else type(spec)
-    return one.name, one.reads, alike
+        return spec.weight[2:], spec.stride, spec.groups
+    return spec.name if isinstance(spec, OperatorSpec) else type(spec)
 
 
 def _make(scene: Scene, layer: Layer, one: Implementation) -> None:
     # A thread of its own begins with gradients.
     with torch.no_grad():
-        constants = scene.constants(layer)
+        constants = [given for part in one.layers(layer) for given in scene.constants(part)]
         if not constants or constants[0].nbytes <= _LARGE:
-            alone(scene.record, layer, one, constants)
+            together(scene.record, [(layer, one, one.prepare(*constants))], [layer.node])

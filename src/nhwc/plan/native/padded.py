@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from ...kernels.layers.moving import fill_step
 from ...kernels.programs.builder import Builder
@@ -19,7 +20,8 @@ from .rows import as_it_lies
 def padded(call: OperatorCall) -> Implementation | None:
     """A tensor with one number before or behind the others of one dimension."""
     given = bound(call.node, ("input", "pad", "mode", "value"))
-    pad, value = given.get("pad"), given.get("value")
+    pad: Any = given.get("pad")
+    value: Any = given.get("value")
     plain = given.get("mode", "constant") == "constant" and type(value) in (int, float)
     if not plain or len(call.layer.inputs) != 1 or not isinstance(pad, (tuple, list)):
         return None
