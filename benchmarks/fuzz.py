@@ -411,6 +411,10 @@ def file_case(folder: Path, files: list[Saved], _: Any, x: Any, draw: random.Ran
 
 def _answers_as_its_graph(loaded: Any, x: Any) -> str:
     import torch
+    from torch.utils import _pytree as pytree
+
+    def numbers(answer: Any) -> list[Any]:
+        return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
 
     try:
         wanted = loaded.portable(x)
@@ -419,7 +423,8 @@ def _answers_as_its_graph(loaded: Any, x: Any) -> str:
         with contextlib.suppress(Exception):
             return f"answered {str(loaded(x))[:100]} where its graph raises"
         return "loaded"
-    torch.testing.assert_close(loaded(x), wanted, rtol=1e-2, atol=1e-3, equal_nan=True)
+    found = numbers(loaded(x))
+    torch.testing.assert_close(found, numbers(wanted), rtol=1e-2, atol=1e-3, equal_nan=True)
     return "loaded"
 
 
