@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import unicodedata
 
-_OBEYED = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories: control, format, surrogate, private use, line and paragraph separators."""
+_OBEYED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories: control, format, surrogate, private use, unknown to this Python, line and
+paragraph separators."""
 
 _LENGTH = 300
 """The most characters of an error's text that are shown: it may quote a whole file."""

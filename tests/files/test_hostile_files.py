@@ -465,6 +465,7 @@ def test_what_is_saved_can_be_loaded(name, tmp_path):
 
 def test_text_of_others_is_shown_not_obeyed():
     assert printable("a\x1b[31m\x9b2J\u202e\u2028\r") == r"a\x1b[31m\x9b2J\u202e\u2028\r"
+    assert printable("a\ud7ffb") == r"a\ud7ffb"
     assert printable("größe 3×3\n\tx") == "größe 3×3\n\tx"
     assert shown("a\n b\x07" + "c" * 1000).startswith(r"a b\x07ccc")
     assert len(shown("c" * 1000)) == 300

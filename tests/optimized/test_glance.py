@@ -64,6 +64,13 @@ CHANGES = {
     "a buffer more": lambda net: net[2].register_buffer("more", torch.zeros(2)),
     "a hook": lambda net: net[3].register_forward_hook(print),
     "a hook before": lambda net: net.register_forward_pre_hook(print),
+    "another class": lambda net: setattr(net[3], "__class__", nn.Identity),
+    "a dict of other parameters": lambda net: setattr(
+        net[4], "_parameters", {"weight": net[4].weight, "bias": None}
+    ),
+    "a dict of other modules": lambda net: setattr(net, "_modules", dict(net._modules)),
+    "a dict of hooks": lambda net: setattr(net[3], "_forward_hooks", {1: print}),
+    "other attributes": lambda net: setattr(net[3], "__dict__", dict(vars(net[3]))),
     "a forward of its own": _forward,
     "a forward in the place of another attribute": _forward_instead,
 }
@@ -78,6 +85,26 @@ def test_changes_are_noticed(change, looks, net):
     assert not stamp.holds()
     assert not stamp.holds()
     assert Stamp(net).holds()
+
+
+MOVES = {
+    "storage freed": lambda weight: weight.untyped_storage().resize_(0),
+    "storage grown": lambda weight: weight.untyped_storage().resize_(1 << 25),
+    "tensor grown": lambda weight: weight.resize_(4096, 2048),
+    "shared with other processes": torch.Tensor.share_memory_,
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_memory_that_a_storage_let_go_of_is_not_read(move, looks):
+    """So many numbers are pages of their own: to read them once they are freed ends the process."""
+    net = nn.Linear(2048, 2048).requires_grad_(False)
+    stamp = Stamp(net)
+    assert stamp.holds()
+    assert stamp.holds()
+    move(net.weight)
+    assert not stamp.holds()
+    assert not stamp.holds()
 
 
 def test_a_glance_is_enough_while_nothing_changes(net, monkeypatch):

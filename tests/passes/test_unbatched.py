@@ -165,3 +165,14 @@ def test_it_is_saved_and_loaded(tmp_path):
     loaded = load(tmp_path / "model.nhwc")
     for x in shapes(model):
         assert_same(model, loaded, x)
+
+
+def test_an_instance_norm_with_statistics_of_one_image(tmp_path):
+    """Its channels come first; those of the batch norm that it becomes are the second dimension."""
+    model = nn.Sequential(nn.InstanceNorm2d(SIDE, affine=True, track_running_stats=True)).eval()
+    random_(model)
+    fused = fuse(model)
+    save(fused, tmp_path / "norm.nhwc")
+    for x in (signal(SIDE, SIDE, SIDE), signal(2, SIDE, 3, 3)):
+        for one in (fused, load(tmp_path / "norm.nhwc"), script(fused)):
+            torch.testing.assert_close(one(x), model(x))

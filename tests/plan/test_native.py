@@ -600,6 +600,33 @@ def test_what_our_kernels_do_not_know_is_left_to_torch(function):
     torch.testing.assert_close(program(x), graph(x))
 
 
+SINGLE = {
+    "a volume, means": (nn.AdaptiveAvgPool3d((2, 3, 2)), (3, 6, 8, 8)),
+    "a volume, means of F": (lambda x: F.adaptive_avg_pool3d(x, (2, 3, 2)), (3, 6, 8, 8)),
+    "a volume, largest": (nn.MaxPool3d(2), (3, 6, 8, 8)),
+    "a volume, windows": (lambda x: F.avg_pool3d(x, (1, 2, 2)), (3, 6, 8, 8)),
+    "a volume, norm": (InstanceNorm(nn.InstanceNorm3d(3, affine=True)), (3, 6, 8, 8)),
+    "a volume, padding": (nn.ReplicationPad3d(1), (3, 6, 8, 8)),
+    "a volume, transposed": (nn.ConvTranspose3d(3, 8, 2, stride=2), (3, 6, 8, 8)),
+    "an image, norm": (InstanceNorm(nn.InstanceNorm2d(3, affine=True)), (3, 8, 8)),
+    "an image, transposed": (Fused(nn.ConvTranspose2d(3, 8, 2, 2), nn.ReLU()), (3, 8, 8)),
+    "an image, means": (nn.AdaptiveAvgPool2d((3, 2)), (3, 8, 8)),
+    "an image, windows": (nn.AvgPool2d((2, 1)), (3, 8, 8)),
+    "a signal, largest": (nn.MaxPool1d(2), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@torch.no_grad()
+def test_one_image_or_volume_without_a_batch(name):
+    """Its channels stand where those of a batch of images do not."""
+    layer, shape = SINGLE[name]
+    (x,) = images(shape)
+    function = nn.Sequential(layer).eval() if isinstance(layer, nn.Module) else layer
+    graph, program, _ = lowered(function, x)
+    torch.testing.assert_close(program(x), graph(x))
+
+
 ROWS = {
     "Linear": nn.Linear(24, 40),
     "Linear without bias": nn.Linear(24, 7, bias=False),

@@ -78,3 +78,26 @@ def test_views_of_strange_inputs_are_returned_as_they_are(view):
     torch.testing.assert_close(given, expected)
     assert given[0].stride() == expected[0].stride()
     assert given[0].data_ptr() == expected[0].data_ptr()
+
+
+class Shows(nn.Module):
+    """A layer that returns its parameters beside what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(5, 8, 3), nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, x):
+        return self.conv(x) * self.scale, self.scale, {"weight": self.conv.weight}
+
+
+@torch.no_grad()
+def test_a_parameter_that_is_returned_is_a_parameter():
+    graph, x = fuse(Shows().eval()), torch.randn(1, 5, 6, 6)
+    scene = scene_of(graph, (x,))
+    reads = Format.CONTIGUOUS
+    choice = {layer.node: Timed(scene.called(layer, reads, reads), 0.0) for layer in scene.layers}
+    _, scale, held = bind(scene, choice, Packed())(x)
+    _, wanted, also = graph(x)
+    assert scale is wanted
+    assert held["weight"] is also["weight"]

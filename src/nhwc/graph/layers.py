@@ -73,7 +73,30 @@ class Spread(nn.Module):
 
 
 class BatchNorm(_BatchNorm):
-    """Batch norm for any number of dimensions, as `F.batch_norm` has it."""
+    """Batch norm for any number of dimensions, as `F.batch_norm` has it.
+
+    What has as many as `single` is given a batch of its own, as an instance norm does it.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        single: int | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.single = single
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == self.single:
+            return super().forward(input.unsqueeze(0)).squeeze(0)
+        return super().forward(input)
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass

@@ -127,11 +127,14 @@ class InstanceNorm(nn.Module):
         super().__init__()
         self.norm = norm
         self.eps: float = norm.eps  # type: ignore[assignment]
+        # What has so many dimensions is one image, whose channels come first.
+        self.single: int = norm._get_no_batch_dim()  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
         # Half precision is left to torch, which keeps the statistics in float32.
         wide = x.dtype == torch.float32 or x.dtype == torch.float64
-        if not wide or not channel_is_densest(x) or has_one_pixel(x):
+        plain = not wide or x.dim() == self.single
+        if plain or not channel_is_densest(x) or has_one_pixel(x):
             return self.norm(x)  # type: ignore[no-any-return]
         dims = [2, 3] if x.dim() == 4 else [2, 3, 4]
         var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)

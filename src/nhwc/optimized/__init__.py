@@ -53,13 +53,14 @@ class Optimized(nn.Module):
     It always computes with its present weights. Each planned call first asks a `Stamp` whether the
     model is still the one that was packed, a microsecond for each weight. Weights that were written
     to are packed anew. Other tensors in their place (`functional_call`) run the graph the first
-    time, and are packed if the next call finds them, too. While a module is replaced, or has a new
-    hook or a new `forward`, calls run the graph. A plan of a graph that was made for its shapes
-    alone ends when its weights change.
+    time, and are packed if the next call finds them, too. While a module is replaced or of another
+    class, or has a new hook or a new `forward`, calls run the graph. A plan of a graph that was
+    made for its shapes alone ends when its weights change.
 
     Two kinds of change go unnoticed: a write behind torch's back (`p.data[i] = ...`, numpy's views,
     another process) that spares the 64 bytes in the middle of a weight of more than 512, and a new
-    value of a module's other attributes (`conv.stride = ...`). Call `refresh()` after either.
+    value of a module's other attributes (`conv.stride = ...`), or of a class's (`nn.Conv2d.forward
+    = ...`). Call `refresh()` after either.
 
     Programs read packed weights; only other calls read the original ones. So large ones wait in a
     file (`host_memory.shelve`) and take no memory until such a call. Copies of the model hold them

@@ -35,6 +35,8 @@ from .. import kernels
 _WORD = 8
 _INLINE = 5
 """Sizes and strides of more dimensions lie apart from the tensor."""
+_FRONT = 3
+"""In how many words in front of a module Python keeps what is not its own."""
 _LONGEST = 24
 """In how many words of torch's object all that is looked up must lie."""
 
@@ -44,7 +46,8 @@ class Unsure(Exception):
 
 
 class Glance:
-    """What some dicts, tensors and samples of these tensors' memory were when this was made.
+    """What some dicts, tensors, samples of these tensors' memory, and modules were when this was
+    made: of modules their class and their `__dict__`, by identity.
 
     >>> weight = torch.zeros(64)
     >>> names = {"weight": weight}
@@ -63,10 +66,11 @@ class Glance:
         dicts: Sequence[Mapping[str, Any]],
         tensors: Sequence[Tensor],
         samples: Iterable[memoryview],
+        modules: Sequence[nn.Module] = (),
     ) -> None:
         if not _is_proven():
             raise Unsure
-        self._look(_layout(), dicts, tensors, samples)
+        self._look(_layout(), dicts, tensors, samples, modules)
 
     @classmethod
     def _by(cls, layout: _Layout, *objects: Any) -> Glance:
@@ -81,23 +85,29 @@ class Glance:
         dicts: Sequence[Mapping[str, Any]],
         tensors: Sequence[Tensor],
         samples: Iterable[memoryview],
+        modules: Sequence[nn.Module],
     ) -> None:
         from ..kernels.tape.words import Words
 
-        self._kept = (dicts, tensors, [tensor.detach() for tensor in tensors])
+        self._kept = (dicts, tensors, [tensor.detach() for tensor in tensors], modules)
         held = [id(one) + layout.version * _WORD for one in dicts]
+        held += [id(one) + layout.kind * _WORD for one in modules]
+        held += [id(one) + layout.attributes * _WORD for one in modules]
         held += [id(tensor) + layout.held * _WORD for tensor in tensors]
         # These addresses are true while the ones before hold what they did.
         inside: list[int] = []
         for tensor, memory in zip(tensors, self._kept[2], strict=True):
             inside += layout.words(tensor, memory)
+        # And so are these: a storage that is kept may still let go of its numbers, as when it is
+        # resized, or moved to where other processes see it.
+        numbers: list[int] = []
         self._ends: list[memoryview] = []
         for sample in samples:
             begin, end = _whole_words(sample)
-            inside += range(begin, end, _WORD)
+            numbers += range(begin, end, _WORD)
             self._ends += _outside(sample, begin, end)
         self._bytes = b"".join(self._ends)
-        self._words = Words([held, inside])
+        self._words = Words([held, inside, numbers])
 
     def sees_no_change(self) -> bool:
         return self._words.are_as_they_were() and b"".join(self._ends) == self._bytes
@@ -108,6 +118,10 @@ class _Layout(NamedTuple):
 
     version: int
     """Of a dict."""
+    kind: int
+    """Of an object: its class."""
+    attributes: int
+    """Of a module: its `__dict__`, in front of what Python calls its address."""
     held: int
     """Of a tensor in Python: the address of torch's own."""
     begin: int
@@ -184,8 +198,13 @@ def _layout() -> _Layout:
     if len(counters) != 1 or not begin < counters[0] < min(ends) or not types:
         raise Unsure
     names = {"first": 1, "last": 2}
+    module = nn.Module()
+    attributes = vars(module)
+    front = [_at(id(module), i) for i in range(-_FRONT, 0)]
     return _Layout(
         version=_changed(id(names), dict.__basicsize__ // _WORD, lambda: names.update(first=3)),
+        kind=_index([_at(id(module), i) for i in range(2)], [id(nn.Module)]),
+        attributes=_index(front, [id(attributes)]) - _FRONT,
         held=_index([_at(id(one), i) for i in range(Tensor.__basicsize__ // _WORD)], [one._cdata]),
         begin=begin,
         end=max(*ends, types[-1] + 1),
@@ -248,7 +267,7 @@ def _is_seen(change: Callable[[nn.Module], object]) -> bool:
     module._parameters["hooks"] = hooks  # type: ignore[assignment]
     dicts = [vars(module), module._parameters, hooks]
     samples = [weight.detach().view(-1)[8:24].numpy().data.cast("B")]
-    glance = Glance._by(_layout(), dicts, [weight], samples)
+    glance = Glance._by(_layout(), dicts, [weight], samples, [module])
     change(module)
     return not glance.sees_no_change()
 
@@ -268,6 +287,8 @@ _CHANGES: tuple[Callable[[nn.Module], object], ...] = (
     lambda module: module._parameters["hooks"].update(second=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].update(first=2),  # type: ignore[union-attr]
     lambda module: module._parameters["hooks"].clear(),  # type: ignore[union-attr]
+    lambda module: setattr(module, "__class__", nn.Identity),
+    lambda module: setattr(module, "__dict__", dict(vars(module))),
     lambda module: torch.utils.swap_tensors(module.weight, _zeros(8, 8)),
     lambda module: module.weight.zero_(),  # type: ignore[operator]
     lambda module: module.weight.data.fill_(3),  # type: ignore[operator,union-attr]
@@ -282,5 +303,6 @@ _CHANGES_OF_ATTRIBUTES: tuple[Callable[[nn.Module], object], ...] = (
     lambda module: setattr(module, "forward", print),
     lambda module: setattr(module, "stride", print),
     lambda module: delattr(module, "stride"),
+    lambda module: setattr(module, "_parameters", dict(module._parameters)),
     lambda module: vars(module).update(forward=print),
 )

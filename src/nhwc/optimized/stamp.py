@@ -5,7 +5,7 @@ facts that each of them must change, and compares them in an order in which each
 on the one before it:
 
 parts      modules, parameters and buffers in the slots of all modules, by identity; that there is
-           no hook and no `forward` that was not there before
+           no hook and no `forward` that was not there before, and no module of another class
 versions   the counters that torch raises at each write that it sees
 places     address, size and strides, which `p.data = ...` and `swap_tensors` change
 numbers    a sample of the bytes, for writes that torch does not see: `p.data.copy_`, numpy's
@@ -18,7 +18,7 @@ once all was found as it was, later calls glance at the words that hold it (`gla
 again only if one of these changed.
 
 All miss a write behind torch's back that spares the middle of a weight, and a change of a module's
-other attributes (its stride, its eps).
+other attributes (its stride, its eps) or of its class's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ from .glance import Glance, Unsure, sees_attributes
 
 _version = operator.attrgetter("_version")
 _type = operator.attrgetter("dtype")
+_dicts = operator.itemgetter(
+    *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+)
 
 _WHOLE = 512
 _LINE = 64
@@ -111,8 +114,7 @@ class Stamp:
             for name, value in slots.items()
             if isinstance(value, Tensor) and value.numel() == 1
         ]
-        # torch.fx holds modules in plain nn.Modules, which nobody calls.
-        self._set_calls([m for m in modules if m is model or type(m) is not nn.Module])
+        self._set_calls(model, modules)
         self.tensors = [*model.parameters(), *model.buffers()]
         self._facts = Facts(self.tensors)
         # These keep the sampled memory alive if the tensors are given other memory.
@@ -122,26 +124,43 @@ class Stamp:
         self._glances = all(map(_has_place, self.tensors))
         self._glance: Glance | None = None
 
-    def _set_calls(self, modules: list[nn.Module]) -> None:
-        """Note the code of the graph, the hooks, and which modules have their own `forward`."""
-        self._code = vars(modules[0]).get("_code")
-        hooks: list[Any] = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks)]
+    def _set_calls(self, model: nn.Module, modules: list[nn.Module]) -> None:
+        """Note what is called: the kinds of all modules, their dicts, `forward`s and hooks."""
+        self._modules, self._kinds = modules, list(map(type, modules))
+        self._attributes = list(map(vars, modules))
+        self._dicts = self._identities()
+        # torch.fx holds modules in plain nn.Modules, which nobody calls.
+        called = [m for m in modules if m is model or type(m) is not nn.Module]
+        self._code = self._attributes[0].get("_code")
+        hooks: list[Any] = [h for m in called for h in (m._forward_hooks, m._forward_pre_hooks)]
         everywhere = [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
         self._unhooked = [*(h for h in hooks if not h), *everywhere]
         self._hooked = [h for h in hooks if h]
         self._hooks = [h.copy() for h in self._hooked]
-        self._attributes = list(map(vars, modules))
-        self._own = list(map(operator.contains, self._attributes, repeat("forward")))
+        self._called = list(map(vars, called))
+        self._own = self._with_forward()
+
+    def _identities(self) -> list[int]:
+        """Of the dicts that hold the parts of all modules, and their hooks."""
+        return list(map(id, chain.from_iterable(map(_dicts, self._attributes))))
+
+    def _with_forward(self) -> list[bool]:
+        return list(map(operator.contains, self._called, repeat("forward")))
 
     def holds(self) -> bool:
         """Whether all is as it was, as far as can be seen."""
         if self._glance is not None and self._glance.sees_no_change():
             return sees_attributes() or self._runs_the_same_code()
-        # It is made first: what another thread changes meanwhile, it will see.
+        self._glance = None
+        # Only while all is in its place may a glance read it.
+        if not self._compare():
+            return False
         glance = self._look()
-        holds = self._compare()
-        self._glance = glance if holds else None
-        return holds
+        # What another thread changed before the glance was made, it will never see.
+        if glance is not None and not self._compare():
+            return False
+        self._glance = glance
+        return True
 
     def _look(self) -> Glance | None:
         # A dispatch mode may make other tensors than a glance can be tried on.
@@ -151,7 +170,7 @@ class Stamp:
         if sees_attributes():
             dicts += self._attributes
         try:
-            return Glance(dicts, self.tensors, self._facts.samples)
+            return Glance(dicts, self.tensors, self._facts.samples, self._modules)
         except (Unsure, RuntimeError):
             self._glances = False
             return None
@@ -188,12 +207,19 @@ class Stamp:
 
     def _is_called_alike(self) -> bool:
         return (
-            not any(self._unhooked) and self._hooked == self._hooks and self._runs_the_same_code()
+            not any(self._unhooked)
+            and self._hooked == self._hooks
+            and list(map(type, self._modules)) == self._kinds
+            and all(map(operator.is_, map(vars, self._modules), self._attributes))
+            and self._runs_the_same_code()
         )
 
     def _runs_the_same_code(self) -> bool:
-        own = list(map(operator.contains, self._attributes, repeat("forward")))
-        return own == self._own and self._attributes[0].get("_code") == self._code
+        return (
+            self._with_forward() == self._own
+            and self._attributes[0].get("_code") == self._code
+            and self._identities() == self._dicts
+        )
 
 
 def _are_tensors(*values: Any) -> bool:

@@ -45,7 +45,10 @@ def _wrapped(norm: _InstanceNorm) -> InstanceNorm:
 
 def _as_batch_norm(norm: Any) -> BatchNorm:
     affine = norm.weight is not None
-    module: Any = BatchNorm(norm.num_features, norm.eps, norm.momentum, affine, device="meta")
+    single = norm._get_no_batch_dim()
+    module: Any = BatchNorm(
+        norm.num_features, norm.eps, norm.momentum, affine, device="meta", single=single
+    )
     module.weight, module.bias = norm.weight, norm.bias
     module.running_mean, module.running_var = norm.running_mean, norm.running_var
     module.num_batches_tracked = norm.num_batches_tracked

@@ -147,7 +147,7 @@ class _Binder:
                 self._hold(node)
                 feeds.append(self._feed(node))
             elif node.op == "get_attr":
-                constants[self._hold(node)] = _attribute(self.graph, str(node.target))
+                constants[self._hold(node)] = _attribute(self.graph, node)
             elif node in self.record.constant:
                 constants[self._hold(node)] = self._computed(node, constants)
         for unit in stretches(self.scene.layers, self.choice):
@@ -369,6 +369,8 @@ def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:
     return may_be_view(module or node.target)
 
 
-def _attribute(graph: fx.GraphModule, name: str) -> Any:
-    found = attrgetter(name)(graph)
-    return found.detach() if isinstance(found, Tensor) else found
+def _attribute(graph: fx.GraphModule, node: fx.Node) -> Any:
+    """What the node reads; the parameter itself, if that is returned."""
+    found = attrgetter(str(node.target))(graph)
+    returned = any(user.op == "output" for user in node.users)
+    return found.detach() if isinstance(found, Tensor) and not returned else found

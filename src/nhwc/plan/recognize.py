@@ -107,6 +107,7 @@ def specified(
     if (
         type(op) in (BatchNorm, _BATCH_NORMS.get(rank))
         and rank in _BATCH_NORMS
+        and getattr(op, "single", None) != rank
         and not op.training
         and op.running_mean is not None
     ):

@@ -39,7 +39,7 @@ from ..language.loops import each_vector, emit_whole, padded
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.microkernel import FINAL, TILE, TileCall, even, panel_columns
-from ..tape.steps import Scratch, Step, View, bits, step
+from ..tape.steps import Scratch, Step, View, bits, held, step
 from .activations import Activation, clamp, emit_bounded_exp
 from .normalize import across, largest
 
@@ -60,6 +60,11 @@ class Lie:
 
     places: Tensor
     apart: int
+
+    def table(self, view: View, heads: int, depth: int) -> Tensor:
+        """The places, whose heads of so many channels all lie in the view."""
+        end = (heads - 1) * self.apart
+        return held(self.places, view.floats, before=min(0, end), behind=max(0, end) + depth)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,12 @@ def attention_step(
     isa = isas.host()
     block, parts = _cut(size, isa, torch.get_num_threads())
     floats = sum(_rooms(size, block, isa))
-    tables = [lie.places.long().contiguous() for lie in (*lies, result)]
+    tables = [
+        lies[0].table(queries, size.heads, size.depth),
+        lies[1].table(keys, size.heads, size.depth),
+        lies[2].table(values, size.heads, size.outputs),
+        result.table(y, size.heads, size.outputs),
+    ]
     given = mask or Mask(View(None, (0, 0, 0, 0), 0), 1, 1, 1)
     rows = given.queries if given.queries > 1 else 0
     return step(

@@ -19,7 +19,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import Place, each_block
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, held, step
 
 _ROWS = 4
 """Rows that are computed together, for each row of the factors that is read."""
@@ -41,19 +41,32 @@ def batched_step(
 ) -> Step:
     """y = x @ factors for each matrix; a row of `y` is a pixel. Rows of `factors` have no gaps."""
     matrices = x_lies.places.numel()
+    height, outputs = y.pixels // matrices, y.shape[1]
+    ends = [(height - 1) * x_lies.row, (inputs - 1) * x_lies.column]
+    rows = (inputs - 1) * factors_lie.row
     return step(
         BATCHED,
         x=x,
-        x_places=x_lies.places.long().contiguous(),
+        x_places=held(
+            x_lies.places,
+            x.floats,
+            before=sum(min(0, end) for end in ends),
+            behind=1 + sum(max(0, end) for end in ends),
+        ),
         x_row=x_lies.row,
         x_column=x_lies.column,
         factors=factors,
-        factors_places=factors_lie.places.long().contiguous(),
+        factors_places=held(
+            factors_lie.places,
+            factors.floats,
+            before=min(0, rows),
+            behind=max(0, rows) + outputs,
+        ),
         factors_row=factors_lie.row,
         matrices=matrices,
-        height=y.pixels // matrices,
+        height=height,
         inputs=inputs,
-        outputs=y.shape[1],
+        outputs=outputs,
         y=y,
         y_pixel=y.pixel,
     )

@@ -14,7 +14,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, held, step
 
 
 def gather_step(x: View, y: View, sources: Tensor, targets: Tensor, floats: int) -> Step:
@@ -26,8 +26,8 @@ def gather_step(x: View, y: View, sources: Tensor, targets: Tensor, floats: int)
         GATHER,
         x=x,
         y=y,
-        sources=sources.long().contiguous(),
-        targets=targets.long().contiguous(),
+        sources=held(sources, x.floats, behind=floats, signs=1),
+        targets=held(targets, y.floats, behind=floats),
         pieces=sources.numel(),
         floats=floats,
     )

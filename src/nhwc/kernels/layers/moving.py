@@ -22,7 +22,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, held, step
 
 OUTSIDE, LEFT = -1, -2
 """What a table says of a line or a column that is filled, and of one that is not written."""
@@ -44,8 +44,8 @@ def move_step(x: View, y: View, rows: Tensor, columns: Tensor, *, fill: float = 
         w=w,
         out_h=out_h,
         out_w=out_w,
-        rows=rows.long().contiguous(),
-        columns=columns.long().contiguous(),
+        rows=held(rows, h, signs=-LEFT),
+        columns=held(columns, w, signs=-LEFT),
         fill=float(fill),
     )
 

@@ -9,7 +9,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, held, step
 
 _TAP = 4
 """Words per output row or column: the two inputs it lies between, and their weights."""
@@ -38,6 +38,8 @@ def _step(x: View, y: View, taps: list[Tensor]) -> Step:
     out_h, out_w = y.shape[2:]
     sizes = {"n": n, "c": c, "h": h, "w": w, "out_h": out_h, "out_w": out_w}
     rows, columns = taps
+    for table, size in ((rows, h), (columns, w)):
+        held(table[:, :2], size)
     return step(
         RESIZE, x=x, x_pixel=x.pixel, y=y, y_pixel=y.pixel, **sizes, rows=rows, columns=columns
     )

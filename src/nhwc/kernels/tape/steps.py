@@ -43,6 +43,11 @@ class View:
         return self.shape[0] * self.shape[2] * self.shape[3]
 
     @property
+    def floats(self) -> int:
+        """How many floats lie from where it begins to where its last channel ends."""
+        return (self.pixels - 1) * self.pixel + self.shape[1] if self.pixels else 0
+
+    @property
     def dense(self) -> bool:
         """Whether the channels of one pixel end where the next one begins."""
         return self.pixel == self.shape[1] or self.pixels == 1
@@ -51,6 +56,25 @@ class View:
         """The channels from `begin` up to `end`, in place."""
         n, _, h, w = self.shape
         return View(self.buffer, (n, end - begin, h, w), self.pixel, self.offset + begin)
+
+
+def held(table: Tensor, room: int, *, before: int = 0, behind: int = 1, signs: int = 0) -> Tensor:
+    """`table` as kernels read it, once it is sure that what it names is theirs.
+
+    From `before` each of its numbers (0 or less) up to `behind` all lies in `room`. The numbers
+    from -`signs` to -1 name nothing.
+
+    >>> import torch
+    >>> held(torch.tensor([0, 4]), 8, behind=4).tolist()
+    [0, 4]
+    """
+    least, most = (int(table.min()), int(table.max())) if table.numel() else (-before, -1)
+    if least + (signs or before) < 0 or (most >= 0 and most + behind > room):
+        raise InputError(
+            f"a table of {tuple(table.shape)} names what lies outside of {room} numbers, where a "
+            "kernel would read or write the memory of others. Report this model."
+        )
+    return table.long().contiguous()
 
 
 def view_of(tensor: Tensor) -> View | None:

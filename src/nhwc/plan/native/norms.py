@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ...graph.mended import InstanceNorm
 from ...kernels.layers.activations import Activation
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
@@ -53,6 +54,10 @@ def normed_in_groups(
     if any(call.seen(number).shape != shape for number in range(len(places))):
         return None
     norm = module if isinstance(module, nn.GroupNorm) else module.norm
+    # An instance norm takes a single image, too, whose channels are its first dimension.
+    single = module.single if isinstance(module, InstanceNorm) else None
+    if len(call.record.values[call.node].shape) == single:
+        return None
     n, c, h, w = four(shape)
     groups = norm.num_groups if isinstance(norm, nn.GroupNorm) else c
     # torch refuses to normalize a single number.

@@ -5,6 +5,7 @@ The tables name the function that lowers each call. Its file says how.
 
 from __future__ import annotations
 
+import re
 from operator import getitem
 
 from torch import fx, nn
@@ -83,20 +84,36 @@ _EXACTLY: dict[type[nn.Module], Lower] = {
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for a layer without weights, if there is one."""
     call = OperatorCall(graph, record, layer)
-    lower = _of_module(call.module) if call.module is not None else _of_call(call)
+    lower = _of_module(call) if call.module is not None else _of_call(call)
     found = lower(call) if lower else None
     return (found,) if found else ()
 
 
-def _of_call(call: OperatorCall) -> Lower:
+def _of_call(call: OperatorCall) -> Lower | None:
     if call.node.op == "call_function" and call.node.target is getitem:
         return placing.item
-    return _FUNCTIONS.get(arithmetic_of(call.name) or call.name, arithmetic.activation)
+    name = arithmetic_of(call.name) or call.name
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name] if _fits(name, call) else None
+    return arithmetic.activation
 
 
-def _of_module(module: nn.Module) -> Lower | None:
+def _of_module(call: OperatorCall) -> Lower | None:
+    module = call.module
     if module._forward_hooks or module._forward_pre_hooks:
         return None
-    kinds = [lower for kind, lower in _MODULES.items() if isinstance(module, kind)]
-    kinds += [lower for kind, lower in _EXACTLY.items() if computes_as(module, kind)]
-    return next(iter(kinds), arithmetic.activation)
+    kinds = [kind for kind in _MODULES if isinstance(module, kind)]
+    kinds += [kind for kind in _EXACTLY if computes_as(module, kind)]
+    if not kinds:
+        return arithmetic.activation
+    known = _MODULES | _EXACTLY
+    return known[kinds[0]] if _fits(kinds[0].__name__, call) else None
+
+
+def _fits(name: str, call: OperatorCall) -> bool:
+    """Whether what is called so, as `max_pool3d`, is given a batch.
+
+    Torch takes a single volume, too: its channels stand where those of an image do not.
+    """
+    sides = re.search(r"(\d)d$", name)
+    return sides is None or len(call.seen(0).shape) == int(sides[1]) + 2

@@ -37,7 +37,8 @@ def convolved(
     alone = all(isinstance(one, fx.Node) for one in call.node.args) and not call.node.kwargs
     alone = alone and all(call.seen(number).shape == y for number in range(1, len(places)))
     plain = module.groups == 1 and {*module.dilation} == {1}
-    if not alone or not plain or len(x) != module.weight.ndim:
+    rank = len(call.record.values[call.node].shape)
+    if not alone or not plain or rank != module.weight.ndim:
         return None
     image = (1,) if len(x) == 4 else ()
     spec = Transposed(
