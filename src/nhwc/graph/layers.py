@@ -73,9 +73,16 @@ class Spread(nn.Module):
 
 
 class BatchNorm(_BatchNorm):
-    """Batch norm for any number of dimensions, as `F.batch_norm` has it.
+    """Batch norm for any number of dimensions, as `F.batch_norm` has it."""
 
-    What has as many as `single` is given a batch of its own, as an instance norm does it.
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+class StatisticsNorm(BatchNorm):
+    """An instance norm by running statistics: a batch norm that takes one image alone as well.
+
+    What has as many dimensions as `single` is given a batch of its own.
     """
 
     def __init__(
@@ -84,22 +91,17 @@ class BatchNorm(_BatchNorm):
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
-        track_running_stats: bool = True,
         device: Any = None,
-        dtype: Any = None,
         *,
-        single: int | None = None,
+        single: int,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, device=device)
         self.single = single
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() == self.single:
             return super().forward(input.unsqueeze(0)).squeeze(0)
         return super().forward(input)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        pass
 
 
 class Fused(nn.Module):
@@ -150,6 +152,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Softmax,
     SpelledAttention,
     Spread,
+    StatisticsNorm,
     ToFrames,
     *FOLDED,
 )

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import folded, module_of, user_path
+from ..graph.layers import StatisticsNorm
 from ..graph.leaves import is_frozen_batch_norm, opaque_by_nature
 from ..graph.traced import definer
 
@@ -76,7 +77,8 @@ def norm_unfit(norm: nn.Module) -> str | None:
         return "the batch norm has hooks"
     if is_frozen_batch_norm(norm):
         return None
-    if "forward" in vars(norm) or not _of_torch(norm):
+    known = _of_torch(norm) or type(norm) is StatisticsNorm
+    if "forward" in vars(norm) or not known:
         return f"{type(norm).__name__} has a forward of its own"
     if fields.running_mean is None or fields.running_var is None:
         return "the batch norm keeps no running statistics: it normalises by those of each batch"

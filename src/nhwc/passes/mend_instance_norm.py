@@ -8,7 +8,7 @@ from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import clean, module_of, replace_module
-from ..graph.layers import BatchNorm
+from ..graph.layers import StatisticsNorm
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import InstanceNorm
 from ..graph.report import PassReport, Site
@@ -43,10 +43,10 @@ def _wrapped(norm: _InstanceNorm) -> InstanceNorm:
     return InstanceNorm(norm).train(norm.training)
 
 
-def _as_batch_norm(norm: Any) -> BatchNorm:
+def _as_batch_norm(norm: Any) -> StatisticsNorm:
     affine = norm.weight is not None
     single = norm._get_no_batch_dim()
-    module: Any = BatchNorm(
+    module: Any = StatisticsNorm(
         norm.num_features, norm.eps, norm.momentum, affine, device="meta", single=single
     )
     module.weight, module.bias = norm.weight, norm.bias

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
-from ..graph.layers import LAYERS, BatchNorm, Fused
+from ..graph.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
 from ..graph.leaves import computes_as
 from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
@@ -105,7 +105,7 @@ def specified(
     if flat or computes_as(op, nn.Linear):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
-        type(op) in (BatchNorm, _BATCH_NORMS.get(rank))
+        type(op) in (BatchNorm, StatisticsNorm, _BATCH_NORMS.get(rank))
         and rank in _BATCH_NORMS
         and getattr(op, "single", None) != rank
         and not op.training
