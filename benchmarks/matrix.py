@@ -86,9 +86,12 @@ def _run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="nhwc-matrix-") as name:
         folder = Path(name)
         wheel = build_wheel(folder / "wheel")
+        done: set[Cell] = set()
         for cell in cells:
             print(f"python {cell.python}, torch {cell.torch or 'newest'}", flush=True)
-            _try(cell, pythons[cell.python], wheel, folder, args)
+            asked = ["--only-files"] if cell in done else ["--models", str(args.models)]
+            _try(cell, pythons[cell.python], wheel, folder, asked, tables=not args.no_ops)
+            done.add(cell)
 
 
 def _wanted(pythons: dict[str, str], args: argparse.Namespace) -> list[Cell]:
@@ -141,7 +144,9 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("nhwc-*.whl"))
 
 
-def _try(cell: Cell, python: str, wheel: Path, folder: Path, args: argparse.Namespace) -> None:
+def _try(
+    cell: Cell, python: str, wheel: Path, folder: Path, asked: Sequence[str], *, tables: bool
+) -> None:
     """Make an environment, run the smoke test and the table of operators in it, remove it."""
     venv = folder / "environment"
     own = str(venv / "bin" / "python")
@@ -154,9 +159,9 @@ def _try(cell: Cell, python: str, wheel: Path, folder: Path, args: argparse.Name
         # Their own demands might bring another torch along.
         _pip(own, "--no-deps", "torchvision", "timm", str(wheel))
         command = [own, "-m", "benchmarks.smoke", "-o", str(cell.path)]
-        command += ["--files", str(folder / "files"), "--models", str(args.models)]
+        command += ["--files", str(folder / "files"), *asked]
         subprocess.run(command, cwd=ROOT, env=environment)
-        if cell.torch and not args.no_ops:
+        if cell.torch and tables and "--only-files" not in asked:
             table = RESULTS / f"operators-{cell.torch}.json"
             words = ["ops", "--no-timing", "--dtype", "float32", "-q", "-o", str(table)]
             subprocess.run([own, "-m", "nhwc", *words], cwd=folder, env=environment)

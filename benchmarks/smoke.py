@@ -60,14 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, help="write JSON here")
     parser.add_argument("--files", type=Path, required=True, help="saved models of all versions")
     parser.add_argument("--models", type=int, default=len(MODELS), help="only the first of them")
+    parser.add_argument(
+        "--only-files", action="store_true", help="keep what OUTPUT says of the rest"
+    )
     args = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     args.files.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"python": platform.python_version(), "packages": packages()}
     with torch.no_grad():
-        saving = _said("saving", partial(save_files, args.files))
+        saving = RIGHT if args.only_files else _said("saving", partial(save_files, args.files))
         asked = questions(args.files, MODELS[: args.models])
-        found |= {kind: {} for kind in asked}
+        if args.only_files:
+            found: dict[str, Any] = json.loads(args.output.read_text())
+            asked = {"files": asked["files"]}
+        else:
+            found = {"python": platform.python_version(), "packages": packages()}
+            found |= {kind: {} for kind in asked}
         if saving != RIGHT:
             found["files"]["saving"] = saving
         for kind, calls in asked.items():

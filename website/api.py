@@ -15,6 +15,8 @@ class Group:
     classes: tuple[str, ...] = ()
 
 
+_TRAINING = ("Recipe", "Data", "Loader", "Source", "Training", "Point")
+
 GROUPS = (
     Group(
         "Formats",
@@ -37,7 +39,12 @@ GROUPS = (
     Group("Models and files", "", ("nhwc.load_model", "nhwc.save", "nhwc.load")),
     Group("Bench", "", ("nhwc.bench",), ("nhwc._bench.Benchmark", "nhwc.Environment")),
     Group("Operators", "", ("nhwc.ops",), ("nhwc._ops.OperatorTable", "nhwc._ops.Operator")),
-    Group("Train", "", ("nhwc.train",), ("nhwc._train.Recipe", "nhwc._train.Training")),
+    Group(
+        "Train",
+        "",
+        ("nhwc.train", "nhwc.training.image_folders", "nhwc.training.synthetic"),
+        tuple(f"nhwc.training.{name}" for name in _TRAINING),
+    ),
     Group("Notebooks", "", (), ("nhwc.notebook.Bar",)),
     Group(
         "Errors",

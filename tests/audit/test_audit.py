@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -440,6 +441,18 @@ def test_what_to_do_about_a_softmax_holds_for_any_dimension():
     (finding,) = audit(Between(nn.Softmax(-1)), torch.rand(2, 3, 8, 8)).lost
     assert "Over the channels (1), x.permute(0, 2, 3, 1).softmax(-1)" in finding.remedy
     assert "Over another dimension" in finding.remedy
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("how", [lambda x, i: x[:, i], lambda x, i: x.index_select(1, i)])
+def test_what_to_do_about_a_gather_of_channels_keeps_the_format(dims, how):
+    index, image = torch.tensor([3, 1, 0, 2, 5, 4, 7, 6]), torch.rand(2, 3, *(8,) * dims)
+    (finding,) = audit(Between(lambda x: how(x, index), dims=dims), image).lost
+    (code,) = re.findall(r"(x\.permute\(.*\)) is x\[:, index\]", finding.remedy)
+    mended = eval(f"lambda x, index: {code}")
+    assert audit(Between(lambda x: mended(x, index), dims=dims), image).clean
+    x = torch.rand(2, 8, *(3,) * dims)
+    assert torch.equal(mended(x, index), how(x, index))
 
 
 def test_a_compiled_model_runs_as_plain_python_and_says_so():

@@ -71,6 +71,36 @@ def test_old_findings_pass_and_new_ones_fail(repository, capsys):
     assert "new    torch.nn.functional.instance_norm loses channels last  models/net.py:15" in out
 
 
+def test_modules_that_no_line_calls_are_known_by_their_name_on_every_machine(repository, capsys):
+    """The script that pip installed is no line of the user's: it lies elsewhere on each machine."""
+    code = (
+        "from torch import nn\n\n\ndef net():\n"
+        "    parts = [[nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3)] for _ in range({n})]\n"
+        "    norms = [nn.Sequential(*part) for part in parts]\n"
+        "    return nn.Sequential(*norms, nn.Conv2d(3, 3, 1))\n"
+    )
+    run = "code = audited('--format', 'github', *words)"
+
+    def installed(script, *words):
+        names = {"audited": audited, "words": words}
+        exec(compile(run, script, "exec"), names)
+        return names["code"]
+
+    Path("models/net.py").write_text(code.format(n=1))
+    assert installed("/one/bin/nhwc", "--update-baseline") == 0
+    (known,) = json.loads(Path("known.json").read_text())["findings"]
+    assert (known["file"], known["code"]) == ("", "0.1")
+    assert installed("/other/bin/nhwc", *LOST) == 0
+
+    Path("models/net.py").write_text(code.format(n=2))
+    capsys.readouterr()
+    assert installed("/other/bin/nhwc", *LOST) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("::error file=models/net.py,line=4,")
+    assert "in 1.1." in said
+    assert "/bin/nhwc" not in said
+
+
 def test_the_same_code_in_two_lines_counts_twice(repository, capsys):
     write(NORM)
     assert audited("--update-baseline") == 0

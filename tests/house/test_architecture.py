@@ -33,7 +33,7 @@ PACKAGE = House(
         ("render",),
         ("_public",),
         ("__init__",),
-        ("cli", "notebook", "testing", "trainers"),
+        ("cli", "notebook", "testing", "trainers", "training"),
         ("__main__", "pytest_plugin"),
     ),
     # An engine of ours is timed as users call it.

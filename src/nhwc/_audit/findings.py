@@ -72,16 +72,19 @@ def find(calls: list[Call], outcomes: list[CallEffect], run_s: float) -> list[Fi
                 made.add(call.index if origin < 0 else origin)
         if origin is not None and origin >= 0:
             payers.setdefault(origin, []).append(call.index)
-    groups: dict[tuple[str, str, str, int], list[int]] = {}
+    groups: dict[tuple[str, str, str, int, str], list[int]] = {}
     for call, outcome in zip(calls, outcomes, strict=True):
         kind = _kind(call, outcome) or ("unconverted" if call.index in made else None)
         if kind is not None:
             paid_here = kind == "unconverted" and outcome.effect is Effect.RESTORES
             operator = "input" if paid_here else call.operator
-            key = (kind, operator, call.site.file, call.site.line)
+            site = call.site
+            # Without a line of the user's, the module is the place.
+            module = "" if site.file else site.module
+            key = (kind, operator, site.file, site.line, module)
             groups.setdefault(key, []).append(call.index)
     found = []
-    for (kind, operator, _, _), members in groups.items():
+    for (kind, operator, *_), members in groups.items():
         paid = [index for member in members for index in payers.get(member, ())]
         found.append(_finding(kind, operator, members, paid, calls, outcomes, run_s))
     return found

@@ -156,7 +156,17 @@ def _softmax(name: str) -> str:
     )
 
 
+def _gathered(words: str) -> str:
+    return (
+        f"{words} returns a contiguous tensor. Taken in the order in which the pixels lie it keeps "
+        "the format: x.permute(0, 2, 3, 1)[..., index].permute(0, 3, 1, 2) is x[:, index]; a run "
+        "of channels is a slice, x[:, a:b], which moves nothing."
+    )
+
+
 _SPECIAL = {
+    "__getitem__": _gathered("Indexing with a tensor, a list or a mask"),
+    "index_select": _gathered("`index_select`"),
     "pad": (
         "`pad` builds its result contiguous in circular mode, and so does "
         'nn.Conv2d(padding_mode="circular"), which calls it. nhwc.optimize pads in NHWC. Elsewhere '

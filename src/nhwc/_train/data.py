@@ -19,8 +19,8 @@ class Data:
     """Batches to train on, batches to evaluate on after each epoch, and the names of the labels."""
 
     train: Loader
-    val: Loader | None
-    classes: tuple[str, ...]
+    val: Loader | None = None
+    classes: tuple[str, ...] = ()
 
 
 def image_folders(

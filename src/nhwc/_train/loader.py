@@ -40,7 +40,7 @@ class Item(NamedTuple):
 class Loader:
     """Batches of `source`, in an order that depends on seed and epoch alone.
 
-    >>> from nhwc._train import Synthetic
+    >>> from nhwc.training import Synthetic
     >>> loader = Loader(Synthetic(100, (32, 32, 3)), batch_size=8)
     >>> images, labels, _ = next(loader.batches(epoch=0))
     >>> images.shape, images.is_contiguous(memory_format=torch.channels_last)

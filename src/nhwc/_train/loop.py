@@ -32,7 +32,7 @@ def train(
 ) -> Training:
     """Train `model` in place on `data`.
 
-    >>> from nhwc._train import synthetic
+    >>> from nhwc.training import Recipe, synthetic
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> data = synthetic(batch_size=16, shape=(16, 16, 3), classes=8, batches=4)
     >>> run = train(net, data, Recipe(epochs=2, channels_last=True))

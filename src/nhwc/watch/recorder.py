@@ -27,6 +27,7 @@ _NOT_THE_USERS = (
     str(Path(torch.__file__).parent) + os.sep,
     "<",
 )
+_COMMAND_LINE = str(Path(__file__).parents[1] / "cli") + os.sep
 
 
 class Recorder(contextlib.ExitStack):
@@ -131,6 +132,8 @@ class Recorder(contextlib.ExitStack):
         walk: FrameType | None = sys._getframe(2)
         while walk is not None and (not module or frame is None):
             code = walk.f_code
+            if code.co_filename.startswith(_COMMAND_LINE):
+                break  # The script that pip installed called it: no line of the user's.
             if frame is None and is_users(code.co_filename):
                 frame = walk
             if not module and code.co_argcount and code.co_varnames[0] == "self":
