@@ -10,7 +10,7 @@ from torch import nn
 import nhwc
 from nhwc import kernels
 from nhwc.kernels.programs.pool import Pool
-from nhwc.plan import scene
+from nhwc.plan import scene, trials
 
 pytestmark = pytest.mark.skipif(
     not kernels.available(), reason=kernels.unavailable() or "the kernels are available"
@@ -22,6 +22,7 @@ def planned(net, *examples):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nhwc._optimize.stages.winner", lambda compared: ("plan", ""))
         patch.setattr(scene, "kernels_of_others", lambda *_: ())
+        patch.setattr(trials, "_as_called", lambda *_: {})
         return nhwc.optimize(net, examples[0], also=examples[1:], exact=True)
 
 
