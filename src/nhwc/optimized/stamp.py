@@ -126,18 +126,18 @@ class Stamp:
 
     def _set_calls(self, model: nn.Module, modules: list[nn.Module]) -> None:
         """Note what is called: the kinds of all modules, their dicts, `forward`s and hooks."""
-        self._modules, self._kinds = modules, list(map(type, modules))
         self._attributes = list(map(vars, modules))
         self._dicts = self._identities()
         # torch.fx holds modules in plain nn.Modules, which nobody calls.
         called = [m for m in modules if m is model or type(m) is not nn.Module]
+        self._called, self._kinds = called, list(map(type, called))
+        self._own_attributes = list(map(vars, called))
         self._code = self._attributes[0].get("_code")
         hooks: list[Any] = [h for m in called for h in (m._forward_hooks, m._forward_pre_hooks)]
         everywhere = [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
         self._unhooked = [*(h for h in hooks if not h), *everywhere]
         self._hooked = [h for h in hooks if h]
         self._hooks = [h.copy() for h in self._hooked]
-        self._called = list(map(vars, called))
         self._own = self._with_forward()
 
     def _identities(self) -> list[int]:
@@ -145,7 +145,7 @@ class Stamp:
         return list(map(id, chain.from_iterable(map(_dicts, self._attributes))))
 
     def _with_forward(self) -> list[bool]:
-        return list(map(operator.contains, self._called, repeat("forward")))
+        return list(map(operator.contains, self._own_attributes, repeat("forward")))
 
     def holds(self) -> bool:
         """Whether all is as it was, as far as can be seen."""
@@ -170,7 +170,7 @@ class Stamp:
         if sees_attributes():
             dicts += self._attributes
         try:
-            return Glance(dicts, self.tensors, self._facts.samples, self._modules)
+            return Glance(dicts, self.tensors, self._facts.samples, self._called)
         except (Unsure, RuntimeError):
             self._glances = False
             return None
@@ -209,8 +209,8 @@ class Stamp:
         return (
             not any(self._unhooked)
             and self._hooked == self._hooks
-            and list(map(type, self._modules)) == self._kinds
-            and all(map(operator.is_, map(vars, self._modules), self._attributes))
+            and list(map(type, self._called)) == self._kinds
+            and all(map(operator.is_, map(vars, self._called), self._own_attributes))
             and self._runs_the_same_code()
         )
 
