@@ -347,6 +347,14 @@ PRODUCTS = {
         lambda x, y: torch.einsum("nchw, nhwdo -> nodc", x, y),
         ((2, 3, 4, 5), (2, 4, 5, 6, 7)),
     ),
+    "activations with settings": (
+        lambda x: F.gelu(F.leaky_relu(F.hardtanh(x, 0, 6) - 3, 0.2), approximate="tanh"),
+        (IMAGE,),
+    ),
+    "an activation with a setting": (
+        lambda x: F.leaky_relu(x, negative_slope=0.3),
+        (ROWS,),
+    ),
     "a one behind each row": (lambda x: F.pad(x * 2, (0, 1), value=1.0) + 1, (ROWS,)),
     "numbers before and behind": (lambda x: F.pad(x * 2, (0, 0, 2, 3), value=-0.5) * 3, (ROWS,)),
     "a factor of each channel of images": (LayerScale(), (IMAGE,)),
