@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,8 +45,10 @@ def by_lot(seed: str) -> Iterator[None]:
     def timer(device: object) -> Callable[[Callable[[], object]], float]:
         return lambda function: draw.uniform(_FEWEST_S, _MOST_S)
 
-    def chosen(scene: Scene, layer: Layer) -> dict[Identifier, RivalTime]:
-        found = time_layer(scene, layer, _Chosen(layer, scene, draw))
+    def chosen(
+        scene: Scene, layer: Layer, rivals: Container[Identifier] | None = None
+    ) -> dict[Identifier, RivalTime]:
+        found = time_layer(scene, layer, rivals or _Chosen(layer, scene, draw))
         # Torch has no operator of its own for some layers.
         return found or time_layer(scene, layer)
 

@@ -257,6 +257,11 @@ def _writes(self, x):
     return self.n(self.c(x))
 
 
+def _replaces_memory(self, x):
+    self.n.running_mean.data = self.n.running_mean.data + 1
+    return self.n(self.c(x))
+
+
 def _aliased(self, x):
     y = [self.c(x) * 1]
     z = y[0].flip(2) if self.training else y[0]
@@ -284,6 +289,7 @@ OPAQUE = {
     "keeps a value": (_keeps, "changes self.seen"),
     "draws random numbers": (_draws, "random numbers"),
     "writes into a buffer": (_writes, "writes into a parameter or buffer"),
+    "gives a buffer other memory": (_replaces_memory, "writes into a parameter or buffer"),
     "loops over data": (_loops, "loops over data"),
 }
 

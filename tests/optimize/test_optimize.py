@@ -178,6 +178,61 @@ def test_an_image_comes_back_in_the_layout_the_model_gave_it(image):
     assert fast(image).stride() == model(image).stride()
 
 
+@torch.no_grad()
+def test_a_copy_returns_the_layout_that_the_model_gave(image):
+    """The circular pad loses channels last, so the mended graph ends with a conversion."""
+    torch.manual_seed(0)
+    last = image.to(memory_format=torch.channels_last)
+    model = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")
+    model = nn.Sequential(model, nn.CircularPad2d(1)).eval()
+    fast = optimize(model, last)
+    graph = fast.portable
+    assert graph.code == graph.graph.python_code("self").src
+    copied = pickle.loads(pickle.dumps(fast))
+    assert copied(last).stride() == fast(last).stride() == model(last).stride()
+
+
+class Streaming(nn.Module):
+    """A part that puts another buffer in the place of its own at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("before", torch.zeros(1, 4, 1, 1))
+
+    def forward(self, x):
+        y = x + self.before
+        self.before = x.mean((0, 2, 3), keepdim=True)
+        return y
+
+
+@torch.no_grad()
+def test_a_part_that_replaces_its_buffer_goes_on_doing_so(image):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Streaming()).eval()
+    fast = optimize(model, image)
+    assert not model[1].before.any()
+    for turn in range(3):
+        close(fast(image + turn), model(image + turn))
+
+
+@pytest.mark.parametrize(
+    ("what", "made"),
+    [
+        ("a nested tensor", lambda y: {"a": y, "b": torch.nested.nested_tensor([*y])}),
+        ("a nested tensor", lambda y: {"b": torch.nested.nested_tensor([*y], layout=torch.jagged)}),
+        ("a tensor on the meta device", lambda y: {"a": y, "b": y.to("meta")}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_answers_without_numbers_to_compare_are_refused_in_words(image, what, made):
+    class Returns(nn.Conv2d):
+        def forward(self, x):
+            return made(super().forward(x).flatten(2))
+
+    with pytest.raises(InputError) as refused:
+        optimize(Returns(3, 4, 3).eval(), image)
+    assert str(refused.value).startswith(f"Returns returns {what} as output['b'], whose numbers")
+
+
 @pytest.mark.parametrize("shape", [(1, 3, 20, 18), (5, 3, 20, 18), (2, 3, 33, 47)])
 @torch.no_grad()
 def test_other_shapes_take_the_graph_and_are_right(planned, shape):

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS, Format
 from ..graph import clean
+from ..models.preserve import preserved
 from ..plan.recording import layout_of
 from ..verify import answer, flatten
 
@@ -22,7 +23,9 @@ def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str,
     layouts = {path: layout for path, value in wanted.items() if (layout := _layout(value))}
     if not layouts:
         return
-    found = answer(graph, example)
+    # Around the run alone: what is put back behind it must not be the code of the old graph.
+    with preserved(graph):
+        found = answer(graph, example)
     (result,) = graph.graph.find_nodes(op="output")
     changed = False
     for path, node in flatten(result.args[0]):

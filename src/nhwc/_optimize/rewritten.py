@@ -52,7 +52,7 @@ def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten
     try:
         with preserved(rewritten.graph):
             judge.check(rewritten.graph)
-            return_as(rewritten.graph, task.example, judge.answers)
+        return_as(rewritten.graph, task.example, judge.answers)
         return rewritten
     except NhwcError:
         raise

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import ModelFailed, is_out_of_memory
+from ..errors import InputError, ModelFailed, is_out_of_memory
 from ..machine.host_memory import raw, trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
@@ -65,7 +65,8 @@ class Judge:
     def runs(self, inputs: tuple[Any, ...]) -> None:
         """Refuse what the model itself cannot take, before anything is planned for it."""
         with _named(self.model, inputs):
-            answer(self.model, inputs)
+            found = answer(self.model, inputs)
+        _check_comparable(self.model, found)
 
     def check(self, graph: nn.Module) -> None:
         """Refuse a rewritten graph that is wrong before anything is built on it."""
@@ -129,7 +130,22 @@ class Judge:
         inputs = random_inputs(self.example, _TRIALS if wide else 1)
         with _named(self.model, self.example):
             self._truth: Answers = observe(self.model, inputs, wide=wide)
+        _check_comparable(self.model, self.answers)
         trim()
+
+
+def _check_comparable(model: nn.Module, found: dict[str, Any]) -> None:
+    """Refuse answers whose numbers cannot be held against those of another model."""
+    for path, value in found.items():
+        if not isinstance(value, Tensor) or not (value.is_nested or value.is_meta):
+            continue
+        what = "a nested tensor" if value.is_nested else "a tensor on the meta device"
+        way = "Return its parts, as unbind() gives them" if value.is_nested else "Return real ones"
+        raise InputError(
+            f"{type(model).__name__} returns {what} as {path}, whose numbers cannot be compared "
+            f"with those of an optimized model. {way}, or optimize the part of the model in front "
+            "of it."
+        )
 
 
 @contextlib.contextmanager

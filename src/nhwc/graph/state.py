@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx, jit, nn
 
-from ..models.preserve import drawn_so_far
+from ..models.preserve import drawn_so_far, place_of
 from ..models.trees import versions_of
 from .traced import CONSTANT
 
@@ -18,11 +19,15 @@ class State:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         # Reading a TorchScript module's attributes changes its dictionary.
-        parts = (part for part in module.modules() if not isinstance(part, jit.ScriptModule))
+        parts = [part for part in module.modules() if not isinstance(part, jit.ScriptModule)]
         self.attributes = [(part, _copied(part)) for part in parts]
-        self.slots = {**module._parameters, **module._buffers}
+        self.slots = [(slot, {**slot}) for part in parts for slot in _slots(part)]
         self.versions = versions_of(_tensors(module))
-        self.data = [(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()]
+        # `p.data = x` gives a tensor other memory.
+        self.memory = [(t, t.data) for t in _tensors(module) if type(t) in _USUAL]
+        self.data = [
+            _Held(b, b._version, b.clone()) for b in module.buffers() if not b.is_inference()
+        ]
         self.drawn = drawn_so_far()
 
     def check(self) -> None:
@@ -36,10 +41,12 @@ class State:
             if {*before} - {*vars(part)}:
                 key = min({*before} - {*vars(part)})
                 raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
-        slots = {**self.module._parameters, **self.module._buffers}
-        if any(value is not self.slots.get(key, self) for key, value in slots.items()):
-            raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
-        if self.versions != versions_of(_tensors(self.module)):
+        for slot, held in self.slots:
+            if slot.keys() != held.keys() or any(slot[key] is not held[key] for key in held):
+                raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
+        whole = self.versions == versions_of(_tensors(self.module))
+        whole = whole and all(place_of(tensor) == place_of(data) for tensor, data in self.memory)
+        if not whole or not all(map(_holds, self.data)):
             raise fx.proxy.TraceError("its forward writes into a parameter or buffer")
         if drawn_so_far() != self.drawn:
             raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
@@ -57,17 +64,28 @@ class State:
                 if key not in _SLOTS:
                     now[key] = _put_back(old)
         # A buffer that the code assigned to holds a traced value now.
-        for slots in (self.module._parameters, self.module._buffers):
-            held: dict[str, Any] = slots  # type: ignore[assignment]
-            for key in held:
-                held[key] = self.slots.get(key)
-        for buffer, version, values in self.data:
-            if buffer._version != version:
-                buffer.copy_(values)
+        for slot, held in self.slots:
+            if slot.keys() != held.keys() or any(slot[key] is not held[key] for key in held):
+                slot.clear()
+                slot.update(held)
+        for tensor, data in self.memory:
+            if place_of(tensor) != place_of(data):
+                tensor.data = data
+        for one in self.data:
+            if one.buffer._version != one.version or not _holds(one):
+                one.buffer.copy_(one.values)
 
 
 _SLOTS = ("_parameters", "_buffers")
 """Attributes whose tensors are compared one by one."""
+
+
+def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return tuple(vars(module)[name] for name in _SLOTS)
+
+
+_USUAL = (Tensor, nn.Parameter)
+"""Tensors with memory of their own, unlike those of other classes."""
 
 _CONTAINERS = (list, dict, set)
 
@@ -140,6 +158,23 @@ def _changes(key: str, part: str) -> str:
     if key == "_modules":
         return f"its forward replaces parts of {part or 'itself'}"
     return f"its forward changes {part or 'self'}.{key}"
+
+
+class _Held(NamedTuple):
+    """A buffer, and what it held."""
+
+    buffer: Tensor
+    version: int
+    values: Tensor
+
+
+def _holds(held: _Held) -> bool:
+    """Whether a buffer has its values still: a write through `data` raises no version."""
+    now, values = held.buffer, held.values
+    plain = type(now) is Tensor and now.layout is torch.strided and not now.is_meta
+    if not plain or torch.equal(now, values):
+        return True
+    return now.shape == values.shape and bool(((now == values) | (now != now)).all())
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

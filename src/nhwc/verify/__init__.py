@@ -305,7 +305,9 @@ def _defined(kind: type) -> set[str]:
 
 
 def _shapes(answer: dict[str, Any]) -> list[Any]:
-    return [(k, tuple(v.shape) if isinstance(v, Tensor) else None) for k, v in answer.items()]
+    """The shape of each leaf; a nested tensor has none that could be asked for."""
+    plain = {k: isinstance(v, Tensor) and not v.is_nested for k, v in answer.items()}
+    return [(k, tuple(v.shape) if plain[k] else None) for k, v in answer.items()]
 
 
 def cloned(tree: Any) -> Any:
