@@ -32,7 +32,7 @@ _OF_NAME = {
 }
 """The activations of functions and methods that are given nothing but a tensor."""
 
-_WITH_SETTINGS = {"gelu": nn.GELU, "leaky_relu": nn.LeakyReLU, "hardtanh": nn.Hardtanh}
+_WITH_SETTINGS = {"gelu": nn.GELU, "leaky_relu": nn.LeakyReLU}
 """The modules of the functions that may be given more."""
 
 
@@ -175,18 +175,22 @@ def activating(call: OperatorCall) -> Make | None:
     if call.module is None and call.name in UNARY:
         return partial(unary_step, kind=call.name) if call.alone() else None
     if call.module is None and call.name in ("clamp", "clip"):
-        return _clamping(call)
+        return _clamping(call, {"min": None, "max": None})
+    if call.module is None and call.name == "hardtanh":
+        return _clamping(call, {"min_val": -1.0, "max_val": 1.0, "inplace": False})
     found = _named(call)
     code = in_ours(found) if found else None
     return code and (lambda x, y: activation_step(x, y, code[0], slope=code[1]))
 
 
-def _clamping(call: OperatorCall) -> Make | None:
-    """The step of `x.clamp(min, max)`, of numbers."""
-    given = bound(call.node, ("input", "min", "max"))
-    low, high = given.get("min"), given.get("max")
-    plain = all(one is None or type(one) in (int, float) for one in (low, high))
-    if not plain or not given.keys() <= {"input", "min", "max"}:
+def _clamping(call: OperatorCall, usual: dict[str, Any]) -> Make | None:
+    """The step of a call with two bounds, of numbers, which are first among what it may be given
+    besides the tensor."""
+    given = bound(call.node, ("input", *usual))
+    if not given.keys() <= {"input", *usual}:
+        return None
+    low, high, *_ = (given.get(name, default) for name, default in usual.items())
+    if any(one is not None and type(one) not in (int, float) for one in (low, high)):
         return None
     low, high = -math.inf if low is None else low, math.inf if high is None else high
     return partial(clamp_step, low=low, high=high)
