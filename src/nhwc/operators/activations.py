@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,27 @@ def of_module(module: nn.Module | None) -> NamedActivation | None:
             if numbers is not None:
                 return NamedActivation(row.name, numbers)
     return None
+
+
+def of_call(node: fx.Node) -> nn.Module | None:
+    """A module that does the same as a call of a function or a method; None if it is none of the
+    table's.
+
+    >>> graph = fx.symbolic_trace(lambda x: F.leaky_relu(x, 0.2)).graph
+    >>> of_call(next(iter(graph.find_nodes(op="call_function", target=F.leaky_relu))))
+    LeakyReLU(negative_slope=0.2)
+    """
+    if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
+        return None
+    rest = node.args[1:]
+    options = {k: v for k, v in node.kwargs.items() if k not in ("inplace", "input")}
+    if any(isinstance(value, fx.Node) for value in (*rest, *options.values())):
+        return None
+    try:
+        return FUNCTIONS[node.target](*rest, **options).eval()
+    except (AssertionError, TypeError, ValueError):
+        # The module refuses what the function takes: equal bounds of `hardtanh`, say.
+        return None
 
 
 def in_torch(activation: NamedActivation | None) -> Callable[[Tensor], Tensor]:

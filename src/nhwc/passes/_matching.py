@@ -14,7 +14,7 @@ from ..graph import module_of
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Cat, ChannelNorm
-from ..operators.activations import FUNCTIONS, MODULES
+from ..operators.activations import MODULES, of_call
 from ..operators.kinds import arithmetic_of
 
 
@@ -33,17 +33,7 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     if module is not None:
         fit = type(module) in MODULES and not opaque_by_nature(module)
         return module if fit and "forward" not in vars(module) else None
-    if node.op not in ("call_function", "call_method") or node.target not in FUNCTIONS:
-        return None
-    rest = node.args[1:]
-    options = {k: v for k, v in node.kwargs.items() if k not in ("inplace", "input")}
-    if any(isinstance(value, fx.Node) for value in (*rest, *options.values())):
-        return None
-    try:
-        return FUNCTIONS[node.target](*rest, **options).eval()
-    except (AssertionError, TypeError, ValueError):
-        # The module refuses what the function takes: equal bounds of `hardtanh`, say.
-        return None
+    return of_call(node)
 
 
 TO_LAST, TO_IMAGE = (0, 2, 3, 1), (0, 3, 1, 2)

@@ -30,8 +30,7 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
         return
     sorts: dict[object, tuple[Layer, Implementation]] = {}
     for layer in layers:
-        joint = scene.joints.get(layer.node)
-        for one in (*scene.implementations[layer.node], *([joint] if joint else [])):
+        for one in scene.offered(layer):
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
     with ThreadPoolExecutor(cores) as pool:

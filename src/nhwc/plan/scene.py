@@ -79,10 +79,14 @@ class Scene:
         call = lambda *constants: caller(self.graph, self.record, layer.node)
         return Implementation("torch", reads, writes, call, copies=0.0)
 
+    def offered(self, layer: Layer) -> tuple[Implementation, ...]:
+        """All that may compute `layer`, also with the layer in front."""
+        joint = self.joints.get(layer.node)
+        return (*self.implementations[layer.node], *([joint] if joint else []))
+
     def find(self, layer: Layer, wanted: Identifier) -> Implementation:
         """The implementation that `wanted` names; raises UnknownKernel if there is none."""
-        joint = self.joints.get(layer.node)
-        for one in (*self.implementations[layer.node], *([joint] if joint else [])):
+        for one in self.offered(layer):
             if one.identifier == wanted:
                 return one
         if isinstance(layer.spec, OperatorSpec) and wanted.name == "torch":

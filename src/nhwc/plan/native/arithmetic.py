@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...kernels.layers.elementwise import (
     activation_step,
@@ -20,7 +18,7 @@ from ...kernels.layers.elementwise import (
 )
 from ...kernels.layers.unary import UNARY, clamp_step, unary_step
 from ...kernels.tape.steps import Step, View
-from ...operators.activations import FUNCTIONS, NamedActivation, of_module
+from ...operators.activations import FUNCTIONS, NamedActivation, of_call, of_module
 from ..implementation import Implementation
 from .calls import OperatorCall, bound
 from .weighted import in_ours
@@ -31,9 +29,6 @@ _OF_NAME = {
     for function, kind in FUNCTIONS.items()
 }
 """The activations of functions and methods that are given nothing but a tensor."""
-
-_WITH_SETTINGS = {"gelu": nn.GELU, "leaky_relu": nn.LeakyReLU}
-"""The modules of the functions that may be given more."""
 
 
 def add(call: OperatorCall) -> Implementation | None:
@@ -199,16 +194,5 @@ def _clamping(call: OperatorCall, usual: dict[str, Any]) -> Make | None:
 def _named(call: OperatorCall) -> NamedActivation | None:
     if call.module is not None:
         return of_module(call.module)
-    if call.name in _WITH_SETTINGS:
-        return _as_module(call, _WITH_SETTINGS[call.name])
-    return _OF_NAME.get(call.name) if call.alone() else None
-
-
-def _as_module(call: OperatorCall, kind: type[nn.Module]) -> NamedActivation | None:
-    """The activation that the module of this kind would be with the settings of the call."""
-    names = ["input", *inspect.signature(kind).parameters]
-    given = bound(call.node, names)
-    given.pop("input", None)
-    known = given.keys() <= {*names} and len(call.layer.inputs) == 1
-    settings = all(type(one) in (int, float, bool, str) for one in given.values())
-    return of_module(kind(**given)) if known and settings else None
+    found = of_module(of_call(call.node))
+    return found or (_OF_NAME.get(call.name) if call.alone() else None)

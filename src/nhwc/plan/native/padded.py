@@ -6,7 +6,6 @@ A pad with zeros costs nothing until somebody reads it (`moves`); here the whole
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from ...kernels.layers.moving import fill_step
@@ -25,7 +24,7 @@ def padded(call: OperatorCall) -> Implementation | None:
     plain = given.get("mode", "constant") == "constant" and type(value) in (int, float)
     if not plain or len(call.layer.inputs) != 1 or not isinstance(pad, (tuple, list)):
         return None
-    sizes = [*pairwise(pad)][::2]
+    sizes = [*zip(pad[::2], pad[1::2], strict=True)]
     along = [number for number, size in enumerate(sizes) if size != (0, 0)]
     if len(along) != 1 or any(type(one) is not int or one < 0 for one in pad):
         return None
