@@ -27,6 +27,8 @@ FLAGS = [
     "--disable-sync",
     "--disable-background-networking",
     "--disable-component-update",
+    # A page that is looked at while its colours change is between two themes.
+    "--force-prefers-reduced-motion",
     "--window-size=1360,1400",
 ]
 

@@ -415,7 +415,7 @@ def test_what_is_added_and_applied_to_a_layer(name, count):
 def test_frames_in_three_colours_that_lie_as_planes():
     """A contiguous volume holds no frame in one piece, as the first layer's kernel reads images."""
     net = nn.Sequential(nn.Conv3d(3, 16, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
-    (x,) = images((2, 3, 4, 16, 16))
+    (x,) = images((2, 3, 4, 16, 32))
     scene = scene_of(fx.GraphModule(net, _Tracer().trace(net)), [x])
     (layer,) = scene.layers
     stems = [one for one in scene.implementations[layer.node] if one.name == "nhwc stem"]
