@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -80,6 +81,15 @@ def memory_bytes() -> int:
         with contextlib.suppress(OSError, ValueError):
             least = min(least, int(Path("/sys/fs/cgroup", limit).read_text()))
     return least
+
+
+@cache
+def second_level_bytes() -> int:
+    """What the second-level cache of a core holds; where the system does not say, 512 KiB."""
+    with contextlib.suppress(OSError, ValueError):
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text()
+        return int(size.strip().removesuffix("K")) << 10
+    return 512 << 10
 
 
 def cache_dir() -> Path:

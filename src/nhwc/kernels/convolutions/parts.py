@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...machine.environment import second_level_bytes
 from ..language.isa import Isa
 from ..tape.steps import View
 from .spec import ConvSpec
 
-_MOST_ROWS = 56
+_MOST_ROWS = 112
 """How many rows a block may have: from there on, reading a panel of weights costs little."""
 _ROWS_BYTES = 256 << 10
-"""How much of the second-level cache the packed rows of one block may take."""
+"""What the packed rows of one block may take at least, or a quarter of the second-level cache."""
 _DEEPEST = 2048
 """How deep a product may be in one go: then the panel stays there as well, beside the rows."""
 
@@ -54,7 +55,8 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int, at_once: int) -> 
     same weights from memory.
     """
     depth = -(-min(spec.depth, at_once) // isa.width) * isa.width
-    fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, _ROWS_BYTES // (4 * depth)))
+    cached = max(_ROWS_BYTES, second_level_bytes() // 4)
+    fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, cached // (4 * depth)))
     parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
         return Parts(parts, 1)

@@ -87,8 +87,10 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
                 e.prefetch(t.ahead + place, level=2)
             for part in parts:
                 with e.range(0, width, unroll) as i:
+                    turn = (chunk * width + i) // unroll
                     if part is parts[0]:
-                        _fetch_result(e, t, sums, (chunk * width + i) // unroll)
+                        with e.when(turn < rows):
+                            _fetch_result(e, t, turn, len(sums[0]))
                     part.add(here + i, weights + i * columns, unroll)
         here, weights = a + chunks * chunk_floats, b + chunks * (width * columns)
         whole = rest // unroll * unroll
@@ -102,16 +104,15 @@ def emit_product(e: Emitter, t: Tile, sums: Accumulators) -> None:
         part.finish()
 
 
-def _fetch_result(e: Emitter, t: Tile, sums: Accumulators, row: Value) -> None:
+def _fetch_result(e: Emitter, t: Tile, row: Value, vectors: int) -> None:
     """Ask for a row of the result and of the residual: all at once would hold up other loads.
 
     Where nothing is added the result is asked for twice, which costs less than a branch.
     """
-    row = e.min(row, len(sums) - 1)
     added = t.residual != 0
     other = e.select(added, t.residual, t.y.address()).floats()
     other_row = e.select(added, t.residual_row, t.y_row)
-    for j in lines(e, len(sums[0])):
+    for j in lines(e, vectors):
         e.prefetch(t.y + (row * t.y_row + j * e.width), write=True)
         e.prefetch(other + (row * other_row + j * e.width))
 
