@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 collect_ignore_glob = ["src/nhwc/trainers/*"]
 """They import packages that few have; tests/trainers runs their examples where it finds those."""
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.as_posix().endswith(tuple(f"/tests/{name}" for name in PROCESSOR)):
             item.add_marker("processor")
+
+
+@pytest.fixture(autouse=True)
+def _one_seed():
+    """Draw the same numbers in a test whichever tests its worker ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
