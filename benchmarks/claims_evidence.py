@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nhwc._bench import SUITES, Benchmark
+from nhwc._bench import SUITES, Benchmark, load_benchmark
 from nhwc._bench.results import geometric_mean
-from nhwc.cli.bench import read
 
 from .claims_checks import CHECKS
 
@@ -195,7 +194,7 @@ def suite(file: str, outcome_of_gain: str | None = None) -> Look:
         path = RESULTS / f"{file}.json"
         if not path.exists():
             return Found(LATER, f"`benchmarks/results/{path.name}` is not there")
-        return _judged(read(path), outcome_of_gain)
+        return _judged(load_benchmark(path), outcome_of_gain)
 
     return look
 
@@ -237,7 +236,7 @@ def stepwise(file: str, after: str, before: str) -> Look:
         path = RESULTS / f"{file}.json"
         if not path.exists():
             return Found(LATER, f"`benchmarks/results/{path.name}` is not there")
-        result = read(path)
+        result = load_benchmark(path)
         for row in result.rows:
             gain = row.comparison(after, before)
             if row.case.model == "resnet18" and gain is not None:
@@ -254,7 +253,7 @@ def clean(suite_name: str, *files: str) -> Look:
     (models,) = (suite.models for suite in SUITES if suite.name == suite_name)
 
     def look(evidence: Evidence) -> Found:
-        recorded = [read(RESULTS / f"{file}.json") for file in files]
+        recorded = [load_benchmark(RESULTS / f"{file}.json") for file in files]
         rows = {row.case.model: row.propagation for result in recorded for row in result.rows}
         lost = {model: rows[model] for model in models if rows.get(model, "clean") != "clean"}
         unknown = [model for model in models if model not in rows]

@@ -11,9 +11,8 @@ import argparse
 import json
 from pathlib import Path
 
-from nhwc._bench import Benchmark, Case, Task
+from nhwc._bench import Benchmark, Case, Task, load_benchmark
 from nhwc._bench.runner import run
-from nhwc.cli.bench import read
 from nhwc.machine.environment import available_cores
 
 MODELS = ("resnet50", "mobilenet_v2")
@@ -43,7 +42,7 @@ def main() -> None:
         [Task(case, VARIANTS) for case in cases()],
         title="time against batch, image and threads",
         seconds=args.seconds,
-        done=read(args.output) if args.output.exists() else None,
+        done=load_benchmark(args.output) if args.output.exists() else None,
         checkpoint=keep,
     )
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nhwc._bench import Benchmark, Row
+from nhwc._bench import Benchmark, Row, load_benchmark
 from nhwc._bench.results import geometric_mean
 from nhwc.cli import main as nhwc
-from nhwc.cli.bench import read
 from nhwc.machine.timing import Comparison
 
 VARIANTS = "eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch"
@@ -39,7 +38,7 @@ def main() -> int:
     for what in whole:
         status = status or nhwc(["bench", *what, *rest])
     if args.output.exists():
-        print(table(read(args.output)))
+        print(table(load_benchmark(args.output)))
     return status
 
 

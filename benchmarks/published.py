@@ -15,10 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nhwc._bench import SUITES, Benchmark, Row, Suite, Task, run
+from nhwc._bench import SUITES, Benchmark, Row, Suite, Task, load_benchmark, run
 from nhwc._bench.forecast import forecast
 from nhwc._bench.runner import left_to_do
-from nhwc.cli.bench import read
 from nhwc.machine.disk import replace_file
 from nhwc.render.bench_words import environment, folding
 
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def record(suite: Suite, path: Path, deadline: float) -> None:
     """Measure the cases of a suite that `path` does not hold, until the deadline."""
-    done = read(path) if path.exists() else None
+    done = load_benchmark(path) if path.exists() else None
     tasks = sorted(suite.tasks(()), key=_place)
     left = forecast(left_to_do(tasks, done), seconds=SECONDS)
     print(f"{suite.name}: {len(left)} of {len(tasks)} cases, about {_sum(left):.0f} s", flush=True)

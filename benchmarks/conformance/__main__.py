@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from nhwc.kernels.language.isa import host
 from nhwc.machine.environment import Environment
 from nhwc.machine.workers import Ended, Nursery
 
 from .judging import FAILED, REFUSED, RIGHT, WRONG, Outcome
 from .ledger import Ledger, Row
-from .page import SUITES, page, renew
+from .page import SUITES, page, recorded, renew
 from .verbs import USUAL, VERBS
 
 PACKAGES = ("torchvision", "timm", "onnx", "onnx2torch")
@@ -33,10 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for; 1 if any case is wrong or failed."""
     args = _parser().parse_args(argv)
     if args.output:
-        args.output.write_text(page([Ledger.read(suite) for suite in SUITES]))
-        renew([Ledger.read(suite) for suite in SUITES])
+        ledgers = recorded()
+        args.output.write_text(page(ledgers))
+        renew(ledgers)
         return 0
-    ledger = Ledger.read(args.suite)
+    ledger = Ledger.read(args.suite, host().name)
     suite = importlib.import_module(_module(args.suite))
     every = suite.groups()
     ledger.groups, ledger.where = len(every), _where()

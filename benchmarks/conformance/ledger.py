@@ -1,4 +1,4 @@
-"""What came out of each group of cases, kept from run to run."""
+"""What came out of each group of cases, kept from run to run, for each instruction set."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class Row:
 
 @dataclass
 class Ledger:
-    """The rows of one suite, in a file of their own."""
+    """The rows of one suite with the kernels of one instruction set, in a file of their own."""
 
     suite: str
+    kernels: str
     rows: dict[str, Row] = field(default_factory=dict)
     groups: int = 0
     """How many the suite has; some of them may have no row yet."""
@@ -66,11 +67,11 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        return RESULTS / f"{self.suite}.json"
+        return RESULTS / self.kernels / f"{self.suite}.json"
 
     @classmethod
-    def read(cls, suite: str) -> Ledger:
-        ledger = cls(suite)
+    def read(cls, suite: str, kernels: str) -> Ledger:
+        ledger = cls(suite, kernels)
         if ledger.path.exists():
             stored = json.loads(ledger.path.read_text())
             ledger.rows = {group: Row.from_dict(row) for group, row in stored["rows"].items()}
@@ -83,7 +84,7 @@ class Ledger:
         return [verb for verb in verbs if verb not in asked]
 
     def write(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
             f"{json.dumps(group)}: {json.dumps(row.to_dict())}" for group, row in self._sorted()
         ]

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from nhwc.kernels.language.isa import ALL
+
 from .judging import FAILED, REFUSED, RIGHT, VERDICTS, WRONG
 from .ledger import Ledger
 from .verbs import VERBS
@@ -26,13 +28,21 @@ _MOST = 12
 """How many reasons of one kind the page names."""
 
 
+def recorded() -> list[Ledger]:
+    """Every ledger that has rows: suite by suite, and within it by instruction set."""
+    ledgers = [Ledger.read(suite, isa.name) for suite in SUITES for isa in ALL]
+    return [ledger for ledger in ledgers if ledger.rows]
+
+
 def page(ledgers: Sequence[Ledger]) -> str:
     parts = [_HEAD, *_overview(ledgers), "", "By what was asked:", "", *_table(ledgers)]
+    said: set[str] = set()
     for ledger in ledgers:
-        if not ledger.rows:
-            continue
+        if ledger.suite not in said:
+            parts += ["", f"## {ledger.suite}", "", SUITES[ledger.suite]]
+            said.add(ledger.suite)
         where = ", ".join(f"{name} {value}" for name, value in ledger.where.items())
-        parts += ["", f"## {ledger.suite}", "", SUITES[ledger.suite], "", f"Run with {where}."]
+        parts += ["", f"Kernels for {ledger.kernels}, run with {where}."]
         parts += _reasons(ledger, REFUSED, "Refused, each in one line")
         parts += _reasons(ledger, RIGHT, "Right, though farther off than eager")
         parts += _reasons(ledger, WRONG, "Wrong")
@@ -42,9 +52,12 @@ def page(ledgers: Sequence[Ledger]) -> str:
 
 def summary(ledgers: Sequence[Ledger]) -> str:
     """The paragraph in the README."""
+    kernels = {ledger.kernels for ledger in ledgers}
     of = {verdict: sum(_verdicts(ledger)[verdict] for ledger in ledgers) for verdict in VERDICTS}
     return (
-        f"{sum(ledger.cases for ledger in ledgers):,} cases of {len(ledgers)} suites were asked "
+        f"{sum(ledger.cases for ledger in ledgers):,} cases of "
+        f"{len({ledger.suite for ledger in ledgers})} suites, with kernels for "
+        f"{', '.join(isa.name for isa in ALL if isa.name in kernels)}, were asked "
         f"{sum(of.values()):,} questions: {of[RIGHT]:,} answers were right, {of[REFUSED]:,} "
         f"refused with a reason, {of[WRONG]:,} wrong, {of[FAILED]:,} failed otherwise. "
         "[docs/conformance.md](docs/conformance.md) names the suites, the machine, and each reason."
@@ -60,15 +73,15 @@ def renew(ledgers: Sequence[Ledger]) -> None:
 
 def _overview(ledgers: Sequence[Ledger]) -> list[str]:
     lines = [
-        f"| suite | groups run | cases | {' | '.join(VERDICTS)} |",
-        "|---|---|---|" + "---|" * len(VERDICTS),
+        f"| suite | kernels | groups run | cases | {' | '.join(VERDICTS)} |",
+        "|---|---|---|---|" + "---|" * len(VERDICTS),
     ]
     for ledger in ledgers:
         of = _verdicts(ledger)
         numbers = (ledger.cases, *(of[verdict] for verdict in VERDICTS))
         cells = " | ".join(f"{number:,}" for number in numbers)
         run = f"{len(ledger.rows):,} of {ledger.groups:,}"
-        lines.append(f"| [{ledger.suite}](#{ledger.suite}) | {run} | {cells} |")
+        lines.append(f"| [{ledger.suite}](#{ledger.suite}) | {ledger.kernels} | {run} | {cells} |")
     return lines
 
 
@@ -81,12 +94,15 @@ def _verdicts(ledger: Ledger) -> Counter[str]:
 
 def _table(ledgers: Sequence[Ledger]) -> list[str]:
     lines = [f"| suite | verb | {' | '.join(VERDICTS)} |", "|---|---|" + "---|" * len(VERDICTS)]
+    counts: dict[str, Counter[tuple[str, str]]] = {}
     for ledger in ledgers:
+        counts[ledger.suite] = counts.get(ledger.suite, Counter()) + ledger.counts
+    for suite, count in counts.items():
         for verb in VERBS:
-            numbers = [ledger.counts[verb, verdict] for verdict in VERDICTS]
+            numbers = [count[verb, verdict] for verdict in VERDICTS]
             if any(numbers):
                 cells = " | ".join(f"{number:,}" for number in numbers)
-                lines.append(f"| {ledger.suite} | {verb} | {cells} |")
+                lines.append(f"| {suite} | {verb} | {cells} |")
     return lines
 
 

@@ -157,7 +157,7 @@ def test_a_baseline_that_cannot_be_used_is_told_before_the_work(repository, monk
         assert audited(*rest, model=model) == 2
         return capsys.readouterr().err
 
-    assert "no such baseline: known.json. Write it with" in refused()
+    assert "no such baseline of nhwc audit: known.json. Write it with" in refused()
     Path("known.json").write_text("{}")
     assert "is no baseline of nhwc audit" in refused()
     assert "is what the command reads" in refused("-o", "known.json")
@@ -178,7 +178,7 @@ ENTRY = vars(Known("net", "lost", "torch.cat", "net.py", "cat"))
         ({"findings": 3}, "is damaged"),
         ({"findings": [3]}, "is damaged"),
         ({"findings": [{"model": "net"}]}, "is damaged"),
-        ({"findings": [ENTRY | {"file": 3}]}, "a value in it is no text"),
+        ({"findings": [ENTRY | {"file": 3}]}, "file is 3, not str"),
     ],
 )
 def test_a_damaged_file_is_refused(data, says, tmp_path):

@@ -71,7 +71,7 @@ def test_a_model_that_does_not_exist(capsys):
         (["resnet18", "--plot", "x.pdf"], "--plot x.pdf has no known ending"),
         (["resnet18", "--resume"], "--resume needs the file to go on with"),
         (["resnet18", "--device", "abacus"], "device 'abacus' is not usable"),
-        (["--compare", "none.json", "none.json"], "no such file: none.json"),
+        (["--compare", "none.json", "none.json"], "no such result of nhwc bench: none.json"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(line, message, capsys):

@@ -6,8 +6,7 @@ import time
 import pytest
 from benchmarks import published
 
-from nhwc._bench import SUITES, Benchmark
-from nhwc.cli.bench import read
+from nhwc._bench import SUITES, Benchmark, load_benchmark
 
 from ..made_up import HERE, row
 
@@ -47,7 +46,7 @@ def test_a_run_goes_on_where_the_limit_stopped_the_first(measured, tmp_path, mon
         patched.setattr(published, "forecast", forecast)
         published.record(blog, path, time.monotonic() + 60)
     assert measured == ["resnet50"]
-    text = published.table(read(path))
+    text = published.table(load_benchmark(path))
     assert "| resnet50 |" in text
     assert "1.43 (1.4" in text
     assert "| 1.30-1.80x | reproduced |" in text
@@ -56,13 +55,13 @@ def test_a_run_goes_on_where_the_limit_stopped_the_first(measured, tmp_path, mon
     published.record(blog, path, time.monotonic() + 1e9)
     assert measured[:3] == ["resnet50", "mnasnet1_0", "squeezenet1_1"]
     assert sorted(measured) == sorted(blog.models)
-    assert "Not recorded" not in published.table(read(path))
+    assert "Not recorded" not in published.table(load_benchmark(path))
 
 
 def test_the_fusion_table_has_the_tutorials_three_numbers(measured, tmp_path):
     path = tmp_path / "fusion.json"
     published.record(BY_NAME["fusion"], path, time.monotonic() + 1e9)
-    text = published.table(read(path))
+    text = published.table(load_benchmark(path))
     head = (
         "| model | unfused ms | fused ms | jit.script(fused) ms | folding gains | jit.script gains"
     )

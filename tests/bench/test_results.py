@@ -37,15 +37,31 @@ def test_json_has_no_nan():
     assert math.isnan(Benchmark.from_dict(json.loads(text)).rows[0].measurements[0].setup_s)
 
 
+def spoiled(data, part, **others):
+    """A result with other values in the case, or in the first measurement, of its first row."""
+    row = dict(data["rows"][0])
+    held = row[part]
+    row[part] = held | others if part == "case" else [held[0] | others, *held[1:]]
+    return {**data, "rows": [row, *data["rows"][1:]]}
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda d: [], "no result of nhwc bench"),
         (lambda d: {**d, "kind": "audit"}, "no result of nhwc bench"),
-        (lambda d: {**d, "schema": 99}, "schema 99, this nhwc reads 1"),
+        (lambda d: {**d, "schema": 99}, "schema 99; this nhwc reads 1"),
         (lambda d: {**d, "rows": [{}]}, "damaged"),
         (lambda d: {**d, "environment": {"cpu": 1}}, "damaged"),
         (lambda d: {k: v for k, v in d.items() if k != "baseline"}, "damaged"),
+        (lambda d: {**d, "title": 3}, "damaged: the result.title is 3, not str"),
+        (lambda d: spoiled(d, "case", threads="1"), "threads is '1', not int"),
+        (lambda d: spoiled(d, "case", threads=0), "has no image or no thread"),
+        (lambda d: spoiled(d, "case", shapes=[[]]), "has no image or no thread"),
+        (lambda d: spoiled(d, "measurements", turns=[]), "had no turns"),
+        (lambda d: spoiled(d, "measurements", turns=[[1.0]]), "had no turns, or not as many"),
+        (lambda d: spoiled(d, "measurements", turns=[[0.0]] * 11), "took no time"),
+        (lambda d: spoiled(d, "measurements", variant="magic"), "damaged"),
     ],
 )
 def test_foreign_results_are_refused(spoil, message):

@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks import fuzz
+from benchmarks.fuzz.changes import mutate
+from benchmarks.fuzz.figures import run
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the worker's memory is bounded as Linux does")
 def test_files_changed_by_structure_are_refused_or_right():
-    figures = fuzz.run(0, cases=250)
+    figures = run(0, cases=250)
     assert figures.failures == []
     assert figures.cases == 250
     assert figures.counts["file_case", "refused"] > 50
@@ -24,7 +25,7 @@ def test_a_mutation_changes_one_place():
     made = set()
     for seed in range(300):
         one = json.loads(json.dumps(tree))
-        fuzz.mutate(one, tree, random.Random(seed))
+        mutate(one, tree, random.Random(seed))
         made.add(json.dumps(one))
     assert len(made) > 100
 
@@ -33,7 +34,8 @@ def test_what_planted_code_would_do_is_seen(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from benchmarks.fuzz import TEXTS, Watch
+from benchmarks.fuzz.cases import Watch
+from benchmarks.fuzz.changes import TEXTS
 watch = Watch(Path({str(tmp_path)!r}))
 import os
 for act in (lambda: eval(TEXTS[0]), lambda: open("/nhwc-harm", "w"), lambda: os.system("")):

@@ -50,7 +50,7 @@ def test_files_that_are_no_table(tmp_path, text, error, message):
     path.write_text(text)
     with pytest.raises(error, match=message):
         load_table(path)
-    with pytest.raises(nhwc.InputError, match="cannot read"):
+    with pytest.raises(nhwc.InputError, match="no such table of operators"):
         load_table(tmp_path / "missing.json")
 
 

@@ -234,3 +234,46 @@ def test_random_batch_norm_statistics():
     assert net[1].running_mean.std() > 0.01
     again = randomize_batchnorm_(nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm1d(8, affine=False)))
     torch.testing.assert_close(net.state_dict(), again.state_dict())
+
+
+class Gated(nn.Module):
+    """Thirty blocks that add to their input what a gate lets through, and a norm used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU())
+            for _ in range(30)
+        )
+        self.gates = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(30))
+        self.twice, self.unused = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        for block, gate in zip(self.blocks, self.gates, strict=True):
+            y = block(x) * 3
+            x = x + y * torch.sigmoid(gate(y.mean((2, 3), keepdim=True)))
+        return self.twice(self.twice(x).relu())
+
+
+def test_statistics_near_those_of_a_run_keep_numbers_in_bounds():
+    image = torch.randn(1, 8, 8, 8)
+    net, again, other = (Gated().eval() for _ in range(3))
+    for one in (again, other):
+        one.load_state_dict(net.state_dict())
+    randomize_batchnorm_(net, inputs=[image])
+    randomize_batchnorm_(again, inputs=[image])
+    torch.testing.assert_close(net.state_dict(), again.state_dict(), rtol=0, atol=0)
+    randomize_batchnorm_(other)
+    assert torch.equal(other.unused.running_var, net.unused.running_var)
+    assert net(image).abs().max() < 100
+    drawn = net.blocks[3][1].running_var / net.blocks[3][1].running_var.mean()
+    assert drawn.std() > 0.1
+    assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+def test_a_channel_of_one_number_has_no_statistics():
+    net = randomize_batchnorm_(
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8)).eval(),
+        inputs=[torch.randn(1, 8, 4, 4)],
+    )
+    assert torch.equal(net[1].running_var, randomize_batchnorm_(nn.BatchNorm2d(8)).running_var)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from ..errors import FileError, InputError
+from ..machine.documents import Document, misfits
 from .findings import Finding
 from .locations import path_from
 
-SCHEMA = 1
-KIND = "nhwc audit baseline"
+DOCUMENT = Document(
+    "nhwc audit baseline", 1, "baseline of nhwc audit", "Write it with --update-baseline."
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +60,7 @@ class Baseline:
         """The text of the file: one finding a line, sorted, so that a change reads well."""
         lines = [json.dumps(asdict(entry), ensure_ascii=False) for entry in sorted(self.known)]
         findings = "".join(f"\n  {line}," for line in lines).rstrip(",")
-        head = json.dumps({"schema": SCHEMA, "kind": KIND})[:-1]
+        head = json.dumps({"schema": DOCUMENT.schema, "kind": DOCUMENT.word})[:-1]
         return f'{head}, "findings": [{findings}\n]}}\n'
 
 
@@ -78,29 +78,11 @@ def known_by(finding: Finding, model: str, root: Path) -> Known:
 
 def load_baseline(path: Path) -> Baseline:
     """Read what `Baseline.to_json` wrote."""
+    data = DOCUMENT.read(path)
     try:
-        data: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(
-            f"no such baseline: {path}. Write it with --baseline {path} --update-baseline."
-        ) from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise FileError(f"{path} is no JSON: {error}. {_ANEW}") from error
-    if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise FileError(f"{path} is no baseline of nhwc audit. Name another file.")
-    if data.get("schema") != SCHEMA:
-        raise FileError(
-            f"{path} has schema {data.get('schema')}; this nhwc reads {SCHEMA}. {_ANEW}"
-        )
-    try:
-        known = tuple(Known(**entry) for entry in data["findings"])
+        baseline = Baseline(tuple(Known(**entry) for entry in data["findings"]))
     except (KeyError, TypeError) as error:
-        raise FileError(f"{path} is damaged: {error}. {_ANEW}") from error
-    if not all(isinstance(value, str) for entry in known for value in vars(entry).values()):
-        raise FileError(f"{path} is damaged: a value in it is no text. {_ANEW}")
-    return Baseline(known)
-
-
-_ANEW = "Delete it and write it anew with --update-baseline."
+        raise DOCUMENT.damaged(str(path), repr(error)) from error
+    for wrong in misfits(baseline, Baseline, "the baseline"):
+        raise DOCUMENT.damaged(str(path), wrong)
+    return baseline

@@ -9,6 +9,7 @@ from .results import Case as Case
 from .results import Measurement as Measurement
 from .results import Published as Published
 from .results import Row as Row
+from .results import load_benchmark as load_benchmark
 from .runner import Progress as Progress
 from .runner import bench as bench
 from .runner import run as run

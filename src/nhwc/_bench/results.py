@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from ..displayed import Displayed
-from ..errors import FileError
+from ..machine.documents import Document, misfits
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, Samples
 from .engines import ENGINES, find_engine
 from .floor import Floor
 
-SCHEMA = 1
+DOCUMENT = Document("bench", 1, "result of nhwc bench", "Measure again, with -o FILE.json.")
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,8 @@ class Benchmark(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""
         return {
-            "schema": SCHEMA,
-            "kind": "bench",
+            "schema": DOCUMENT.schema,
+            "kind": DOCUMENT.word,
             "title": self.title,
             "interrupted": self.interrupted,
             "baseline": self.baseline,
@@ -223,17 +225,11 @@ class Benchmark(Displayed):
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Benchmark:
+    def from_dict(cls, data: Any, where: str = "the result") -> Benchmark:
         """Read what `to_dict` wrote; raise FileError for anything else."""
-        if not isinstance(data, dict) or data.get("kind") != "bench":
-            raise FileError("this is no result of nhwc bench. Write one with -o FILE.json.")
-        if data.get("schema") != SCHEMA:
-            raise FileError(
-                f"the result has schema {data.get('schema')}, this nhwc reads {SCHEMA}. "
-                "Measure again, or use the nhwc that wrote it."
-            )
+        DOCUMENT.checked(data, where)
         try:
-            return cls(
+            result = cls(
                 environment=Environment(**data["environment"]),
                 rows=tuple(_row_from_dict(row) for row in data["rows"]),
                 baseline=data["baseline"],
@@ -241,7 +237,31 @@ class Benchmark(Displayed):
                 interrupted=data["interrupted"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileError(f"the result is damaged: {error!r}. Measure again.") from error
+            raise DOCUMENT.damaged(where, repr(error)) from error
+        for wrong in chain(misfits(result, cls, "the result"), _nonsense(result)):
+            raise DOCUMENT.damaged(where, wrong)
+        return result
+
+
+def load_benchmark(path: Path) -> Benchmark:
+    """Read a result that was written with -o FILE.json."""
+    return Benchmark.from_dict(DOCUMENT.read(path), str(path))
+
+
+def _nonsense(result: Benchmark) -> Iterator[str]:
+    """Say which numbers of a result no run can have given."""
+    for row in result.rows:
+        sizes = [size for shape in row.case.shapes for size in shape]
+        if not sizes or not all(row.case.shapes) or min(*sizes, row.case.threads) < 1:
+            yield f"a case of {row.case.model} has no image or no thread"
+        if row.floor and (row.floor.flop < 0 or row.floor.peak_flops <= 0):
+            yield f"the floor of {row.case.model} is no time"
+        rounds = {len(found.turns) for found in row.measured}
+        if len(rounds) > 1 or 0 in rounds:
+            yield f"the variants of {row.case.model} had no turns, or not as many"
+        for turn in (turn for found in row.measured for turn in found.turns):
+            if not turn or not min(turn) > 0:
+                yield f"a turn of {row.case.model} took no time"
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
@@ -271,8 +291,9 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
 
 
 def _measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
-    # JSON has no NaN, and no clock has more digits than nanoseconds.
-    plain = {key: None if value != value else value for key, value in vars(measurement).items()}
+    # JSON has numbers alone, and no clock has more digits than nanoseconds.
+    infinite = lambda value: isinstance(value, float) and not math.isfinite(value)
+    plain = {key: None if infinite(value) else value for key, value in vars(measurement).items()}
     plain["turns"] = [[round(second, 9) for second in turn] for turn in measurement.turns]
     return plain
 

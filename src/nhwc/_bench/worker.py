@@ -102,11 +102,13 @@ def build(case: Case, sent: bytes) -> Built:
         model = _received(sent)
     else:
         model = load_model(case.model, weights=case.weights, seed=case.seed)
-        if case.weights is None:
-            randomize_constants_(randomize_batchnorm_(model, case.seed), case.seed)
     draw = torch.Generator().manual_seed(case.seed)
-    inputs = tuple(torch.randn(shape, generator=draw).to(case.device) for shape in case.shapes)
-    return Built(case, model.to(case.device), inputs, before)
+    inputs = tuple(torch.randn(shape, generator=draw) for shape in case.shapes)
+    if not sent and case.weights is None:
+        randomize_constants_(model, case.seed)
+        randomize_batchnorm_(model, case.seed, inputs=inputs)
+    moved = tuple(x.to(case.device) for x in inputs)
+    return Built(case, model.to(case.device), moved, before)
 
 
 def _received(sent: bytes) -> nn.Module:

@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..displayed import Displayed
-from ..errors import FileError, InputError
+from ..machine.documents import Document, misfits
 
-SCHEMA = 1
+DOCUMENT = Document(
+    "nhwc operators", 1, "table of operators", "Measure again: nhwc ops -o table.json."
+)
 
 
 class Outcome(Enum):
@@ -145,8 +147,8 @@ class OperatorTable(Displayed):
     >>> table = OperatorTable({"torch": "2.13.0"}, "cpu", ("float32",), (pool,))
     >>> table.count("forward")  # how many operators keep the format, lose it, ...
     {}
-    >>> table.to_dict()["schema"] == SCHEMA
-    True
+    >>> table.to_dict()["schema"]
+    1
     """
 
     environment: dict[str, str | int]
@@ -164,8 +166,8 @@ class OperatorTable(Displayed):
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "schema": SCHEMA,
-            "kind": "nhwc operators",
+            "schema": DOCUMENT.schema,
+            "kind": DOCUMENT.word,
             "environment": self.environment,
             "device": self.device,
             "dtypes": list(self.dtypes),
@@ -218,22 +220,11 @@ def operator_from_dict(data: dict) -> Operator:
 
 def load_table(path: str | Path) -> OperatorTable:
     """Read a table that `OperatorTable.to_json` wrote."""
+    data = DOCUMENT.read(path)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise FileError(
-            f"{path} is no JSON: {error}. Write one with: nhwc ops -o table.json"
-        ) from error
-    if not isinstance(data, dict) or data.get("kind") != "nhwc operators":
-        raise FileError(f"{path} is no table of operators. Write one with: nhwc ops -o table.json")
-    if data.get("schema") != SCHEMA:
-        raise FileError(
-            f"{path} has schema {data.get('schema')}; this nhwc reads {SCHEMA}. "
-            "Measure again, or use the nhwc that wrote it."
-        )
-    try:
-        return OperatorTable.from_dict(data)
+        table = OperatorTable.from_dict(data)
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path} is damaged: {error!r}. Measure again.") from error
+        raise DOCUMENT.damaged(str(path), repr(error)) from error
+    for wrong in misfits(table, OperatorTable, "the table"):
+        raise DOCUMENT.damaged(str(path), wrong)
+    return table

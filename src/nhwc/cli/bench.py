@@ -9,13 +9,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from .._bench import SUITES, Benchmark, Changes, Progress, Suite, Task, compare
+from .._bench import SUITES, Benchmark, Changes, Progress, Suite, Task, compare, load_benchmark
 from .._bench.engines import ALL, ENGINES, QUICK, Engine, chosen, find_engine
 from .._bench.forecast import forecast
 from .._bench.results import Case
 from .._bench.runner import SECONDS, left_to_do
 from .._bench.runner import run as measure
-from ..errors import FileError, InputError
+from ..errors import InputError
 from ..machine.bfloat16 import emulates_bfloat16
 from ..machine.environment import available_cores
 from ..render.bench_csv import bench_csv
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare two results; with `--fail-on slower`, the exit status is 1 if anything got slower."""
-    changes = compare(*(read(path) for path in args.compare))
+    changes = compare(*(load_benchmark(path) for path in args.compare))
     format = chosen_format(args, FORMATS)
     if format not in ("text", "json"):
         raise InputError(f"--compare has no {format} output. Use --format text or json.")
@@ -173,23 +173,9 @@ def run(args: argparse.Namespace) -> int:
         check_alone(args, "--compare", "models", "suite")
         return run_compare(args)
     if len(args.models) == 1 and args.models[0].endswith(".json"):
-        show(args, read(Path(args.models[0])))
+        show(args, load_benchmark(Path(args.models[0])))
         return 0
     return run_bench(args)
-
-
-def read(path: Path) -> Benchmark:
-    """Read a result that was written with -o FILE.json."""
-    try:
-        return Benchmark.from_dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}. Write one with -o {path}.") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} is no JSON: {error}. Write one with -o FILE.json.") from error
-    except FileError as error:
-        raise FileError(f"{path}: {error}") from error
 
 
 def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
@@ -299,7 +285,7 @@ def _done(args: argparse.Namespace, format: str) -> Benchmark | None:
         return None
     if args.output is None or format != "json":
         raise InputError("--resume needs the file to go on with. Add -o FILE.json.")
-    return read(args.output) if args.output.exists() else None
+    return load_benchmark(args.output) if args.output.exists() else None
 
 
 def _first_reason(result: Benchmark) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -25,6 +25,11 @@ def attribute(owner: nn.Module, path: str) -> Any:
     for part in path.split("."):
         owner = getattr(owner, part)
     return owner
+
+
+def bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a call by name, where torch has them in this order."""
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:

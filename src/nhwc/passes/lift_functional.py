@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, attribute, clean
+from ..graph import add_module, attribute, bound, clean
 from ..graph.layers import BatchNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -81,7 +81,7 @@ def lift_functional(gm: fx.GraphModule) -> PassReport:
         if node.op != "call_function" or node.target not in _FUNCTIONS:
             continue
         names, kind = _FUNCTIONS[node.target]
-        arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        arguments = bound(node, names)
         reason = _unfit(gm, arguments, kind)
         sites.append(Site(name_of(node), kind.__name__, not reason, reason))
         if not reason:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, clean, erase, module_of
+from ..graph import add_module, attribute, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
@@ -63,10 +63,10 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
     for node in list(gm.graph.nodes):
         attention = module_of(node)
         if type(attention) is nn.MultiheadAttention:
-            given = _named(node, _MODULE)
+            given = bound(node, _MODULE)
             reason = _unfit_module(attention) or _unfit_call(node, given)
         elif node.op == "call_function" and node.target in _FUNCTIONS:
-            given = _named(node, _FUNCTIONS[node.target])
+            given = bound(node, _FUNCTIONS[node.target])
             reason = _unfit_function(gm, given) or _unfit_call(node, given)
         else:
             continue
@@ -85,10 +85,6 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("split_attention", tuple(sites))
-
-
-def _named(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
-    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _unfit_module(attention: nn.MultiheadAttention) -> str:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import padding
 
-from ..graph import module_of
+from ..graph import bound, module_of
 from ..graph.mended import CircularPad
 from ..graph.ordered import Repeat
 from .recording import Record
@@ -149,7 +149,7 @@ def _given(record: Record, node: fx.Node) -> dict[str, Any] | None:
         return None if hooked else pad_arguments(module)
     if node.target is not F.pad:
         return None
-    given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | node.kwargs
+    given = bound(node, ("input", "pad", "mode", "value"))
     del given["input"]
     fixed = lambda one: record.values[one] if one in record.fixed else one
     return {name: fx.node.map_arg(value, fixed) for name, value in given.items()}
@@ -157,7 +157,7 @@ def _given(record: Record, node: fx.Node) -> dict[str, Any] | None:
 
 def _joined_ends(record: Record, node: fx.Node) -> _Pads | None:
     """A volume behind copies of its first frame, before copies of its last one, or both."""
-    given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
+    given = bound(node, ("tensors", "dim"))
     parts, out = given.get("tensors"), record.image(node)
     if given.get("dim") not in (2, -3) or out is None or len(out.shape) != 5:
         return None

@@ -11,12 +11,11 @@ it has other gradients where several numbers are the largest.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
-from ..graph import module_of
+from ..graph import bound, module_of
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from .recognize import specified
@@ -70,14 +69,14 @@ def _is_read_for_values(node: fx.Node) -> bool:
     """Whether `node` asks for the largest numbers along a dimension, and for no places."""
     if node.target not in (torch.max, "max") or not node.users:
         return False
-    given = _of_max(node)
+    given = bound(node, ("input", "dim", "keepdim"))
     plain = type(given.get("dim")) is int and type(given.get("keepdim", False)) is bool
     items = all(user.target is operator.getitem for user in node.users)
     return plain and items and {user.args[1] for user in node.users if user.users} == {0}
 
 
 def _without_places(graph: fx.Graph, node: fx.Node) -> None:
-    given = _of_max(node)
+    given = bound(node, ("input", "dim", "keepdim"))
     with graph.inserting_before(node):
         dim, keepdim = given["dim"], given.get("keepdim", False)
         found = graph.call_function(torch.amax, (given["input"], dim, keepdim))
@@ -85,7 +84,3 @@ def _without_places(graph: fx.Graph, node: fx.Node) -> None:
         user.replace_all_uses_with(found)
         graph.erase_node(user)
     graph.erase_node(node)
-
-
-def _of_max(node: fx.Node) -> dict[str, Any]:
-    return {**dict(zip(("input", "dim", "keepdim"), node.args, strict=False)), **node.kwargs}

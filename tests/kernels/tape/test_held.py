@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nhwc.errors import InputError
-from nhwc.kernels.layers.attention import Attended, Lie, attention_step
+from nhwc.kernels.layers.attention import Attended, Lie, Mask, attention_step
 from nhwc.kernels.layers.batched import Lying, batched_step
 from nhwc.kernels.layers.gather import gather_step
 from nhwc.kernels.layers.moving import move_step
@@ -33,6 +33,13 @@ def attended(query=0, key=0, value=0, result=0, apart=4):
     size = Attended(images=1, heads=2, queries=2, keys=2, depth=4, outputs=4)
     lies, last = (lies[0], lies[1], lies[2]), lies[3]
     attention_step(X, X, X, X, size=size, lies=lies, result=last, scale=1.0)
+
+
+def masked(images=1, heads=2, queries=2, pixels=4, keys=2):
+    size = Attended(images=1, heads=2, queries=2, keys=2, depth=4, outputs=4)
+    lie = Lie(torch.tensor([0, 0]), 4)
+    mask = Mask(View(None, (1, keys, pixels, 1), 8), images, heads, queries)
+    attention_step(X, X, X, X, size=size, lies=(lie, lie, lie), result=lie, scale=1.0, mask=mask)
 
 
 TURNED = {"apart": -4, **dict.fromkeys(("query", "key", "value", "result"), 4)}
@@ -65,3 +72,17 @@ def test_what_is_there_may_be_named(make, given):
 def test_a_table_that_names_what_is_not_there_is_refused(make, given):
     with pytest.raises(InputError, match="outside of"):
         make(**given)
+
+
+@pytest.mark.parametrize("given", [{}, {"queries": 1, "pixels": 2}, {"heads": 1, "pixels": 2}])
+def test_a_mask_may_serve_several(given):
+    masked(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"pixels": 3}, {"keys": 1}, {"heads": 3}, {"queries": 3}, {"images": 2}, {"images": 0}],
+)
+def test_a_mask_that_lacks_rows_is_refused(given):
+    with pytest.raises(InputError, match="does not serve"):
+        masked(**given)

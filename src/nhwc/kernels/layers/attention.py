@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...errors import InputError
 from ..language import isa as isas
 from ..language.compiler import Args, Kernel
 from ..language.isa import Isa
@@ -92,6 +93,15 @@ class Mask:
     heads: int
     queries: int
 
+    def serves(self, size: Attended) -> bool:
+        """Whether it has a row, in its memory, for every query that asks for one."""
+        return (
+            self.heads in (1, size.heads)
+            and self.queries in (1, size.queries)
+            and 0 < self.images * self.heads * self.queries <= self.view.pixels
+            and self.view.shape[1] >= size.keys
+        )
+
 
 def attention_step(
     queries: View,
@@ -120,6 +130,12 @@ def attention_step(
         lies[2].table(values, size.heads, size.outputs),
         result.table(y, size.heads, size.outputs),
     ]
+    if mask and not mask.serves(size):
+        raise InputError(
+            f"a mask with rows for {mask.images} images, {mask.heads} heads and {mask.queries} "
+            f"queries does not serve {size}: a kernel would read the memory of others. Report this "
+            "model."
+        )
     given = mask or Mask(View(None, (0, 0, 0, 0), 0), 1, 1, 1)
     rows = given.queries if given.queries > 1 else 0
     return step(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...graph import bound
 from ...kernels.layers.elementwise import (
     activation_step,
     add_step,
@@ -20,7 +21,7 @@ from ...kernels.layers.unary import UNARY, clamp_step, unary_step
 from ...kernels.tape.steps import Step, View
 from ...operators.activations import FUNCTIONS, NamedActivation, of_call, of_module
 from ..implementation import Implementation
-from .calls import OperatorCall, bound
+from .calls import OperatorCall
 from .weighted import in_ours
 from .windows import Make
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...graph import bound
 from ...graph.mended import Attention, SpelledAttention
 from ...kernels.layers.attention import Attended, Lie, Mask, attention_step
 from ...kernels.programs.builder import Builder
@@ -44,7 +45,7 @@ def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
     Fewer heads of keys and values serve several heads of queries, if there is one, or if asked for.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
+    given = bound(layer.node, names)
     fixed = {
         name: record.values[value] if isinstance(value, fx.Node) else value
         for name, value in given.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -103,8 +103,3 @@ def nodes_in(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
     return found
-
-
-def bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a call by name, where torch has them in this order."""
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...graph import bound
 from ...kernels.layers.elementwise import add_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, as_image, settled
 from ..implementation import Implementation
-from .calls import OperatorCall, bound
+from .calls import OperatorCall
 from .rows import as_it_lies
 
 _ARGUMENTS = ("input", "output_size", "kernel_size", "dilation", "padding", "stride")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ...graph import bound
 from ...graph.frames import FromFrames, ToFrames
 from ...graph.mended import FromTokens
 from ...graph.ordered import Repeat
@@ -93,7 +94,7 @@ def is_movement(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _METHODS
     if node.target is F.pad:
-        given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | node.kwargs
+        given = bound(node, ("input", "pad", "mode", "value"))
         return given.get("mode", "constant") == "constant" and not given.get("value")
     return node.target is operator.getitem or node.target in _FUNCTIONS
 

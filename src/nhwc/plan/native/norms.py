@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ...graph import bound
 from ...graph.mended import InstanceNorm
 from ...kernels.layers.activations import Activation
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
@@ -15,7 +16,7 @@ from ...kernels.layers.response import response_steps
 from ...kernels.layers.unit import unit_step
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
-from .calls import OperatorCall, bound, computing
+from .calls import OperatorCall, computing
 from .windows import Make
 
 _UNIT = ("input", "p", "dim", "eps", "out")

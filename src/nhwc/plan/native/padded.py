@@ -8,11 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from ...graph import bound
 from ...kernels.layers.moving import fill_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, as_rows, place, rows_of
 from ..implementation import Implementation
-from .calls import OperatorCall, bound
+from .calls import OperatorCall
 from .rows import as_it_lies
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from torch import fx
 
+from ...graph import bound
 from ...graph.frames import ToFrames
 from ...graph.ordered import Repeat
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
 from ..padding import pad_arguments
-from .calls import OperatorCall, bound, computing, nodes_in, noting
+from .calls import OperatorCall, computing, nodes_in, noting
 from .pixels import (
     PixelMove,
     each_repeated,

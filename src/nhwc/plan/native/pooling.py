@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...graph import bound
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder, Shape
 from ...kernels.tape.steps import View
 from ..implementation import Implementation
-from .calls import Lower, OperatorCall, bound, computing
+from .calls import Lower, OperatorCall, computing
 from .pixels import nearest
 from .placing import of_pixels as place_pixels
 from .windows import ARGUMENTS, Given, Make, is_neutral, of_frames, of_pixels, resize

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ...formats import Format
+from ...graph import bound
 from ...kernels.layers.elementwise import multiply_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import (
@@ -150,7 +151,7 @@ def concatenated(
 def replaced(record: Record, layer: Layer) -> Implementation | None:
     """`slice_scatter`: a tensor with another in the place of one of its slices."""
     names = ("input", "src", "dim", "start", "end", "step")
-    given: dict[str, Any] = dict(zip(names, layer.node.args, strict=False)) | layer.node.kwargs
+    given = bound(layer.node, names)
     whole, part = (given.get(name) for name in names[:2])
     numbers = [given.get("dim", 0), *(given.get(name) for name in names[3:])]
     if not {whole, part} <= {*layer.inputs} or any(isinstance(one, fx.Node) for one in numbers):

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from ...graph import bound
 from ...graph.layers import Fused
 from ...graph.leaves import computes_as
 from ...graph.mended import GroupNorm, InstanceNorm
@@ -20,7 +21,7 @@ from ...kernels.layers.pooling import adaptive_avgpool_step
 from ..implementation import Implementation
 from ..recording import Seen
 from . import arithmetic, norms
-from .calls import Lower, OperatorCall, bound
+from .calls import Lower, OperatorCall
 from .fused import fused
 from .rows import in_one_row
 from .windows import ARGUMENTS, Given, Make, average_pool, max_pool, of_row, resize

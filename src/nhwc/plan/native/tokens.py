@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from ...graph import bound
 from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
@@ -27,7 +28,7 @@ from .arithmetic import (
     with_number,
 )
 from .attending import packed_attention, spelled_attention, torchs_attention
-from .calls import OperatorCall, bound
+from .calls import OperatorCall
 from .folding import fold
 from .moves import moving
 from .norms import norm_step, unit_eps
