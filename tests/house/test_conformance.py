@@ -165,7 +165,7 @@ def test_an_error_that_the_model_makes_of_any_rounding_is_told_and_right():
     row = Row()
     row.add(right)
     assert row.told == [right]
-    assert "Right, though farther off than eager" in page([Ledger("networks", {"g": row})])
+    assert "Right, though farther off than eager" in page([Ledger("networks", "avx2", {"g": row})])
 
 
 def test_a_process_that_dies_is_an_outcome():

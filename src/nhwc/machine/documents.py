@@ -56,12 +56,12 @@ class Document:
             raise FileError(f"{where} is no {self.noun}. {self.anew}")
         if data.get("schema") != self.schema:
             raise FileError(
-                f"{where} has schema {shown(data.get('schema'))}; this nhwc reads {self.schema}. "
+                f"{where} has schema {shown(str(data.get('schema')))}; this nhwc reads {self.schema}. "
                 f"{self.anew}"
             )
         return data
 
-    def damaged(self, where: str, why: object) -> FileError:
+    def damaged(self, where: str, why: str) -> FileError:
         return FileError(f"{where} is damaged: {shown(why)}. {self.anew}")
 
 
@@ -88,7 +88,7 @@ def misfits(value: Any, declared: Any, name: str) -> Iterator[str]:
         for key, item in value.items():
             yield from misfits(key, inner[0], f"a key of {name}")
             yield from misfits(item, inner[1], f"{name}[{shown(key)}]")
-    elif dataclasses.is_dataclass(declared) and isinstance(value, declared):
+    elif dataclasses.is_dataclass(declared) and isinstance(value, typing.cast(type, declared)):
         hints = typing.get_type_hints(declared)
         for field in dataclasses.fields(declared):
             item = getattr(value, field.name)
