@@ -345,21 +345,26 @@ def group_norm(choose):
 
 def transposed(choose):
     """A transposed convolution of an image, or of a volume whose frames lie one below the other."""
-    n, c, k = choose.randint(1, 2), choose.choice(CHANNELS[:12]), choose.choice(CHANNELS[:12])
+    groups = choose.choice((1, 1, 2, 3))
+    n, c, k = choose.randint(1, 2), *(groups * choose.choice(CHANNELS[:12]) for _ in range(2))
+    if choose.random() < 0.2:
+        groups = k = c
     sides = [choose.randint(1, 4) for _ in range(3)]
     size, stride = ([choose.randint(1, 4) for _ in range(3)] for _ in range(2))
     padding = [choose.randint(0, (one - 1) // 2) for one in size]
+    dilation = [choose.choice((1, 1, 2, 3)) for _ in range(3)]
     if choose.random() < 0.5:
         sides[0] = size[0] = stride[0] = 1
         padding[0] = 0
-    x, weight = torch.randn(n, c, *sides), torch.randn(c, k, *size)
+    x, weight = torch.randn(n, c, *sides), torch.randn(c, k // groups, *size)
     bias = torch.randn(k) if choose.random() < 0.5 else None
-    where = {"stride": stride, "padding": padding}
+    where = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     wide = None if bias is None else bias.double()
     expected = F.conv_transpose3d(x.double(), weight.double(), wide, **where)
     sizes = F.conv_transpose3d(x.abs(), weight.abs(), None if bias is None else bias.abs(), **where)
-    sides = {"size": tuple(size), "stride": tuple(stride), "padding": tuple(padding)}
-    spec = Transposed(tuple(x.shape), tuple(expected.shape), **sides)
+    moves = {name: tuple(value) for name, value in where.items() if name != "groups"}
+    shapes = tuple(x.shape), tuple(expected.shape)
+    spec = Transposed(*shapes, size=tuple(size), groups=groups, **moves)
     packed = pack_transposed(spec, weight, bias)
     stacked = torch.zeros(spec.stacked).flatten(2, 3)
 

@@ -387,6 +387,7 @@ FUSED = {
     "group norm alone": (GroupNorm(nn.GroupNorm(2, 8)), None),
     "instance norm": (InstanceNorm(nn.InstanceNorm3d(8, affine=True)), nn.LeakyReLU(0.2)),
     "transposed": (nn.ConvTranspose3d(8, 8, 3, padding=1), nn.GELU()),
+    "transposed, a channel each": (nn.ConvTranspose3d(8, 8, 3, 1, 1, groups=8), nn.ReLU()),
     "transposed and folded": (FoldedConvTranspose3d(8, 8, 3, 1, 1), nn.ReLU()),
 }
 
@@ -579,8 +580,6 @@ def test_our_mended_modules(module):
     "function",
     [
         lambda x: x + True,
-        nn.Sequential(nn.ConvTranspose2d(8, 4, 3, dilation=2)),
-        nn.Sequential(nn.ConvTranspose2d(8, 4, 3, groups=2)),
         lambda x: torch.add(x, x, alpha=2),
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: x.double(),
@@ -610,6 +609,8 @@ SINGLE = {
     "a volume, transposed": (nn.ConvTranspose3d(3, 8, 2, stride=2), (3, 6, 8, 8)),
     "an image, norm": (InstanceNorm(nn.InstanceNorm2d(3, affine=True)), (3, 8, 8)),
     "an image, transposed": (Fused(nn.ConvTranspose2d(3, 8, 2, 2), nn.ReLU()), (3, 8, 8)),
+    "an image, transposed in groups": (nn.ConvTranspose2d(8, 4, 3, 2, groups=4), (8, 8, 8)),
+    "an image, dilated": (nn.ConvTranspose2d(8, 8, 3, 2, dilation=3, groups=8), (8, 8, 8)),
     "an image, means": (nn.AdaptiveAvgPool2d((3, 2)), (3, 8, 8)),
     "an image, windows": (nn.AvgPool2d((2, 1)), (3, 8, 8)),
     "a signal, largest": (nn.MaxPool1d(2), (8, 8)),

@@ -20,6 +20,8 @@ LAYERS = {
     "grouped": nn.Conv1d(8, 12, 5, 2, 2, 2, groups=4, bias=False),
     "depthwise": nn.Conv1d(8, 8, 3, padding=1, groups=8),
     "pointwise": Fused(nn.Conv1d(8, 8, 1), nn.SiLU()),
+    "transposed": nn.ConvTranspose1d(8, 6, 4, 2, 1),
+    "transposed in groups": Fused(nn.ConvTranspose1d(8, 8, 3, 2, groups=4), nn.ReLU()),
     "batch norm": nn.BatchNorm1d(8),
     "average": nn.AvgPool1d(3, 2, 1, count_include_pad=False),
     "largest": lambda x: F.max_pool1d(x, 3, 2, 1),

@@ -9,13 +9,18 @@ the odd pixels of a row are two ordinary convolutions of the input, each with ha
 `class_of` finds the taps of one side. The convolutions write next to one another, each in channels
 of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
 (2x2 with stride 2, as in a U-Net) they are one product with more columns.
+
+Where taps are dilated, those of a class are, too, by what dilation and stride do not share. Groups
+stay groups, and filters of a single channel go to the depthwise kernels.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,7 +34,8 @@ from ..language.vectors import Emitter
 from ..layers.activations import Activation
 from ..tape.steps import Step, View, step
 from .conv import ConvKernel
-from .spec import ConvSpec, Frames
+from .depthwise import depthwise_step
+from .spec import IMAGE, ConvSpec, Frames
 
 Sides = tuple[int, int, int]
 """Frames, rows, columns; an image has one frame."""
@@ -47,6 +53,8 @@ class Transposed:
     size: Sides
     stride: Sides
     padding: Sides
+    dilation: Sides = (1, 1, 1)
+    groups: int = 1
     activation: Activation = Activation.NONE
     slope: float = 0.0
 
@@ -66,34 +74,49 @@ class Transposed:
 class Side(NamedTuple):
     """The taps that one class sees along a side, in their order, and the padding in front.
 
-    A tap past the end of the filter is zero. Padding below zero skips pixels.
+    A tap past the end of the filter is zero. Padding below zero skips pixels. Neighbouring taps see
+    pixels that are `apart`.
     """
 
     taps: tuple[int, ...]
     padding: int
+    apart: int = 1
 
 
-def class_of(place: int, size: int, stride: int, padding: int, *, count: int) -> Side:
+class Part(NamedTuple):
+    """One of the convolutions: how many channels it writes, and the steps that compute it."""
+
+    channels: int
+    steps: Callable[[View, View], Sequence[Step]]
+
+
+def class_of(
+    place: int, size: int, stride: int, padding: int, dilation: int = 1, *, count: int
+) -> Side:
     """The taps for the `count` output pixels `place`, `place + stride`, ... along a side.
 
     >>> class_of(0, 3, 2, 1, count=4), class_of(1, 3, 2, 1, count=4)
-    (Side(taps=(1,), padding=0), Side(taps=(2, 0), padding=0))
+    (Side(taps=(1,), padding=0, apart=1), Side(taps=(2, 0), padding=0, apart=1))
     """
-    first = (place + padding) % stride
-    taps = tuple(reversed(range(first, size, stride)))
+    before = place + padding
+    taps = [tap for tap in reversed(range(size)) if (before - tap * dilation) % stride == 0]
     if not taps:
         # So far in front of the image that it sees none: a zero times infinity would be no zero.
         return Side((size,), count)
-    return Side(taps, len(taps) - 1 - (place + padding) // stride)
+    return Side(
+        tuple(taps),
+        (taps[0] * dilation - before) // stride,
+        dilation // math.gcd(dilation, stride),
+    )
 
 
-def pack_transposed(
-    spec: Transposed, weight: Tensor, bias: Tensor | None
-) -> tuple[tuple[ConvKernel, Tensor], ...]:
-    """The convolutions, each with its packed filters; `weight` is C, K, frames, rows, columns."""
-    filled = F.pad(weight.detach().transpose(0, 1), (0, 1) * 3)
+def pack_transposed(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
+    """The convolutions with their packed filters; `weight` is as torch has it, with frames."""
+    grouped = weight.detach().unflatten(0, (spec.groups, -1))
+    filled = F.pad(grouped.transpose(1, 2).flatten(0, 1), (0, 1) * 3)
     places = itertools.product(*map(range, spec.stride))
-    sides = list(zip(spec.size, spec.stride, spec.padding, spec.places, strict=True))
+    moves = (spec.size, spec.stride, spec.padding, spec.dilation, spec.places)
+    sides = list(zip(*moves, strict=True))
     classes = [
         tuple(
             class_of(at, *side, count=count)
@@ -102,12 +125,14 @@ def pack_transposed(
         for place in places
     ]
     parts = [_taken(filled, sides) for sides in classes]
-    windows = {tuple((len(side.taps), side.padding) for side in sides) for sides in classes}
-    if len(windows) == 1:
+    windows = {
+        tuple((len(side.taps), side.padding, side.apart) for side in sides) for sides in classes
+    }
+    if len(windows) == 1 and spec.groups == 1:
         every = None if bias is None else bias.repeat(len(parts))
-        return (_packed(spec, classes[0], torch.cat(parts), every),)
+        return (_part(spec, classes[0], torch.cat(parts), every),)
     pairs = zip(classes, parts, strict=True)
-    return tuple(_packed(spec, sides, part, bias) for sides, part in pairs)
+    return tuple(_part(spec, sides, part, bias) for sides, part in pairs)
 
 
 def _taken(filters: Tensor, sides: Sequence[Side]) -> Tensor:
@@ -116,36 +141,49 @@ def _taken(filters: Tensor, sides: Sequence[Side]) -> Tensor:
     return filters
 
 
-def _packed(
-    spec: Transposed, sides: Sequence[Side], weight: Tensor, bias: Tensor | None
-) -> tuple[ConvKernel, Tensor]:
+def _part(spec: Transposed, sides: Sequence[Side], weight: Tensor, bias: Tensor | None) -> Part:
     n, c, d, h, w = spec.input
     frames, *places = spec.places
     t, r, s = (len(side.taps) for side in sides)
     front, *padding = (side.padding for side in sides)
+    apart = [side.apart if len(side.taps) > 1 else 1 for side in sides]
+    deep = Frames(d, t, padding=front, dilation=apart[0], wanted=frames)
     one = ConvSpec(
         *(n, c, h, w, len(weight), r, s),
         padding=(padding[0], padding[1]),
+        dilation=(apart[1], apart[2]),
+        groups=spec.groups,
         has_bias=bias is not None,
         activation=spec.activation,
         slope=spec.slope,
-        frames=Frames(d, t, padding=front, wanted=frames),
+        frames=IMAGE if (d, t, front, frames) == (1, 1, 0, 1) else deep,
         wanted=(places[0], places[1]),
     )
-    kernel = ConvKernel("pointwise" if one.is_flat else "direct", True, one)
-    return kernel, kernel.pack(weight.reshape(kernel.filters), bias)
+    if one.groups == one.c == one.k:
+        return Part(one.k, partial(_depthwise, one, weight, bias))
+    kernel = ConvKernel("pointwise" if one.is_flat and one.groups == 1 else "direct", True, one)
+    packed = kernel.pack(weight.reshape(kernel.filters), bias)
+    return Part(one.k, lambda x, y: kernel.steps(x, y, packed))
+
+
+def _depthwise(
+    one: ConvSpec, weight: Tensor, bias: Tensor | None, x: View, y: View
+) -> tuple[Step, ...]:
+    filters = weight if one.frames != IMAGE else weight.flatten(1, 2)
+    moves = {"padding": one.padding, "dilation": one.dilation, "frames": one.frames}
+    ending = {"activation": one.activation, "slope": one.slope}
+    return (depthwise_step(x, y, filters, bias, **moves, **ending),)  # type: ignore[arg-type]
 
 
 def transposed_steps(
-    spec: Transposed, packed: Sequence[tuple[ConvKernel, Tensor]], x: View, stacked: View, y: View
+    spec: Transposed, parts: Sequence[Part], x: View, stacked: View, y: View
 ) -> list[Step]:
     """Each convolution into its channels of `stacked`; then all to their places in `y`."""
     steps: list[Step] = []
     first = 0
-    for kernel, filters in packed:
-        into = stacked.channels(first, first + kernel.spec.k)
-        steps += kernel.steps(x, into, filters)
-        first += kernel.spec.k
+    for part in parts:
+        steps += part.steps(x, stacked.channels(first, first + part.channels))
+        first += part.channels
     return [*steps, _place_step(spec, stacked, y)]
 
 

@@ -7,7 +7,7 @@ from ...operators.activations import of_module
 from ..implementation import Implementation
 from .calls import OperatorCall
 from .norms import normed_in_groups
-from .transposed import TRANSPOSED, convolved
+from .transposed import OF_SIGNALS, TRANSPOSED, convolved
 from .weighted import in_ours
 
 
@@ -18,4 +18,4 @@ def fused(call: OperatorCall) -> Implementation | None:
         return None
     if type(op) in (GroupNorm, InstanceNorm):
         return normed_in_groups(call, op, *code)
-    return convolved(call, op, *code) if type(op) in TRANSPOSED else None
+    return convolved(call, op, *code) if type(op) in (*TRANSPOSED, *OF_SIGNALS) else None

@@ -24,6 +24,7 @@ from . import arithmetic, norms
 from .calls import Lower, OperatorCall
 from .fused import fused
 from .rows import in_one_row
+from .transposed import OF_SIGNALS, transposed
 from .windows import ARGUMENTS, Given, Make, average_pool, max_pool, of_row, resize
 
 
@@ -85,5 +86,6 @@ _MODULES: dict[type[nn.Module], Lower] = {
     nn.Upsample: _windows(resize),
     nn.PReLU: arithmetic.prelu,
     **dict.fromkeys((nn.GroupNorm, GroupNorm, InstanceNorm), norms.group_norm),
+    **dict.fromkeys(OF_SIGNALS, transposed),
     Fused: fused,
 }

@@ -1,4 +1,4 @@
-"""Transposed convolutions of images and volumes."""
+"""Transposed convolutions of images, volumes, and signals as images of one row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...graph.folded import FoldedConvTranspose2d, FoldedConvTranspose3d
+from ...graph.folded import (
+    FoldedConvTranspose1d,
+    FoldedConvTranspose2d,
+    FoldedConvTranspose3d,
+)
 from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
 from ...kernels.layers.activations import Activation
 from ...kernels.layers.elementwise import add_step
@@ -22,10 +26,11 @@ TRANSPOSED = (
     FoldedConvTranspose2d,
     FoldedConvTranspose3d,
 )
+OF_SIGNALS = (nn.ConvTranspose1d, FoldedConvTranspose1d)
 
 
 def transposed(call: OperatorCall) -> Implementation | None:
-    """A transposed convolution whose filters are neither grouped nor dilated."""
+    """A transposed convolution, of one input."""
     return convolved(call, call.module) if len(call.places()) == 1 else None
 
 
@@ -36,17 +41,18 @@ def convolved(
     x, y, places = call.seen(0).shape, call.out.shape, call.places()
     alone = all(isinstance(one, fx.Node) for one in call.node.args) and not call.node.kwargs
     alone = alone and all(call.seen(number).shape == y for number in range(1, len(places)))
-    plain = module.groups == 1 and {*module.dilation} == {1}
     rank = len(call.record.values[call.node].shape)
-    if not alone or not plain or rank != module.weight.ndim:
+    if not alone or rank != module.weight.ndim or len(x) < 4:
         return None
-    image = (1,) if len(x) == 4 else ()
+    image = (1,) * (3 - len(module.kernel_size))
     spec = Transposed(
         _deep(x),
         _deep(y),
         size=(*image, *module.kernel_size),
         stride=(*image, *module.stride),
         padding=(*(0 for _ in image), *module.padding),
+        dilation=(*image, *module.dilation),
+        groups=module.groups,
     )
 
     # What is added comes before the activation.
@@ -55,7 +61,7 @@ def convolved(
 
     def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
         x, *residual = (given[place] for place in places)
-        weight = module.weight if module.weight.ndim == 5 else module.weight.unsqueeze(2)
+        weight = module.weight.view(*module.weight.shape[:2], *image, *module.kernel_size)
         packed = pack_transposed(spec, weight, module.bias)
         stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
         builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
