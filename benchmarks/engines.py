@@ -17,7 +17,7 @@ from nhwc._bench.results import geometric_mean
 from nhwc.cli import main as nhwc
 from nhwc.machine.timing import Comparison
 
-VARIANTS = "eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch"
+VARIANTS = "eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch,zentorch"
 
 
 def main() -> int:

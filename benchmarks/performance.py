@@ -20,6 +20,16 @@ from . import aa, curve, gpu_tables, neighbours, published
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+SUMMED = (
+    ("against every engine, models of this suite and of `volta`", "engines.json"),
+    ("the same with AVX2 alone", "engines-avx2.json"),
+    ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
+    ("YOLO, a U-Net, SegFormer, DINOv2, DETR and a VAE's decoder", "guests.json"),
+    ("video and medical volumes", "volumes.json"),
+    ("some of these with AVX2 alone", "volumes-avx2.json"),
+)
+"""What the README says of other files than that of the suite."""
+
 BEGIN, END = "<!-- written by benchmarks.performance -->", "<!-- end -->"
 SHOWN = ("resnet18", "resnet50", "mnasnet1_0", "shufflenet_v2_x1_0", "densenet121", "vgg16")
 
@@ -28,6 +38,8 @@ TARGETS |= dict.fromkeys(("mobilenet", "mnasnet", "shufflenet"), 1.15)
 TARGETS |= {"timm:vit": 1.05, "timm:swin_tiny": 1.15, "timm:levit": 1.3, "timm:ghostnet": 1.5}
 TARGETS |= {"timm:mobilenetv4": 1.15, "r3d": 1.6, "mc3": 1.6, "r2plus1d": 1.3}
 TARGETS |= dict.fromkeys(("monai:UNet", "monai:SegResNet", "monai:DynUNet"), 1.4)
+TARGETS |= {"benchmarks/guests.py:yolo": 1.15, "benchmarks/guests.py:unet": 1.5}
+TARGETS |= {"benchmarks/guests.py:segformer": 1.1, "benchmarks/guests.py:vae": 1.2}
 _UNPUBLISHED = {name for suite in SUITES if not suite.published for name in suite.models}
 TARGETS |= dict.fromkeys(_UNPUBLISHED - TARGETS.keys(), 1.0) | {"": 1.05}
 """The ratio aimed at, by the beginning of the model's name: the first that fits decides."""
@@ -51,20 +63,16 @@ def main() -> None:
 
 
 def summary(suite: Benchmark) -> str:
-    """Some of the models, and all of them in one line."""
+    """Some of the models, and all of them in one line each."""
     single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
     counts = [f"batch {batch}: {_count(rows)}" for batch, rows in by_batch(suite).items()]
-    names = ("engines", "deploy", "volumes")
-    every, deployed, volumes = (load_benchmark(RESULTS / f"{name}.json") for name in names)
-    return (
-        f"{engines(suite, shown, last=False)}\n\n"
-        f"All {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)}). "
-        f"With AVX2 alone, against every engine, models of this suite and of `volta`: "
-        f"{_count(every.rows)} ({environment(every)}). "
-        f"What people deploy, one model of each family, transformers and detectors among them: "
-        f"{_count(deployed.rows)} ({environment(deployed)}). "
-        f"Video and medical volumes: {_count(volumes.rows)} ({environment(volumes)})."
+    lines = [f"- the {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)})"]
+    for what, file in SUMMED:
+        result = load_benchmark(RESULTS / file)
+        lines.append(f"- {what}: {_count(result.rows)} ({environment(result)})")
+    return f"{engines(suite, shown, last=False)}\n\nAll of them, batch 1 but for the first:\n\n" + (
+        "\n".join(lines)
     )
 
 
@@ -149,15 +157,21 @@ python -m benchmarks.narrow nhwc bench mnasnet0_75 mnasnet1_3 mobilenet_v2 shuff
 ```"""
 
 ENGINES = """\
-Every engine that installs with pip and runs such models in float32, on a processor with AVX2 alone,
-batch 1, models of both suites. Each is set up as its makers advise (`_bench/engines`). zentorch
-optimizes nothing on a processor without AVX-512, and ONNX Runtime's offline optimizer knows none of
-these families. The host had other guests, and moved the two cores apart and together meanwhile: the
-intervals say how much that blurs.
+Every engine that installs with pip and runs such models in float32, batch 1, models of both suites.
+Each is set up as its makers advise (`_bench/engines`). ONNX Runtime's offline optimizer knows none
+of these families. The host had other guests meanwhile: the intervals say how much that blurs.
 
 ```
-pip install '.[engines,ncnn,mnn,opencv,executorch]'
+pip install '.[engines,ncnn,mnn,opencv,executorch,zentorch]'
 python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines.json
+```"""
+
+ENGINES_AVX2 = """\
+The same on a processor with AVX2 alone, where zentorch optimizes nothing. The host moved the two
+cores apart and together meanwhile.
+
+```
+python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines-avx2.json
 ```"""
 
 VOLTA = """\
@@ -177,11 +191,27 @@ sums: Winograd may pass 100 %.
 nhwc bench --suite deploy --seconds 2 --resume -o benchmarks/results/deploy.json
 ```"""
 
+GUESTS = """\
+Models of packages that nhwc does not depend on: Ultralytics' YOLO at 320 pixels, a U-Net of
+segmentation-models-pytorch, transformers' SegFormer, DINOv2 and DETR, and the decoder of Stable
+Diffusion's autoencoder for 256 pixels.
+
+```
+python -m benchmarks.guests -o benchmarks/results/guests.json
+```"""
+
 VOLUMES = """\
 Video models of torchvision, and networks of MONAI where it is installed.
 
 ```
 nhwc bench --suite volumes --batch 1 --seconds 1 --resume -o benchmarks/results/volumes.json
+```"""
+
+VOLUMES_AVX2 = """\
+Some of them on a processor with AVX2 alone.
+
+```
+nhwc bench --suite volumes --batch 1 --seconds 1 --resume -o benchmarks/results/volumes-avx2.json
 ```"""
 
 PEERS = """\
@@ -274,11 +304,14 @@ def _ruler(path: Path) -> str:
 
 
 SECTIONS = (
-    ("Every engine, on AVX2", ENGINES, "engines.json", _suite),
+    ("Every engine", ENGINES, "engines.json", _suite),
+    ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("What people deploy", DEPLOY, "deploy.json", _suite),
+    ("Models of other packages", GUESTS, "guests.json", _suite),
     ("Volumes", VOLUMES, "volumes.json", _suite),
+    ("Volumes, on AVX2", VOLUMES_AVX2, "volumes-avx2.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
     ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("The blog's suite", BLOG, "blog.json", _published),

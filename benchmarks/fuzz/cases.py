@@ -152,7 +152,7 @@ def _documents() -> tuple[tuple[str, Callable[[Path], None]], ...]:
     from nhwc._audit.baseline import Baseline, Known
 
     known = Baseline((Known("net", "lost", "torch.cat", "net.py", "cat"),))
-    few = json.loads((ROOT / "benchmarks/results/volumes.json").read_text())
+    few = json.loads((ROOT / "benchmarks/results/volumes-avx2.json").read_text())
     table = json.loads((ROOT / "docs/operators-torch-2.13-cpu.json").read_text())
     table["operators"] = table["operators"][::100]
     return (

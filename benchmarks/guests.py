@@ -1,0 +1,116 @@
+"""Models of packages that nhwc does not depend on, each raced where its package is installed.
+
+    python -m benchmarks.guests -o benchmarks/results/guests.json
+
+    pip install ultralytics diffusers transformers segmentation-models-pytorch
+
+Ultralytics' package is AGPL. Weights are random, as in every suite; what the file holds is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from torch import nn
+
+from nhwc.cli import main as nhwc
+
+GUESTS = {
+    "yolo11n": ("ultralytics", "1x3x320x320"),
+    "yolo26n": ("ultralytics", "1x3x320x320"),
+    "unet_resnet34": ("segmentation_models_pytorch", "1x3x256x256"),
+    "segformer_b0": ("transformers", "1x3x256x256"),
+    "dinov2_small": ("transformers", "1x3x224x224"),
+    "detr": ("transformers", "1x3x320x320"),
+    "vae_decoder": ("diffusers", "1x4x32x32"),
+}
+"""By the name of the function that builds it: its package, and its input."""
+
+
+def yolo11n() -> nn.Module:
+    return _yolo("yolo11n.yaml")
+
+
+def yolo26n() -> nn.Module:
+    return _yolo("yolo26n.yaml")
+
+
+def _yolo(name: str) -> nn.Module:
+    from ultralytics.nn.tasks import DetectionModel
+
+    model: nn.Module = DetectionModel(name, verbose=False).eval()
+    return model
+
+
+def unet_resnet34() -> nn.Module:
+    from segmentation_models_pytorch import Unet
+
+    model: nn.Module = Unet("resnet34", encoder_weights=None).eval()
+    return model
+
+
+def segformer_b0() -> nn.Module:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    return SegformerForSemanticSegmentation(SegformerConfig()).eval()
+
+
+def dinov2_small() -> nn.Module:
+    from transformers import Dinov2Config, Dinov2Model
+
+    config = Dinov2Config(hidden_size=384, num_attention_heads=6, image_size=224)
+    return Dinov2Model(config).eval()
+
+
+def detr() -> nn.Module:
+    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+    config = DetrConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=ResNetConfig(out_features=["stage4"]),
+    )
+    return DetrForObjectDetection(config).eval()
+
+
+def vae_decoder() -> nn.Module:
+    """The decoder of Stable Diffusion's autoencoder."""
+    from diffusers import AutoencoderKL
+
+    sizes = (128, 256, 512, 512)
+    whole = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=sizes,
+        layers_per_block=2,
+    )
+    decoder: nn.Module = whole.decoder.eval()
+    return decoder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="default: all whose package is installed")
+    parser.add_argument("--variants", default="eager,channels_last,optimized,onnxruntime,openvino")
+    parser.add_argument("--seconds", default="1")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    args = parser.parse_args(argv)
+    status = 0
+    for name, (package, shape) in GUESTS.items():
+        if find_spec(package) is None or (args.names and name not in args.names):
+            continue
+        where = f"{Path(__file__).relative_to(Path.cwd())}:{name}"
+        rest = ["--input", shape, "--variants", args.variants, "--seconds", args.seconds]
+        rest += ["--resume", "-o", str(args.output), "--format", "json"]
+        status = max(status, nhwc(["bench", where, *rest]))
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
