@@ -236,11 +236,14 @@ def layer_norm(choose):
     x = image(choose)
     c = x.shape[1]
     weight, bias = torch.randn(c), torch.randn(c)
-    last = x.permute(0, 2, 3, 1).double()
-    expected = F.layer_norm(last, (c,), weight.double(), bias.double(), 0.1).permute(0, 3, 1, 2)
-    return StepCase(
-        [x], lambda x, y: normalize.layer_norm_step(x, y, weight, bias, eps=0.1), expected, 40.0
-    )
+    last, centred = x.permute(0, 2, 3, 1).double(), choose.random() < 0.5
+    if centred:
+        normal = F.layer_norm(last, (c,), weight.double(), bias.double(), 0.1)
+    else:
+        normal = F.rms_norm(last, (c,), weight.double(), 0.1) + bias.double()
+    how = {"eps": 0.1, "centred": centred}
+    make = lambda x, y: normalize.layer_norm_step(x, y, weight, bias, **how)
+    return StepCase([x], make, normal.permute(0, 3, 1, 2), 40.0)
 
 
 def attending(choose):

@@ -122,7 +122,9 @@ def _rank_after(module: Any, given: int | None) -> int | None:
         # BatchNorm1d takes (N, C) and (N, C, L) alike.
         if digit and (isinstance(module, _ConvNd) or digit[1] != "1"):
             return int(digit[1]) + 2
-    keeps = isinstance(module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm)
+    keeps = isinstance(
+        module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm | nn.RMSNorm
+    )
     return given if keeps or type(module).__module__.startswith(_KEEPING_HOMES) else None
 
 

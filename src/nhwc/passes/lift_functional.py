@@ -54,6 +54,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv_transpose3d: (_TRANSPOSE, nn.ConvTranspose3d),
     F.linear: (("input", "weight", "bias"), nn.Linear),
     F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), nn.RMSNorm),
     F.group_norm: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
@@ -69,6 +70,7 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
         ("input", "normalized_shape", "weight", "bias", "eps"),
         nn.LayerNorm,
     ),
+    _ATEN.rms_norm.default: (("input", "normalized_shape", "weight", "eps"), nn.RMSNorm),
     _ATEN.group_norm.default: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
     _ATEN.batch_norm.default: (_RAW_NORM, BatchNorm),
 }
@@ -153,6 +155,8 @@ def layer(kind: type[nn.Module], tensors: dict[str, Tensor], options: dict[str, 
     elif kind is nn.LayerNorm:
         options |= {"elementwise_affine": weight is not None, "bias": "bias" in tensors}
         module = build(**options, device="meta")
+    elif kind is nn.RMSNorm:
+        module = build(**options, elementwise_affine=weight is not None, device="meta")
     else:
         assert weight is not None
         sizes = _sizes(kind, weight, options)

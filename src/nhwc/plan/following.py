@@ -84,7 +84,9 @@ def _mixes_last(node: fx.Node) -> bool:
     """Whether `node` is a layer over the last dimension, attention, or of matrices."""
     module = module_of(node)
     op = module.op if isinstance(module, Fused) else module
-    known = isinstance(op, nn.LayerNorm | nn.Linear) and not isinstance(op, ChannelNorm)
+    known = isinstance(op, nn.LayerNorm | nn.RMSNorm | nn.Linear) and not isinstance(
+        op, ChannelNorm
+    )
     return known or node.target in _OF_MATRICES or _turns_matrices(node)
 
 

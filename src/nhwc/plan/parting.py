@@ -4,6 +4,8 @@ A pass sees no shapes: to it the other operand of a sum is a residual. Kernels a
 they store, number by number; a time embedding of N, C, 1, 1, or the offset that a gate computes, is
 none. For such shapes the layer is called alone again, with the sum and the activation behind it.
 
+Norms by the root of the mean square that are spelled out are one call (`roots`).
+
 `max` along a dimension returns places as well. Where nobody reads these, `amax` is as good, though
 it has other gradients where several numbers are the largest.
 """
@@ -20,13 +22,15 @@ from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from .recognize import specified
 from .recording import Record
+from .roots import roots_in, write_root
 
 
 def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     """`graph` with such calls replaced; None if there are none."""
     repeating = [node for node in graph.graph.nodes if _repeats(record, node)]
     largest = [node for node in graph.graph.nodes if _is_read_for_values(node)]
-    if not repeating and not largest:
+    roots = roots_in(graph, record)
+    if not repeating and not largest and not roots:
         return None
     copied = fx.Graph()
     named: dict[fx.Node, fx.Node] = {}
@@ -36,6 +40,8 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
         _part(copied, named[node], activates=activates)
     for node in largest:
         _without_places(copied, named[node])
+    for root in roots:
+        write_root(copied, root._replace(node=named[root.node], source=named[root.source]))
     return fx.GraphModule(graph, copied)
 
 

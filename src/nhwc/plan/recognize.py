@@ -39,13 +39,13 @@ def is_opaque(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module":
         return False
     module = graph.get_submodule(str(node.target))
-    ours = isinstance(module, LAYERS) or is_layer_norm(module)
+    ours = isinstance(module, LAYERS) or normalizes_rows(module)
     return not (ours or type(module).__module__.startswith("torch.nn."))
 
 
-def is_layer_norm(module: object) -> bool:
-    """Whether it is a layer norm, or a subclass that computes as its base."""
-    return computes_as(module, nn.LayerNorm)
+def normalizes_rows(module: object) -> bool:
+    """Whether it is a layer norm or one by the root mean square, or computes as its base does."""
+    return computes_as(module, nn.LayerNorm) or computes_as(module, nn.RMSNorm)
 
 
 def _layer(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:

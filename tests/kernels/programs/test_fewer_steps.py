@@ -32,9 +32,11 @@ def product(builder, x, filters=24):
     return y, lambda x: F.conv2d(x, weight.double(), bias.double())
 
 
-def norm(x, weight, bias, eps=1e-3):
-    moved = x.movedim(1, -1)
-    return F.layer_norm(moved, moved.shape[-1:], weight.double(), bias.double(), eps).movedim(-1, 1)
+def norm(x, weight, bias, eps=1e-3, *, centred=True):
+    moved, sizes = x.movedim(1, -1), x.shape[1:2]
+    if centred:
+        return F.layer_norm(moved, sizes, weight.double(), bias.double(), eps).movedim(-1, 1)
+    return (F.rms_norm(moved, sizes, weight.double(), eps) + bias.double()).movedim(-1, 1)
 
 
 def close(found, wanted):
@@ -45,13 +47,14 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 1), (1, 20, 9, 7), (3, 40, 6, 6), (2, 130, 11, 5)])
 @pytest.mark.parametrize("large", [0.0, 300.0])
-@pytest.mark.parametrize("slot", [0, 8])
-def test_a_product_normalizes_the_pixels_that_it_packs(shape, large, slot):
+@pytest.mark.parametrize(("slot", "centred"), [(0, True), (8, True), (8, False)])
+def test_a_product_normalizes_the_pixels_that_it_packs(shape, large, slot, centred):
     n, c, h, w = shape
     weight, bias, builder = torch.randn(c), torch.randn(c), Builder()
     given = builder.input((n, c + slot, h, w))
     x, y = builder.slice(given, slot, c + slot), builder.buffer(shape)
-    builder.add(lambda x, y: layer_norm_step(x, y, weight, bias, eps=1e-3), x, y)
+    how = {"eps": 1e-3, "centred": centred}
+    builder.add(lambda x, y: layer_norm_step(x, y, weight, bias, **how), x, y)
     out, expected = product(builder, y)
     builder.output(out)
     program = builder.build()
@@ -59,7 +62,7 @@ def test_a_product_normalizes_the_pixels_that_it_packs(shape, large, slot):
     image = last(n, c + slot, h, w) + large
     image[0, -1, 0, 0] = torch.inf
     (found,) = program(image)
-    wanted = expected(norm(image[:, slot:].double(), weight, bias))
+    wanted = expected(norm(image[:, slot:].double(), weight, bias, centred=centred))
     assert found.isnan().any()
     assert torch.equal(found.isnan(), wanted.isnan())
     there = ~wanted.isnan()

@@ -271,6 +271,6 @@ def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, in
         "flat": int(spec.is_flat),
         "whole": int(c % isa.width == 0),
         # A norm or a gate in front of the product is joined later, see programs/prologues.py.
-        **dict.fromkeys(("gains", "shift", "eps", "factor", "factor_pixel"), 0),
+        **dict.fromkeys(("gains", "shift", "eps", "centred", "factor", "factor_pixel"), 0),
         "shared_by": 1,
     }

@@ -1,4 +1,4 @@
-"""Operators over the channels of each pixel: softmax and layer norm."""
+"""Operators over the channels of each pixel: softmax, layer norm and root mean square norm."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ def layer_norm_step(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-5,
+    centred: bool = True,
     activation: Activation = Activation.NONE,
     residual: View | None = None,
 ) -> Step:
-    """activation(layer_norm(x) + residual) over the channels of each pixel."""
+    """activation(layer_norm(x) + residual) over the channels of each pixel.
+
+    If it is not `centred`, no mean is subtracted: the norm is by the root of the mean square.
+    """
     import torch
 
     c = x.shape[1]
@@ -46,6 +50,7 @@ def layer_norm_step(
         weights=pad_channels(weight, c),
         bias=pad_channels(bias, c),
         eps=float(eps),
+        centred=int(centred),
         **ending(y, activation, residual=residual),
     )
 
@@ -90,7 +95,7 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
     eps = e.broadcast(e.float_of_bits(a.eps))
     with e.range(begin, end) as pixel:
         source = a.x.floats() + pixel * a.x_pixel
-        mean, scale = emit_moments(e, source, a.c, eps)
+        mean, scale = emit_moments(e, source, a.c, eps, a.centred)
 
         def normalize(c: Value, mask: Value | None) -> None:
             value = (e.load(source + c, mask) - mean) * scale
@@ -103,6 +108,6 @@ def _emit_layer_norm(e: Emitter, a: Args, thread: Value, threads: Value) -> None
 SOFTMAX = Kernel("softmax", ("x", "x_pixel", "pixels", "c", *ENDING), _emit_softmax)
 LAYER_NORM = Kernel(
     "layer_norm",
-    ("x", "x_pixel", "pixels", "c", "weights", "bias", "eps", *ENDING),
+    ("x", "x_pixel", "pixels", "c", "weights", "bias", "eps", "centred", *ENDING),
     _emit_layer_norm,
 )

@@ -11,11 +11,14 @@ from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 
 
-def emit_moments(e: Emitter, row: Value, count: Value, eps: Value) -> tuple[Value, Value]:
+def emit_moments(
+    e: Emitter, row: Value, count: Value, eps: Value, centred: Value
+) -> tuple[Value, Value]:
     """The mean of `count` floats in every lane, and the reciprocal of their deviation.
 
     Of floats that are nearly the same, what each lies beside the mean is in its last digits. So the
-    mean of that is added to the mean: that of a constant is this constant.
+    mean of that is added to the mean: that of a constant is this constant. Where they are not
+    `centred` the mean is zero, and the deviation is that from zero.
     """
     total, beside, squares = e.variable(0.0), e.variable(0.0), e.variable(0.0)
     every = e.broadcast(e.to_float(count))
@@ -23,7 +26,8 @@ def emit_moments(e: Emitter, row: Value, count: Value, eps: Value) -> tuple[Valu
     def add(c: Value, mask: Value | None) -> None:
         total.value = total.value + e.load(row + c, mask)
 
-    each_vector(e, 0, count, add)
+    with e.when(centred != 0):
+        each_vector(e, 0, count, add)
     mean = across(e, total.value, lambda p, q: p + q) / every
 
     # The mean is taken first: a difference of large squares would lose the digits.
@@ -37,6 +41,7 @@ def emit_moments(e: Emitter, row: Value, count: Value, eps: Value) -> tuple[Valu
     each_vector(e, 0, count, add_square)
     variance = across(e, squares.value, lambda p, q: p + q) / every
     more = across(e, beside.value, lambda p, q: p + q) / every
+    more = e.select(centred != 0, more, e.vector())
     return mean + more, 1.0 / e.sqrt(variance + eps)
 
 

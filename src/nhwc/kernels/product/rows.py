@@ -38,7 +38,7 @@ FIELDS = (
     *("x_pixel", "h", "w", "c", "out_h", "out_w", "r", "s", "stride_h", "stride_w"),
     *("pad_h", "pad_w", "dilation_h", "dilation_w", "run", "segment", "flat", "whole"),
     *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held"),
-    *("gains", "shift", "eps", "factor", "factor_pixel", "shared_by"),
+    *("gains", "shift", "eps", "centred", "factor", "factor_pixel", "shared_by"),
 )
 """How output pixels map to input pixels.
 
@@ -104,7 +104,7 @@ def _normalize_rows(e: Emitter, a: Args, source: Lines, rows: Value, into: Value
     scales = moments + e.isa.rows * e.width
     eps = e.broadcast(e.float_of_bits(a.eps))
     with e.range(0, rows) as i:
-        mean, scale = emit_moments(e, source.start + i * source.apart, a.c, eps)
+        mean, scale = emit_moments(e, source.start + i * source.apart, a.c, eps, a.centred)
         e.store(mean, moments + i * e.width)
         e.store(scale, scales + i * e.width)
 

@@ -49,7 +49,8 @@ def _joined(maker: Step, product: Step) -> Step:
     given = maker.given
     new: dict[str, Argument] = {"x": given["x"], "x_pixel": given["x_pixel"]}
     if maker.kernel.name == LAYER_NORM.name:
-        new |= {"gains": given["weights"], "shift": given["bias"], "eps": given["eps"]}
+        new |= {"gains": given["weights"], "shift": given["bias"]}
+        new |= {name: given[name] for name in ("eps", "centred")}
     else:
         new |= {name: given[name] for name in ("factor", "factor_pixel", "shared_by")}
     return product.but(**new)

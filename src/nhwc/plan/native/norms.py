@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...graph import bound
@@ -37,9 +38,21 @@ def channel_norm(call: OperatorCall) -> Implementation | None:
 
 
 def norm_step(module: Any) -> Make:
-    """The step of a layer norm over the channels."""
-    norm, eps = (module.weight, module.bias), module.eps
-    return lambda x, y: layer_norm_step(x, y, *norm, eps=eps)
+    """The step of a layer norm over the channels, or of a norm by their root mean square."""
+    centred = not isinstance(module, nn.RMSNorm)
+    norm = (module.weight, module.bias if centred else None)
+    eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+    return lambda x, y: layer_norm_step(x, y, *norm, eps=eps, centred=centred)
+
+
+def over_root(call: OperatorCall) -> Implementation | None:
+    """`over_root_mean_square` of the channels of each pixel."""
+    _, dim, eps = call.node.args
+    return call.on_pixels(root_step(eps)) if call.is_channels(dim) else None
+
+
+def root_step(eps: Any) -> Make:
+    return lambda x, y: layer_norm_step(x, y, eps=eps, centred=False)
 
 
 def group_norm(call: OperatorCall) -> Implementation | None:

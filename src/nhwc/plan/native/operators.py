@@ -52,6 +52,7 @@ _FUNCTIONS: dict[str, Lower] = {
     "mean": pooling.mean,
     "softmax": norms.softmax,
     "normalize": norms.normalize,
+    "over_root_mean_square": norms.over_root,
 }
 """By the name of a function or method; arithmetic by the one name that all its spellings have."""
 
@@ -73,7 +74,7 @@ _EXACTLY: dict[type[nn.Module], Lower] = {
     **dict.fromkeys(TRANSPOSED, transposed),
     nn.PReLU: arithmetic.prelu,
     ChannelNorm: norms.channel_norm,
-    nn.LayerNorm: norms.layer_norm,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), norms.layer_norm),
     **dict.fromkeys((nn.GroupNorm, GroupNorm, InstanceNorm), norms.group_norm),
     GlobalResponse: norms.response,
     **dict.fromkeys((nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d), placing.unchanged),

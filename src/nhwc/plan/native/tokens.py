@@ -16,7 +16,7 @@ from ...kernels.layers.normalize import softmax_step
 from ...kernels.layers.unit import unit_step
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
-from ..recognize import is_layer_norm
+from ..recognize import normalizes_rows
 from ..recording import Record
 from ..specs import Layer
 from .arithmetic import (
@@ -31,7 +31,7 @@ from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import OperatorCall
 from .folding import fold
 from .moves import moving
-from .norms import norm_step, unit_eps
+from .norms import norm_step, root_step, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
@@ -63,7 +63,7 @@ class _TokensCall(OperatorCall):
                 return packed_attention(record, layer, module)
             if type(module) is SpelledAttention:
                 return spelled_attention(record, layer, module)
-            if is_layer_norm(module):
+            if normalizes_rows(module):
                 whole = tuple(module.normalized_shape) == self.out.shape[-1:]
                 return rowwise(record, layer, norm_step(module)) if whole else None
             if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
@@ -89,6 +89,7 @@ class _TokensCall(OperatorCall):
             "bmm": lambda: matrix_product(record, layer),
             "einsum": lambda: pair_product(record, layer),
             "normalize": self._unit_rows,
+            "over_root_mean_square": self._over_root,
             **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
             "stack": self._stacked,
             "pad": lambda: padded(self),
@@ -156,6 +157,11 @@ class _TokensCall(OperatorCall):
         if eps is None or type(dim) is not int:
             return None
         return rowwise(self.record, self.layer, lambda x, y: unit_step(x, y, eps=eps), dim)
+
+    def _over_root(self) -> Implementation | None:
+        """`over_root_mean_square` of each row of one dimension."""
+        _, dim, eps = self.node.args
+        return rowwise(self.record, self.layer, root_step(eps), dim)  # type: ignore[arg-type]
 
     def _joined(self, along: int = 0) -> Implementation | None:
         given = bound(self.node, ("tensors", "dim"))
