@@ -55,9 +55,9 @@ class Document:
         if not isinstance(data, dict) or data.get("kind") != self.word:
             raise FileError(f"{where} is no {self.noun}. {self.anew}")
         if data.get("schema") != self.schema:
+            found = shown(str(data.get("schema")))
             raise FileError(
-                f"{where} has schema {shown(str(data.get('schema')))}; this nhwc reads {self.schema}. "
-                f"{self.anew}"
+                f"{where} has schema {found}; this nhwc reads {self.schema}. {self.anew}"
             )
         return data
 
