@@ -12,7 +12,7 @@ from nhwc.render.audit_text import audit_text
 from nhwc.watch.effects import Effect, Tracker
 from nhwc.watch.recorder import Recorder
 
-from ..nets import last
+from ..nets import Between, channel_shuffle, last
 
 PLAIN = torch.contiguous_format
 SHAPE = (2, 4, 8, 8)
@@ -103,6 +103,15 @@ def test_methods_that_convert_are_asked_and_say_so(name):
     assert said.startswith(f"This `{name}` is asked for memory_format=torch.contiguous_format.")
     assert "no channels-last path" not in said
     assert effects(lambda: getattr(x, name)())[0] == [Effect.KEEPS]
+
+
+def test_a_shuffle_is_not_told_to_take_a_format_that_its_view_cannot():
+    (shuffle,) = nhwc.audit(Between(channel_shuffle), torch.rand(2, 3, 8, 8)).findings
+    assert "nn.ChannelShuffle" in shuffle.remedy
+    assert "memory_format" not in shuffle.remedy
+    (effect,), (call,) = effects(last(2, 4, 4, 8, 8).contiguous)
+    assert effect is Effect.CONVERTS
+    assert "memory_format=torch.channels_last_3d" in remedy(call, effect)
 
 
 @pytest.mark.parametrize(

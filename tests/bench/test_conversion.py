@@ -110,6 +110,7 @@ def test_all_are_those_that_are_installed(monkeypatch):
     everything = chosen(["all"])
     assert "x" not in everything
     assert chosen(["x", "all", "eager"]) == ("x", *everything)
+    assert chosen("all") == everything
     with pytest.raises(nhwc.InputError, match="no variant is called 'warp'"):
         chosen(["all", "warp"])
     with pytest.raises(nhwc.InputError, match=r"no variant is named\. There are: eager,"):

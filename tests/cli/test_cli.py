@@ -63,8 +63,9 @@ def test_json(model_file, capsys):
     assert any(call["backward"] for call in data["calls"])
 
 
-def test_the_format_follows_the_ending(model_file, tmp_path, capsys):
-    page = tmp_path / "page.html"
+@pytest.mark.parametrize("name", ["page.html", "PAGE.HTM"])
+def test_the_format_follows_the_ending(name, model_file, tmp_path, capsys):
+    page = tmp_path / name
     assert main(audit_line(model_file, "lossy", "-o", str(page))) == 0
     assert page.read_text().startswith("<!doctype html>")
     out, err = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import pickle
 import sys
 import threading
@@ -19,7 +20,7 @@ from torch._dynamo.utils import same
 from torch.utils._pytree import tree_leaves
 
 import nhwc
-from nhwc._compile import planned
+from nhwc._compile import core, planned
 from nhwc._optimize import stages
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,32 @@ def test_what_is_planned_answers_as_the_model(kind):
     reports = [graph.reports for graph in answers(kind).graphs]
     assert any(reports)
     assert {one.chosen for some in reports for one in some} == {"plan"}
+
+
+IN_PLACE = [
+    kind
+    for kind in (getattr(nn, name) for name in nn.modules.activation.__all__)
+    if "inplace" in inspect.signature(kind).parameters
+]
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_activations_in_place_are_no_names_for_their_input(kind):
+    """Torch's modules hand `inplace` to its functions by name, or by place."""
+    needed = (0.1, 20.0) if kind is nn.Threshold else ()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(*needed, inplace=True), nn.Conv2d(4, 4, 1))
+    compiled, x = torch.compile(model.eval(), backend="nhwc"), 5 * torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert_alike(compiled(x), model(x))
+
+
+def test_a_part_that_was_cut_out_wrongly_is_not_used(monkeypatch):
+    """What is verified is the part; so the part is held against the graph first."""
+    monkeypatch.setattr(core, "_acts", lambda node: False)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 1)).eval()
+    compiled, x = torch.compile(model, backend="nhwc"), torch.randn(2, 3, 8, 8)
+    with torch.no_grad(), pytest.warns(match="the part to plan does not answer as the graph does"):
+        assert_alike(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("kind", LEFT)

@@ -211,6 +211,27 @@ def test_convolutions_that_a_pass_freed_of_their_padding_come_back(layer, mode, 
         torch.testing.assert_close(nhwc.load(path)(x), net(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_convolutions_that_were_changed_after_they_were_made_come_back(layer, tmp_path):
+    """So segmenters dilate the last stages of a classifier, and take their strides away."""
+    torch.manual_seed(0)
+    changed = layer(4, 4, 3, stride=2, padding=1)
+    changed.stride, changed.padding, changed.dilation = (1, 1), (2, 2), (2, 2)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), changed).eval()
+    x = torch.randn(1, 3, 9, 9)
+    path = tmp_path / "changed.nhwc"
+    nhwc.save(nhwc.optimize(model, x), path)
+    torch.testing.assert_close(nhwc.load(path)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_reads_the_padding_that_it_was_made_with(tmp_path):
+    changed = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect").eval()
+    changed.padding = (2, 2)
+    x, path = torch.randn(1, 3, 9, 9), tmp_path / "changed.nhwc"
+    nhwc.save(nhwc.fuse(changed), path)
+    torch.testing.assert_close(nhwc.load(path)(x), changed(x))
+
+
 def test_a_file_of_the_first_version_still_loads():
     loaded = nhwc.load(Path(__file__).parent / "data" / "version-1.nhwc")
     assert len(loaded.recipes) == 1

@@ -206,6 +206,7 @@ def test_parameters_over_the_same_memory_go_on_sharing_it():
         (lambda x: to_format(nested(x), Format.CONTIGUOUS), "a nested tensor has no memory format"),
         (lambda x: convert_(nn.Conv2d(1, 1, 1), "channels_last"), "it is no nhwc.Format"),
         (convert_, "cannot convert a Tensor in place: it is no torch.nn.Module"),
+        (lambda x: nhwc.optimize("resnet18", x), r"nhwc\.load_model\('resnet18'\) makes one of a"),
         (lambda x: nhwc.strict(x).__enter__(), "cannot watch a Tensor: it is no torch.nn.Module"),
     ],
 )

@@ -82,6 +82,22 @@ def test_a_model_is_not_saved_under_the_name_of_a_report(
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("r.json", "--format json > r.json"), ("r.TXT", "--format text > r.TXT")],
+)
+def test_a_page_is_not_written_under_another_ending(
+    name, instead, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["optimize", model, "--input", "1x3x12x12", "--report", name]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: --report {name} would be a page of HTML. Name it .html, or use {instead}.\n",
+    )
+    assert not (tmp_path / name).exists()
+
+
 def test_what_cannot_be_saved_has_its_report_and_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(

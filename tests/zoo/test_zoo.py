@@ -114,6 +114,7 @@ def test_files_of_other_kinds_are_refused_by_their_kind(tmp_path, name, says):
         ("def net(): raise ValueError('one\\ntwo')", "raised ValueError: one two"),
         ("def net(size): pass", "missing 1 required positional argument: 'size'. Name a callable"),
         ("def net(): pass", "returned NoneType, not a torch.nn.Module"),
+        ("async def net(): pass", "returned coroutine, not a torch.nn.Module"),
         ("net = 3", "has no callable 'net'"),
     ],
 )
@@ -127,8 +128,9 @@ def test_what_is_wrong_with_a_users_file_is_said_in_one_line(tmp_path, body, say
 def test_a_folder_is_called_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    with pytest.raises(nhwc.ModelNotFound, match=r"^models is a folder\. Name a saved model"):
-        load_model("models")
+    for name in ("models", f"{tmp_path}/models"):
+        with pytest.raises(nhwc.ModelNotFound, match=r"models is a folder\. Name a saved model"):
+            load_model(name)
     with pytest.raises(nhwc.ModelNotFound, match=r"^no model named ''"):
         load_model("")
 

@@ -200,6 +200,15 @@ def _stacks_frames(call: Call) -> bool:
     return first is not None and len(first.shape) == 5 and first.densest == 2
 
 
+def _splits_channels(call: Call) -> bool:
+    """Whether it reads an image whose channels were split in two: both are denser than a row."""
+    first = _first_image(call)
+    if first is None or len(first.shape) != 5:
+        return False
+    _, one, other, row, _ = first.strides
+    return max(one, other) < row
+
+
 def _misread(call: Call, name: str) -> str:
     image = next((i for i in call.inputs if i.format.is_last and not i.marked), None)
     if image is not None:
@@ -233,10 +242,13 @@ def _converted(call: Call, name: str) -> str:
             "Split the channel with .view or .unflatten on the channel dimension only, or work on "
             "x.permute(0, 2, 3, 1), where the channel comes last."
         )
-    return (
-        "A channel shuffle can be nn.ChannelShuffle, which keeps the format in eager mode "
-        f"(pytorch#197109). Else drop the `{name}`, or give it memory_format=torch.channels_last."
-    )
+    if _splits_channels(call):
+        return (
+            f"This `{name}` lays out channels that were split into groups and swapped. A channel "
+            "shuffle can be nn.ChannelShuffle, which keeps the format in eager mode "
+            "(pytorch#197109)."
+        )
+    return f"Drop the `{name}`, or give it memory_format=torch.channels_last."
 
 
 def _backward(name: str) -> str:

@@ -47,7 +47,7 @@ def bench(
     model: Model | Sequence[Model],
     *,
     shape: tuple[int, ...] = (1, 3, 224, 224),
-    variants: Sequence[str] = QUICK,
+    variants: str | Sequence[str] = QUICK,
     batches: Sequence[int] = (),
     threads: Sequence[int] = (),
     train: bool = False,

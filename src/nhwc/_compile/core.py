@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..graph import written_into
 from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
 from ..passes.lift_functional import lift_functional
@@ -54,6 +55,12 @@ class Core:
     inputs: tuple[int, ...]
     ending: Callable[..., Any]
     strides: tuple[tuple[int, ...], ...]
+
+    def answer(self, model: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """What the graph returns for its `inputs`, by a `model` that answers as the core's."""
+        sources = (*inputs, *self.beginning(*inputs))
+        results = model(*[sources[i] for i in self.inputs])
+        return self.ending(*sources, *map(_laid, results, self.strides))
 
 
 def core_of(
@@ -86,6 +93,14 @@ def core_of(
     late = [node for node in graph.graph.nodes if node in views.nodes]
     ending = _computing(graph, [*sources, *views.roots], late, output.args[0])
     return Core(model, beginning, read, ending, strides)
+
+
+def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """`tensor` in memory as the graph would return it: who calls it may ask for its strides."""
+    if tensor.stride() == strides:
+        return tensor
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
 
 
 class _Views:
@@ -237,8 +252,7 @@ def _acts(node: fx.Node) -> bool:
     """Whether a node does more than return something."""
     if node.op not in ("call_function", "call_method") or is_idle(node):
         return False
-    inplace = node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
-    return inplace or writes_first(node.target) or node.is_impure()
+    return written_into(node) is not None or node.is_impure()
 
 
 def _is_arithmetic(function: Any) -> bool:

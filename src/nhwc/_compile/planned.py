@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from .._optimize import OptimizeReport, optimize
-from ..errors import NhwcError
+from ..errors import NhwcError, VerificationError
 from ..optimized import Optimized, is_observed, signature
-from ..verify import cloned
+from ..verify import cloned, compare, flatten
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .numbers import unwrapped
@@ -71,10 +71,7 @@ class _Plan:
     writes: bool
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        core = self.core
-        sources = (*inputs, *core.beginning(*inputs))
-        results = self.model(*[sources[i] for i in core.inputs])
-        return core.ending(*sources, *map(_laid, results, core.strides))
+        return self.core.answer(self.model, inputs)
 
 
 class PlannedGraph:
@@ -134,16 +131,19 @@ class PlannedGraph:
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""
         key = tuple(map(id, tensors))
-        found = self._known.get(key)
-        if found is None or not found.are(tensors):
-            known = self._known
+        known = self._known
+        found = known.get(key)
+        if found is not None and not found.are(tensors):
+            known.pop(key, None)
+            found = None
+        if found is None:
 
             def died(_: object) -> None:
                 known.pop(key, None)
 
-            # The first weights are the model's. Others may be made for one call alone.
-            found = Weights(tensors, int(bool(known)), died)
-            known[key] = found
+            # The first weights are the model's. Others may be made for one call alone. Threads that
+            # come to new weights at once have one set of plans.
+            found = known.setdefault(key, Weights(tensors, int(bool(known)), died))
         return found if found.are_ready(tensors) else None
 
     def _made(self, inputs: Sequence[Any], places: _Places) -> _Plan | None:
@@ -182,6 +182,7 @@ class PlannedGraph:
                 module._buffers.clear()
 
     def _optimized(self, core: Core, inputs: Sequence[Any], writes: bool) -> _Plan | None:
+        self._hold(core, inputs, writes)
         # The beginning may write into its inputs, which the call itself has to.
         copies = cloned(inputs) if writes else inputs
         with torch.no_grad():
@@ -191,6 +192,18 @@ class PlannedGraph:
         self._reports.append(fast.report)
         self._reason = fast.report.reason
         return None if fast.report.chosen == "input" else _Plan(core, fast, writes)
+
+    def _hold(self, core: Core, inputs: Sequence[Any], writes: bool) -> None:
+        """Hold the core against the graph that it was cut from; all that follows is against it."""
+
+        def run(call: Callable[[Sequence[Any]], Any]) -> dict[str, Any]:
+            with torch.no_grad():
+                return dict(flatten(call(cloned(inputs) if writes else inputs)))
+
+        wanted = run(lambda given: self._unwrapped.graph(*given))
+        found = run(lambda given: core.answer(core.model, given))
+        if not all(check.passed for check in compare(0, wanted, found, wanted, False)):
+            raise VerificationError("the part to plan does not answer as the graph does")
 
     def _pays(self, plan: _Plan, inputs: Sequence[Any], places: _Places) -> bool:
         """Whether the plan gains more than the look at each call takes: tiny graphs are many."""
@@ -219,14 +232,6 @@ def _seconds(look: Callable[[], object]) -> float:
         look()
         found.append(time.perf_counter() - start)
     return min(found)
-
-
-def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """`tensor` in memory as the graph would return it: who calls it may ask for its strides."""
-    if tensor.stride() == strides:
-        return tensor
-    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return empty.copy_(tensor)
 
 
 def _has_strides(value: Any) -> bool:

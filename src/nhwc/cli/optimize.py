@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _check_name(args.output)
+    _check_names(args.output, args.report)
     check_outputs(args.output, args.report, reads=(args.model, args.weights))
     shapes = [parse_shape(text) for text in args.also]
     model, inputs = build(args)
@@ -73,13 +73,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_name(path: Path | None) -> None:
-    """Refuse to save the model under the name of a report, which other options ask for."""
-    if path is not None and path.suffix.lower() in _REPORTS:
-        instead = _REPORTS[path.suffix.lower()].format(path)
+def _check_names(model: Path | None, page: Path | None) -> None:
+    """Refuse to save the model or the page under the name of what other options ask for."""
+    if model is not None and model.suffix.lower() in _REPORTS:
+        instead = _REPORTS[model.suffix.lower()].format(model)
         raise InputError(
-            f"-o {path} would save the model under the name of a report. "
+            f"-o {model} would save the model under the name of a report. "
             f"For the report use {instead}; for the model -o FILE.nhwc."
+        )
+    if page is not None and page.suffix.lower() in (".json", ".txt"):
+        instead = _REPORTS[page.suffix.lower()].format(page)
+        raise InputError(
+            f"--report {page} would be a page of HTML. Name it .html, or use {instead}."
         )
 
 

@@ -25,7 +25,7 @@ def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ..
 def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
     if args.format:
         return str(args.format)
-    ending = args.output.suffix.lstrip(".") if args.output else ""
+    ending = args.output.suffix.lower().lstrip(".") if args.output else ""
     ending = {"htm": "html", "txt": "text", "md": "markdown", "xml": "junit"}.get(ending, ending)
     return ending if ending in formats else formats[0]
 

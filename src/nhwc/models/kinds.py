@@ -32,7 +32,8 @@ def module_of(model: object, verb: str) -> nn.Module:
             f"cannot {verb} a TorchScript function: it is no torch.nn.Module. "
             "Pass the module whose forward it is."
         )
-    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.")
+    todo = f" nhwc.load_model({model!r}) makes one of a name." if isinstance(model, str) else ""
+    raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.{todo}")
 
 
 def rewritable(model: object, verb: str) -> nn.Module:

@@ -35,6 +35,8 @@ from .monai import monai_builder
 
 _ENDINGS = (".nhwc", ".pt", ".pth", ".pkl", ".ckpt", ".onnx", ".safetensors")
 
+_IS_FOLDER = "{} is a folder. Name a saved model, or file.py:callable."
+
 
 def load_model(
     name: str,
@@ -60,6 +62,8 @@ def load_model(
         torch.manual_seed(seed)
         made = _built(name, builder)
     if not isinstance(made, (nn.Module, ExportedProgram)):
+        if inspect.iscoroutine(made):
+            made.close()  # else Python adds, in lines of its own, that nobody awaited it
         raise InputError(
             f"{name} returned {type(made).__name__}, not a torch.nn.Module. "
             "Name a callable that takes no arguments and returns the model."
@@ -259,6 +263,8 @@ def _bare_name(name: str) -> Callable[..., object]:
     if Path(name).is_file():
         kind = kind_of(name)
         raise ModelNotFound(f"{name} is {kind.what}: {kind.todo}.")
+    if len(Path(name).parts) > 1 and Path(name).is_dir():
+        raise ModelNotFound(_IS_FOLDER.format(name))
     if Path(name).suffix in _ENDINGS or len(Path(name).parts) > 1:
         raise ModelNotFound(f"no such file: {name}.")
     reasons: list[str] = []
@@ -273,7 +279,7 @@ def _bare_name(name: str) -> Callable[..., object]:
     if not reasons:
         raise absent[0]
     if name and Path(name).is_dir():
-        raise ModelNotFound(f"{name} is a folder. Name a saved model, or file.py:callable.")
+        raise ModelNotFound(_IS_FOLDER.format(name))
     raise ModelNotFound(f"no model named {name!r}: " + " ".join([*reasons, *map(str, absent)]))
 
 

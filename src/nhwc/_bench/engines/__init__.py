@@ -67,14 +67,15 @@ def find_engine(name: str) -> Engine:
     raise InputError(f"no variant is called {name!r}. {_there_are()}")
 
 
-def chosen(names: Sequence[str]) -> tuple[str, ...]:
+def chosen(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return each variant once, in the order given; "all" stands for every installed engine.
 
     >>> chosen(["jit", "eager", "jit"])
     ('jit', 'eager')
-    >>> chosen(["all"])[:2]
+    >>> chosen("all")[:2]
     ('eager', 'channels_last')
     """
+    names = (names,) if isinstance(names, str) else names
     if not names:
         raise InputError(f"no variant is named. {_there_are()}")
     installed = [engine.name for engine in ENGINES if not engine.missing]
