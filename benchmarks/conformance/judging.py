@@ -126,15 +126,18 @@ class _Expected:
 
 
 def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
+    given = replace(case, inputs=own(case.inputs))
     try:
         with _quiet():
-            prepared = verb.prepare(case)
+            prepared = verb.prepare(given)
     except nhwc.NhwcError as error:
         return Outcome(case.name, name, *_refusal(error, expected.answer))
     except Exception as error:
         if expected.answer.error is not None and _alike(error, expected.answer.error):
             return Outcome(case.name, name, RIGHT)
         return Outcome(case.name, name, FAILED, _said(error))
+    if why := _differs(case, case.inputs, given.inputs):
+        return Outcome(case.name, name, WRONG, f"the example inputs: {why}")
     held, truth = replace(case, strides=case.strides and verb.strides), expected.truth
     if truth is not None:
         truth.steep.clear()

@@ -69,12 +69,24 @@ def test_writes_that_no_name_tells_of(ledger, image):
     seen = traced(lambda x: (y := x.relu() + 1) * 2 + shifted(y, 1))
     with pytest.raises(Unplannable, match="shifted writes into add, which others may read"):
         make_plan(seen, (image,), ledger)
+    before = image.clone()
     with pytest.raises(Unplannable, match="shifted writes into x, which outlives the call"):
-        make_plan(traced(lambda x: shifted(x, 1)), (image.clone(),), ledger)
+        make_plan(traced(lambda x: shifted(x, 1)), (image,), ledger)
+    assert torch.equal(image, before)
     unseen = traced(lambda x: shifted(x.relu() + 1, 1) * 2)
     plan = make_plan(unseen, (image,), ledger)
     for _ in range(2):
         torch.testing.assert_close(plan.program(image), unseen(image))
+
+
+def test_a_run_that_is_recorded_has_inputs_of_its_own_as_they_lie():
+    """They have the same strides, and share memory where the given ones do."""
+    graph = traced(lambda x, y: (shifted(x, 1), y * 1))
+    whole = torch.zeros(2, 6, 9, 9).to(memory_format=torch.channels_last)
+    found = record(graph, (whole[:, :2], whole[:, 2:]))
+    assert not whole.any()
+    assert [(by.name, read.name) for by, read in found.writes] == [("shifted", "x")]
+    assert {node.name for node in found.strange} == {"x", "y", "shifted"}
 
 
 def test_shapes_are_constants_and_data_is_not(image):

@@ -56,8 +56,8 @@ class Document:
             raise FileError(f"{where} is no {self.noun}. {self.anew}")
         if data.get("schema") != self.schema:
             raise FileError(
-                f"{where} has schema {shown(str(data.get('schema')))}; this nhwc reads {self.schema}. "
-                f"{self.anew}"
+                f"{where} has schema {shown(str(data.get('schema')))}; "
+                f"this nhwc reads {self.schema}. {self.anew}"
             )
         return data
 
