@@ -287,6 +287,26 @@ def test_volumes_are_convolved_by_any_kernel(looks, ledger):
     torch.testing.assert_close(plan.program(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+SHUFFLES = [
+    nn.PixelShuffle(2),
+    nn.PixelUnshuffle(2),
+    lambda x: nn.functional.pixel_shuffle(x, 2),
+    lambda x: torch.pixel_unshuffle(input=x, downscale_factor=2),
+]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@torch.no_grad()
+def test_shuffles_take_volumes_as_a_plan_lays_them(shuffle):
+    """Torch's own refuse volumes that lie channels last."""
+    x = torch.randn(2, 3, 4, 6, 8)
+    module = isinstance(shuffle, nn.Module)
+    seen = scene_of(traced(nn.Sequential(shuffle) if module else shuffle), (x,))
+    (layer,) = seen.layers
+    run = seen.called(layer, None, None).prepare()
+    assert torch.equal(run(x.to(memory_format=torch.channels_last_3d)), shuffle(x))
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
