@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ..graph import written_into
 from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
 from ..passes.lift_functional import lift_functional
@@ -238,7 +239,8 @@ def _acts(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method") or is_idle(node):
         return False
     inplace = node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
-    return inplace or writes_first(node.target) or node.is_impure()
+    written = inplace or written_into(node) is not None
+    return written or writes_first(node.target) or node.is_impure()
 
 
 def _is_arithmetic(function: Any) -> bool:
