@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from nhwc.models.preserve import copy_as_is
 from .exact import Exact
 
 RIGHT, REFUSED, WRONG, FAILED = VERDICTS = ("right", "refused", "wrong", "failed")
+
+_HERE = f"{Path(__file__).parents[2]}/"
+"""Where the sources lie, which the place of an error begins with on this machine alone."""
 
 _TOLERANCE = {
     torch.float16: 1e-2,
@@ -126,15 +130,18 @@ class _Expected:
 
 
 def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
+    given = replace(case, inputs=own(case.inputs))
     try:
         with _quiet():
-            prepared = verb.prepare(case)
+            prepared = verb.prepare(given)
     except nhwc.NhwcError as error:
         return Outcome(case.name, name, *_refusal(error, expected.answer))
     except Exception as error:
         if expected.answer.error is not None and _alike(error, expected.answer.error):
             return Outcome(case.name, name, RIGHT)
         return Outcome(case.name, name, FAILED, _said(error))
+    if why := _differs(case, case.inputs, given.inputs):
+        return Outcome(case.name, name, WRONG, f"the example inputs: {why}")
     held, truth = replace(case, strides=case.strides and verb.strides), expected.truth
     if truth is not None:
         truth.steep.clear()
@@ -275,14 +282,14 @@ def _alike(given: Exception, expected: Exception) -> bool:
 def _refusal(error: nhwc.NhwcError, expected: Answer) -> tuple[str, str]:
     if expected.error is not None:
         return RIGHT, ""
-    text = str(error)
+    text = str(error).replace(_HERE, "")
     if isinstance(error, nhwc.VerificationError):
         return WRONG, text[:300]
     return (REFUSED, text[:300]) if "\n" not in text else (FAILED, f"many lines: {text[:300]!r}")
 
 
 def _said(error: Exception | None) -> str:
-    lines = str(error).splitlines()
+    lines = str(error).replace(_HERE, "").splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 

@@ -29,18 +29,18 @@ def fused(case: Case) -> nn.Module:
 
 
 def optimized(case: Case) -> nn.Module:
-    return nhwc.optimize(case.model, *own(case.inputs))
+    return nhwc.optimize(case.model, *case.inputs)
 
 
 def planned(case: Case) -> nn.Module:
     """The plan, whether it won or not, with kernels that a lot chose among all that are offered."""
     with by_lot(case.name):
-        return nhwc.optimize(case.model, *own(case.inputs))
+        return nhwc.optimize(case.model, *case.inputs)
 
 
 def audited(case: Case) -> nn.Module:
     """The model itself, after it was looked at: an audit may change nothing."""
-    nhwc.audit(case.model, *own(case.inputs))
+    nhwc.audit(case.model, *case.inputs)
     return copy_as_is(case.model)
 
 

@@ -296,8 +296,17 @@ class Seeds(nn.Module):
         return torch.nn.functional.dropout(x, 0.5, True)
 
 
-def test_code_that_seeds_keeps_its_code():
-    captured = capture(Seeds())
+class SeedsAndPutsBack(nn.Module):
+    def forward(self, x):
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            x = torch.nn.functional.dropout(x, 0.5, True)
+        return x + 1
+
+
+@pytest.mark.parametrize("made", [Seeds, SeedsAndPutsBack])
+def test_code_that_seeds_keeps_its_code(made):
+    captured = capture(made())
     assert "it seeds torch's random numbers" in captured.opaque[0].reason
     x = torch.ones(3, 5)
-    assert torch.equal(captured.module(x), Seeds()(x))
+    assert torch.equal(captured.module(x), made()(x))

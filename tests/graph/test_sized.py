@@ -195,6 +195,17 @@ def rolled(self, x):
     return self.norm(self.conv(x)) * (float(numpy.random.rand()) if x.shape[0] else 1)
 
 
+def seeded(self, x):
+    torch.manual_seed(x.shape[0])
+    return nn.functional.dropout(self.norm(self.conv(x)), 0.5, True)
+
+
+def seeded_for_a_while(self, x):
+    with torch.random.fork_rng():
+        torch.manual_seed(x.shape[0])
+        return nn.functional.dropout(self.norm(self.conv(x)), 0.5, True)
+
+
 def counting(self, x):
     self.calls += x.shape[0]
     return self.norm(self.conv(x)) * self.calls
@@ -205,7 +216,7 @@ def strided(self, x):
 
 
 VALUED = [by_value, counted, found, picked, item, listed, distinct, weight_value, drawn, shaken]
-VALUED += [rolled, counting, strided]
+VALUED += [rolled, seeded, seeded_for_a_while, counting, strided]
 
 
 def opened(model, *inputs):

@@ -148,6 +148,18 @@ def test_every_kind_of_difference_is_told(instead, why):
     assert why in outcome.why
 
 
+def test_a_verb_that_writes_into_the_example_is_wrong():
+    def written(case):
+        case.inputs[0].add_(1)
+        return case.model
+
+    case = Case("", nn.ReLU(), (torch.zeros(3),))
+    outcome, after = judge(case, {"writes": Verb(written), "reads": Verb(lambda case: case.model)})
+    assert outcome.verdict == "wrong"
+    assert outcome.why.startswith("the example inputs: ")
+    assert after.verdict == "right"
+
+
 class Steep(nn.Module):
     def forward(self, x):
         return (x - 1) * 1e4

@@ -118,6 +118,13 @@ class Inside(nn.Module):
         return self.after(self.part(self.before(x)))
 
 
+class Halved(nn.Module):
+    """A part that branches, and writes into what it is given."""
+
+    def forward(self, x):
+        return x.mul_(0.5) if x.sum() < 1e9 else x
+
+
 class Around(nn.Module):
     def __init__(self, part):
         super().__init__()
@@ -322,6 +329,15 @@ def test_the_whole_around_an_opaque_part_is_planned_too(image):
     same(fast(image[:, :, :9]), exact(model, image[:, :, :9]))
     twin = pickle.loads(pickle.dumps(fast))
     same(twin(image), exact(model, image))
+
+
+@torch.no_grad()
+def test_what_an_opaque_part_writes_into_is_not_the_example(image):
+    model, given = nn.Sequential(Halved(), nn.Conv2d(3, 4, 1)).eval(), image.clone()
+    fast = force(model, given)
+    assert torch.equal(given, image)
+    assert "writes into input_1, which outlives the call" in fast.report.reason
+    same(fast(given), exact(model, image.clone()))
 
 
 @pytest.mark.parametrize(

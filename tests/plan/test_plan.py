@@ -69,12 +69,24 @@ def test_writes_that_no_name_tells_of(ledger, image):
     seen = traced(lambda x: (y := x.relu() + 1) * 2 + shifted(y, 1))
     with pytest.raises(Unplannable, match="shifted writes into add, which others may read"):
         make_plan(seen, (image,), ledger)
+    before = image.clone()
     with pytest.raises(Unplannable, match="shifted writes into x, which outlives the call"):
-        make_plan(traced(lambda x: shifted(x, 1)), (image.clone(),), ledger)
+        make_plan(traced(lambda x: shifted(x, 1)), (image,), ledger)
+    assert torch.equal(image, before)
     unseen = traced(lambda x: shifted(x.relu() + 1, 1) * 2)
     plan = make_plan(unseen, (image,), ledger)
     for _ in range(2):
         torch.testing.assert_close(plan.program(image), unseen(image))
+
+
+def test_a_run_that_is_recorded_has_inputs_of_its_own_as_they_lie():
+    """They have the same strides, and share memory where the given ones do."""
+    graph = traced(lambda x, y: (shifted(x, 1), y * 1))
+    whole = torch.zeros(2, 6, 9, 9).to(memory_format=torch.channels_last)
+    found = record(graph, (whole[:, :2], whole[:, 2:]))
+    assert not whole.any()
+    assert [(by.name, read.name) for by, read in found.writes] == [("shifted", "x")]
+    assert {node.name for node in found.strange} == {"x", "y", "shifted"}
 
 
 def test_shapes_are_constants_and_data_is_not(image):
@@ -273,6 +285,26 @@ def test_volumes_are_convolved_by_any_kernel(looks, ledger):
         assert {"onednn channels_last", "nhwc direct channels_last"} <= set(results)
     plan = make_plan(graph, (x,), ledger)
     torch.testing.assert_close(plan.program(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+SHUFFLES = [
+    nn.PixelShuffle(2),
+    nn.PixelUnshuffle(2),
+    lambda x: nn.functional.pixel_shuffle(x, 2),
+    lambda x: torch.pixel_unshuffle(input=x, downscale_factor=2),
+]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@torch.no_grad()
+def test_shuffles_take_volumes_as_a_plan_lays_them(shuffle):
+    """Torch's own refuse volumes that lie channels last."""
+    x = torch.randn(2, 3, 4, 6, 8)
+    module = isinstance(shuffle, nn.Module)
+    seen = scene_of(traced(nn.Sequential(shuffle) if module else shuffle), (x,))
+    (layer,) = seen.layers
+    run = seen.called(layer, None, None).prepare()
+    assert torch.equal(run(x.to(memory_format=torch.channels_last_3d)), shuffle(x))
 
 
 @pytest.mark.parametrize(

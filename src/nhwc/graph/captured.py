@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from ..errors import InputError
 from ..models.kinds import check_initialized
-from ..models.preserve import undrawn
+from ..models.preserve import mark_generators, undrawn
 from .arguments import is_sayable_argument, name_placeholders, optional_arguments
 from .copies import check_copies, own_copy
 from .edit import attribute
@@ -97,6 +97,7 @@ def _trace(
 
     Either way the parts that stay opaque get graphs of their children.
     """
+    mark_generators()
     tracer, state = Tracer(), State(module)
     reason = opaque_by_nature(module) or _unlike_forward(module)
     if reason is None:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
 from .assigned import assigned
 from .edit import filled
@@ -30,7 +31,7 @@ from .noted import Noted, name_of
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
 from .traced import check_writes, seen_later
-from .tracer import modes
+from .tracer import SEEDS, modes
 from .transformers import is_spelled_out, spelled_out
 from .writes import written_into
 
@@ -59,6 +60,7 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
 
     It names the modules and tensors of `root`, which gets the constants that the code makes.
     """
+    mark_generators()
     recorder, state = _Recorder(root), State(root)
     noted = recorder.noted
     try:
@@ -101,7 +103,7 @@ class _Recorder(TorchFunctionMode):
         self._fake = fake_tensor.FakeTensorMode(
             allow_non_fake_inputs=True, allow_fallback_kernels=False
         )
-        self._modes = modes()
+        self._modes, self._drawn = modes(), torch.get_rng_state()
         self._quiet = False
         self._paths = {module: path for path, module in root.named_modules()}
         self._made: set[int] = set()
@@ -208,6 +210,8 @@ class _Recorder(TorchFunctionMode):
         """Run what `node` stands for, on tensors without values if any argument has none."""
         if len(self.noted.graph.nodes) > MOST:
             self.noted.refuse(f"it makes more than {MOST} calls for these sizes")
+        if not torch.equal(self._drawn, torch.get_rng_state()):
+            self.noted.refuse(SEEDS)
         given = tensors_of((args, kwargs))
         written = self._written(node, given)
         try:

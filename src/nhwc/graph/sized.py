@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import is_out_of_memory
-from ..models.preserve import preserved, undrawn
+from ..models.preserve import mark_generators, preserved, undrawn
 from ..verify import cloned
 from .arguments import name_placeholders
 from .asked import asking
@@ -75,6 +75,7 @@ def capture_sized(
 
 
 def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+    mark_generators()
     tracer, state = _Sized(root, inputs), State(root)
     traced = tracer.trace(root, tracer.fixed)
     tracer.check_refusal()

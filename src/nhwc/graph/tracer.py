@@ -64,11 +64,9 @@ class Tracer(fx.Tracer):
         self._doubts = Doubts(root)
         with spelled_out(root):
             self._check_arguments(root, concrete_args or {})
-            drawn = torch.get_rng_state()
+            self._drawn = torch.get_rng_state()
             graph = super().trace(root, concrete_args)
-            if not torch.equal(drawn, torch.get_rng_state()):
-                # A graph does not seed, and would repeat what was drawn while it was traced.
-                raise fx.proxy.TraceError("it seeds torch's random numbers, or draws some itself")
+            self._check_drawn()
             self._doubts.check_written(root, 0)
             self._doubts.check_code(root)
         for node in graph.nodes:
@@ -149,6 +147,12 @@ class Tracer(fx.Tracer):
             self.opaque[path] = explain(error)
             self._doubts.note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
+
+    def _check_drawn(self) -> None:
+        """Refuse code that seeds, also if it puts the generator back when it has drawn."""
+        if not torch.equal(self._drawn, torch.get_rng_state()):
+            # A graph does not seed, and would repeat what was drawn while it was traced.
+            raise fx.proxy.TraceError(SEEDS)
 
     def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
         """Refuse code that asks whether its argument is None if that is unknown."""
@@ -240,6 +244,7 @@ class Tracer(fx.Tracer):
         result = super().create_proxy(kind, target, *args, **kwargs)
         if modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")
+        self._check_drawn()
         if kind != "placeholder" and self._may_be_none(result.node):
             self._check_none()
         if kind == "call_module":
@@ -287,6 +292,8 @@ def modes() -> tuple[object, ...]:
 
 
 _KINDS = ("cpu", "cuda")
+
+SEEDS = "it seeds torch's random numbers, or draws some itself"
 
 
 def explain(error: Exception) -> str:

@@ -236,9 +236,23 @@ def _function(graph: fx.GraphModule, node: fx.Node, args: tuple[Any, ...]) -> Ca
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         # Without hooks, forward is all that a call does, and a call costs a microsecond more.
         plain = isinstance(module, nn.Module) and not any(hooks)
-        return module.forward if plain else module
+        called = module.forward if plain else module
+        return _of_any_volume(called) if type(module) in _SHUFFLES else called
     assert callable(node.target)
-    return node.target
+    shuffles = node.target in (F.pixel_shuffle, F.pixel_unshuffle)
+    return _of_any_volume(node.target) if shuffles else node.target
+
+
+_SHUFFLES = (nn.PixelShuffle, nn.PixelUnshuffle)
+
+
+def _of_any_volume(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which refuses volumes that lie channels last, as a plan may lay them."""
+
+    def call(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(input.contiguous() if input.ndim == 5 else input, *args, **kwargs)
+
+    return call
 
 
 def _is_shape(given: tuple[Any, ...]) -> bool:

@@ -6,6 +6,7 @@ a constant of the plan. A value that follows from the *data* is not, whatever it
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -78,10 +79,20 @@ def record(graph: fx.GraphModule, inputs: Sequence[Any]) -> Record:
     """Run `graph` on `inputs` without gradients and return what its nodes were seen to return."""
     result = Record()
     with torch.no_grad():
-        _Recorder(graph, result).run(*inputs)
+        _Recorder(graph, result).run(*_own(inputs))
     # Parameters that nodes read themselves; those of modules went back after each module.
     unread(graph.parameters())
     return result
+
+
+def _own(inputs: Sequence[Any]) -> list[Any]:
+    """`inputs` in memory of their own, with their strides, and shared where theirs is.
+
+    A part that cannot be looked into may write into what it is given, and that is known only behind
+    the run.
+    """
+    memo: dict[int, Any] = {}
+    return [copy.deepcopy(x.detach(), memo) if isinstance(x, Tensor) else x for x in inputs]
 
 
 def layout_of(tensor: Tensor) -> Format | None:
