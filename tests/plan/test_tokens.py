@@ -463,3 +463,25 @@ def test_windows_go_back_to_where_they_came_from(window, sums):
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     assert sum(count(step, "sum") for step in program.steps) == sums + 1
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+class Boxes(Net):
+    """Corners from distances, as detectors have them: the first half of a whole, and anchors."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("anchors", torch.randn(2, 100))
+
+    def forward(self, x):
+        left, right = x.chunk(2, 1)
+        begin, end = self.anchors.unsqueeze(0) - left, self.anchors.unsqueeze(0) + right
+        return torch.cat(((begin + end) / 2, end - begin), 1)
+
+
+@torch.no_grad()
+def test_the_first_half_of_a_whole_is_no_whole():
+    """Its numbers lie where those of a buffer of its own would, before others."""
+    (x,) = images((1, 4, 100))
+    graph, program, chosen = lowered(Boxes().eval(), x)
+    assert set(chosen) == {"nhwc"}
+    torch.testing.assert_close(program(x), graph(x))

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..graph import module_of
+from ..graph import bound, module_of
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Cat, ChannelNorm
@@ -57,13 +57,13 @@ _NARROWS = {torch.narrow, "narrow"}
 def whole_of_slice(node: fx.Node) -> fx.Node | None:
     """The tensor of whose channels `node` is a slice, if it is one."""
     if node.target in _NARROWS:
-        given = named_arguments(node, ("input", "dim"))
+        given = bound(node, ("input", "dim"))
         return given["input"] if given.get("dim") in (1, -3) else None
     if node.target is not operator.getitem:
         return None
     source, index = node.args
     if isinstance(source, fx.Node) and source.target in _SPLITS:
-        given = named_arguments(source, ("input", "sizes", "dim"))
+        given = bound(source, ("input", "sizes", "dim"))
         return given["input"] if given.get("dim", 0) in (1, -3) else None
     sliced = isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], slice)
     return source if sliced and isinstance(source, fx.Node) else None
@@ -117,11 +117,6 @@ def numbers_given(node: fx.Node) -> Any:
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the node that uses `node` if there is exactly one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def named_arguments(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def size_read(node: object) -> tuple[fx.Node, int] | None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, clean
+from ..graph import add_module, attribute, bound, clean
 from ..graph.mended import GlobalResponse
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import arithmetic, named_arguments, only_user
+from ._matching import arithmetic, only_user
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, "norm")
 
@@ -58,7 +58,7 @@ def _over(node: fx.Node) -> bool | None:
     if node.target not in _NORMS or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     order = "ord" if node.target is torch.linalg.vector_norm else "p"
-    given = named_arguments(node, ("input", order, "dim", "keepdim"))
+    given = bound(node, ("input", order, "dim", "keepdim"))
     # torch's own functions hand on what they were not given.
     given = {name: one for name, one in given.items() if name != "input" and one is not None}
     dims = given.pop("dim", None)
@@ -89,7 +89,7 @@ def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, last: bool) -> _Found 
 def _is_mean(node: fx.Node, last: bool) -> bool:
     if node.target not in (torch.mean, "mean"):
         return False
-    given = named_arguments(node, ("input", "dim", "keepdim"))
+    given = bound(node, ("input", "dim", "keepdim"))
     dim = given.get("dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
     over = isinstance(dim, int) and dim % 4 == (3 if last else 1)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import add_module, clean, erase, module_of
+from ..graph import add_module, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import SpelledAttention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import arithmetic, named_arguments, only_user
+from ._matching import arithmetic, only_user
 
 _PRODUCTS = (torch.matmul, "matmul", torch.bmm, "bmm", "__matmul__")
 _SOFTMAXES = (torch.softmax, F.softmax, "softmax")
@@ -73,7 +73,7 @@ def _is_softmax(node: fx.Node) -> bool:
         return type(module) is nn.Softmax and module.dim == -1 and not opaque_by_nature(module)
     if node.target not in _SOFTMAXES:
         return False
-    given = named_arguments(node, ("input", "dim"))
+    given = bound(node, ("input", "dim"))
     # torch's own function hands on all its arguments.
     known = given.keys() <= {"input", "dim", "_stacklevel", "dtype"} and given.get("dtype") is None
     return given.get("dim") == -1 and known

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, clean, module_of
+from ..graph import add_module, bound, clean, module_of
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import is_reshaped, named_arguments, whole_of_slice
+from ._matching import is_reshaped, whole_of_slice
 
 
 def mend_cat_format(gm: fx.GraphModule) -> PassReport:
@@ -24,7 +24,7 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
     for node in list(gm.graph.nodes):
         if node.target not in (torch.cat, torch.concat):
             continue
-        arguments = named_arguments(node, ("tensors", "dim"))
+        arguments = bound(node, ("tensors", "dim"))
         tensors = arguments.get("tensors")
         if not isinstance(tensors, list | tuple) or not tensors or not _may_differ(tensors):
             continue

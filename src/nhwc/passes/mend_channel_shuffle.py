@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, clean
+from ..graph import add_module, bound, clean
 from ..graph.mended import ChannelShuffle, Interleave
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments, only_user, size_read
+from ._matching import only_user, size_read
 
 
 def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
@@ -50,7 +50,7 @@ def _absorb_cat(gm: fx.GraphModule, call: fx.Node, groups: int) -> Site | None:
     cat: Any = call.args[0]
     if cat.target is not torch.cat or only_user(cat) is not call:
         return None
-    arguments = named_arguments(cat, ("tensors", "dim"))
+    arguments = bound(cat, ("tensors", "dim"))
     tensors = arguments.get("tensors")
     if arguments.get("dim") != 1 or not isinstance(tensors, list | tuple) or groups != len(tensors):
         return None

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, clean, erase
+from ..graph import add_module, bound, clean, erase
 from ..graph.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments, numbers_given, permutation
+from ._matching import numbers_given, permutation
 from ._ranks import ranks_of
 
 _SWAP = (0, 2, 1, 3, 4)
@@ -45,7 +45,7 @@ def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ..
     if volume is None:
         return None
     if node.target in ("flatten", torch.flatten):
-        given = named_arguments(node, ("input", "start_dim", "end_dim"))
+        given = bound(node, ("input", "start_dim", "end_dim"))
         ends = given.get("start_dim", 0), given.get("end_dim", -1)
         return (ToFrames(), volume) if ends == (0, 1) else None
     shape = _shape(node)
@@ -81,6 +81,6 @@ def _swapped(node: Any, ranks: dict[fx.Node, int | None]) -> Any:
 def _swaps_by_number(node: fx.Node) -> bool:
     if node.target not in ("transpose", torch.transpose):
         return False
-    given = named_arguments(node, ("input", "dim0", "dim1"))
+    given = bound(node, ("input", "dim0", "dim1"))
     dims: Any = given.get("dim0"), given.get("dim1")
     return all(type(dim) is int for dim in dims) and {dim % 5 for dim in dims} == {1, 2}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import fx
 from torch.nn import functional as F
 
-from ..graph import add_module, clean, erase
+from ..graph import add_module, bound, clean, erase
 from ..graph.mended import GridSample
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments
 
 _NAMES = ("input", "grid", "mode", "padding_mode", "align_corners")
 
@@ -20,7 +19,7 @@ def mend_grid_sample(gm: fx.GraphModule) -> PassReport:
     for node in list(gm.graph.nodes):
         if node.target is not F.grid_sample:
             continue
-        arguments = named_arguments(node, _NAMES)
+        arguments = bound(node, _NAMES)
         mode = arguments.get("mode", "bilinear")
         padding = arguments.get("padding_mode", "zeros")
         corners = arguments.get("align_corners")

@@ -11,11 +11,11 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, clean, erase, module_of, written_into
+from ..graph import add_module, bound, clean, erase, module_of, written_into
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
-from ._matching import activation_of, arithmetic, named_arguments
+from ._matching import activation_of, arithmetic
 
 _NAMES = ("input", "size", "scale_factor", "mode")
 _BETWEEN = (nn.BatchNorm2d, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -28,7 +28,7 @@ def mend_interpolate(gm: fx.GraphModule) -> PassReport:
         value = input_of(node)
         if node.target is not F.interpolate or value is None or not is_one_pixel(value):
             continue
-        given = named_arguments(node, _NAMES)
+        given = bound(node, _NAMES)
         reason = _unfit(node, given)
         sites.append(Site(name_of(node), "interpolate of one pixel", not reason, reason))
         if not reason:
@@ -49,9 +49,9 @@ def is_one_pixel(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     if node.target in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
-        return named_arguments(node, ("input", "size")).get("size") in (1, (1, 1), [1, 1])
+        return bound(node, ("input", "size")).get("size") in (1, (1, 1), [1, 1])
     if node.target in (torch.mean, "mean"):
-        given = named_arguments(node, ("input", "dim", "keepdim"))
+        given = bound(node, ("input", "dim", "keepdim"))
         dims = given.get("dim")
         over_pixels = isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3]
         return over_pixels and given.get("keepdim") is True

@@ -11,13 +11,12 @@ from typing import Any
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, clean, erase, module_of, replace_module
+from ..graph import add_module, bound, clean, erase, module_of, replace_module
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import CircularPad
 from ..graph.report import PassReport, Site
 from ._arithmetic import twin
 from ._folding_sites import input_of, layer_unfit, name_of
-from ._matching import named_arguments
 
 _PADS: dict[str, tuple[type[nn.Module], ...]] = {
     "reflect": (nn.ReflectionPad2d, nn.ReflectionPad3d),
@@ -60,7 +59,7 @@ def _circular_padding(node: fx.Node) -> Any:
         return module.padding
     if node.target is not F.pad:
         return None
-    arguments = named_arguments(node, ("input", "pad", "mode"))
+    arguments = bound(node, ("input", "pad", "mode"))
     return arguments.get("pad") if arguments.get("mode") == "circular" else None
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, clean, erase
+from ..graph import add_module, bound, clean, erase
 from ..graph.ordered import Reduced
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import named_arguments
 from ._ranks import ranks_of
 
 _KINDS = ("sum", "mean", "amax", "amin")
@@ -29,7 +28,7 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
         kind = str(getattr(node.target, "__name__", node.target))
         if node.op not in ("call_function", "call_method") or kind not in _KINDS:
             continue
-        given = named_arguments(node, ("input", "dim", "keepdim"))
+        given = bound(node, ("input", "dim", "keepdim"))
         value, keepdim = given.get("input"), given.get("keepdim", False)
         dims = _dims(given.get("dim"))
         plain = given.keys() <= {"input", "dim", "keepdim"} and type(keepdim) is bool and dims

@@ -12,12 +12,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, clean, erase, module_of
+from ..graph import add_module, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.ordered import Softmax
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
-from ._matching import is_made_of_pixels, named_arguments
+from ._matching import is_made_of_pixels
 
 _LOGARITHM = {
     **dict.fromkeys((F.softmax, torch.softmax, "softmax", nn.Softmax, nn.Softmax2d), False),
@@ -52,5 +52,5 @@ def _dim(node: fx.Node, module: Any) -> Any:
         return -3 if isinstance(module, nn.Softmax2d) else module.dim
     functional = node.target in (F.softmax, F.log_softmax)
     between = ("_stacklevel",) if functional else ()
-    given = named_arguments(node, ("input", "dim", *between, "dtype"))
+    given = bound(node, ("input", "dim", *between, "dtype"))
     return given.get("dim") if given.get("dtype") is None else None

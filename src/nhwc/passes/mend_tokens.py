@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, clean, erase
+from ..graph import add_module, bound, clean, erase
 from ..graph.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import is_made_of_pixels, named_arguments, numbers_given, permutation
+from ._matching import is_made_of_pixels, numbers_given, permutation
 
 
 def mend_tokens(gm: fx.GraphModule) -> PassReport:
@@ -40,7 +40,7 @@ def _turns_tokens(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     if node.target in ("transpose", torch.transpose):
-        given = named_arguments(node, ("input", "dim0", "dim1"))
+        given = bound(node, ("input", "dim0", "dim1"))
         dims = given.get("dim0"), given.get("dim1")
         return set(dims) in ({1, 2}, {-1, -2}, {1, -1})
     return permutation(node) == (0, 2, 1)

@@ -6,8 +6,12 @@ import torch
 from nhwc.errors import InputError
 from nhwc.kernels.layers.attention import Attended, Lie, Mask, attention_step
 from nhwc.kernels.layers.batched import Lying, batched_step
+from nhwc.kernels.layers.elementwise import add_step, divide_step
 from nhwc.kernels.layers.gather import gather_step
 from nhwc.kernels.layers.moving import move_step
+from nhwc.kernels.layers.normalize import layer_norm_step, softmax_step
+from nhwc.kernels.layers.unary import unary_step
+from nhwc.kernels.layers.unit import unit_step
 from nhwc.kernels.tape.steps import View
 
 X = View(None, (2, 4, 3, 1), 8)
@@ -72,6 +76,25 @@ def test_what_is_there_may_be_named(make, given):
 def test_a_table_that_names_what_is_not_there_is_refused(make, given):
     with pytest.raises(InputError, match="outside of"):
         make(**given)
+
+
+PIXELWISE = (
+    lambda x, y: add_step(x, x, y),
+    lambda x, y: add_step(x, y, x),
+    lambda x, y: divide_step(x, y, x),
+    layer_norm_step,
+    softmax_step,
+    unit_step,
+    lambda x, y: unary_step(x, y, kind="exp"),
+)
+
+
+@pytest.mark.parametrize("make", PIXELWISE)
+def test_views_of_other_pixels_or_fewer_channels_are_refused(make):
+    make(X, X)
+    for other in (View(None, (1, 4, 3, 1), 8), View(None, (2, 3, 3, 1), 8)):
+        with pytest.raises(InputError, match="stands beside"):
+            make(X, other)
 
 
 @pytest.mark.parametrize("given", [{}, {"queries": 1, "pixels": 2}, {"heads": 1, "pixels": 2}])

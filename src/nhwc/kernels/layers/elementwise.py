@@ -14,7 +14,7 @@ from ..language.loops import Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
-from ..tape.steps import Argument, Step, View, step
+from ..tape.steps import Argument, Step, View, covers, pixelwise, step
 from .activations import Activation
 from .ending import ENDING, ending, finish
 
@@ -23,7 +23,7 @@ def activation_step(
     x: View, y: View, activation: Activation = Activation.NONE, *, slope: float = 0.01
 ) -> Step:
     """activation(x); with NONE, a copy."""
-    return step(SUM, **_source(x), **ending(y, activation, slope))
+    return step(SUM, **pixelwise(x, y), **ending(y, activation, slope))
 
 
 def copy_step(x: View, y: View) -> Step:
@@ -40,7 +40,7 @@ def add_step(
     slope: float = 0.01,
 ) -> Step:
     """activation(x + other)."""
-    return step(SUM, **_source(x), **ending(y, activation, slope, other))
+    return step(SUM, **pixelwise(x, y), **ending(y, activation, slope, other))
 
 
 def affine_step(
@@ -62,7 +62,7 @@ def affine_step(
     }
     shifted: dict[str, Argument] = {"shift": pad_channels(shift, c)}
     return step(
-        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+        PRODUCT, **pixelwise(x, y), **factors, **shifted, **ending(y, activation, slope, residual)
     )
 
 
@@ -70,7 +70,10 @@ def prelu_step(x: View, y: View, weight: Tensor) -> Step:
     """x, and below zero x * weight, a weight per channel or one for all."""
     c = x.shape[1]
     return step(
-        PRELU, **_source(x), factor=pad_channels(weight.expand(c), c), **ending(y, Activation.NONE)
+        PRELU,
+        **pixelwise(x, y),
+        factor=pad_channels(weight.expand(c), c),
+        **ending(y, Activation.NONE),
     )
 
 
@@ -96,7 +99,7 @@ def multiply_step(
     }
     shifted: dict[str, Argument] = {"shift": pad_channels(shift, x.shape[1])}
     return step(
-        PRODUCT, **_source(x), **factors, **shifted, **ending(y, activation, slope, residual)
+        PRODUCT, **pixelwise(x, y), **factors, **shifted, **ending(y, activation, slope, residual)
     )
 
 
@@ -108,7 +111,7 @@ def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
     kernel = {"product": PIXEL_PRODUCT, "quotient": PIXEL_QUOTIENT, "sum": PIXEL_SUM}[kind]
     distance = number.pixel if number.pixels > 1 else 0
     numbers: dict[str, Argument] = {"factor": number, "factor_pixel": distance}
-    return step(kernel, **_source(x), **numbers, **ending(y, Activation.NONE))
+    return step(kernel, **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
 
 
 def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
@@ -124,17 +127,14 @@ def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
         "others": other.pixels,
         "shared_by": 1 if many else x.pixels // other.pixels,
     }
-    return step(kernel, **_source(x), **others, **ending(y, Activation.NONE))
+    return step(kernel, **pixelwise(x, y), **others, **ending(y, Activation.NONE))
 
 
 def divide_step(x: View, divisor: View, y: View) -> Step:
     """x / divisor, number by number."""
+    covers(divisor, x)
     numbers: dict[str, Argument] = {"factor": divisor, "factor_pixel": divisor.pixel}
-    return step(QUOTIENT, **_source(x), **numbers, **ending(y, Activation.NONE))
-
-
-def _source(x: View) -> dict[str, Argument]:
-    return {"x": x, "x_pixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
+    return step(QUOTIENT, **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
 
 
 Change = Callable[[Value, Place], Value]

@@ -8,7 +8,7 @@ from ..language.compiler import Args
 from ..language.loops import Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Argument, View
+from ..tape.steps import Argument, View, covers
 from .activations import Activation, Stored, emit_activation, emit_activations, emit_in_pairs
 
 ENDING = ("y", "y_pixel", "residual", "residual_pixel", "code", "slope")
@@ -19,6 +19,8 @@ def ending(
     y: View, activation: Activation, slope: float = 0.01, residual: View | None = None
 ) -> dict[str, Argument]:
     """The arguments for ENDING: where a result goes, and what is done to it on the way."""
+    if residual is not None:
+        covers(residual, y)
     return {
         "y": y,
         "y_pixel": y.pixel,

@@ -11,15 +11,14 @@ from ..language.vectors import Emitter
 from ..product.moments import across as across
 from ..product.moments import emit_moments
 from ..product.weights import pad_channels
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, pixelwise, step
 from .activations import Activation, emit_bounded_exp
 from .ending import ENDING, ending, finish
 
 
 def softmax_step(x: View, y: View) -> Step:
     """Softmax over the channels of each pixel."""
-    shape = {"pixels": x.pixels, "c": x.shape[1]}
-    return step(SOFTMAX, x=x, x_pixel=x.pixel, **shape, **ending(y, Activation.NONE))
+    return step(SOFTMAX, **pixelwise(x, y), **ending(y, Activation.NONE))
 
 
 def layer_norm_step(
@@ -43,10 +42,7 @@ def layer_norm_step(
     weight = torch.ones(c) if weight is None else weight
     return step(
         LAYER_NORM,
-        x=x,
-        x_pixel=x.pixel,
-        pixels=x.pixels,
-        c=c,
+        **pixelwise(x, y),
         weights=pad_channels(weight, c),
         bias=pad_channels(bias, c),
         eps=float(eps),

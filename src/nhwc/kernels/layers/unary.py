@@ -14,7 +14,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
-from ..tape.steps import Argument, Step, View, step
+from ..tape.steps import Argument, Step, View, pixelwise, step
 from .activations import emit_exp, even, polynomial
 
 _FIELDS = ("x", "x_pixel", "pixels", "c", "y", "y_pixel")
@@ -31,8 +31,7 @@ def clamp_step(x: View, y: View, *, low: float, high: float) -> Step:
 
 
 def _pixels(x: View, y: View) -> dict[str, Argument]:
-    given = (x, x.pixel, x.pixels, x.shape[1], y, y.pixel)
-    return dict(zip(_FIELDS, given, strict=True))
+    return {**pixelwise(x, y), "y": y, "y_pixel": y.pixel}
 
 
 def _emit(

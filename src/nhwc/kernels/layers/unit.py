@@ -7,14 +7,13 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, pixelwise, step
 from .normalize import across, largest
 
 
 def unit_step(x: View, y: View, *, eps: float = 1e-12) -> Step:
     """x / max(length of the pixel's channels, eps)."""
-    shape = {"pixels": x.pixels, "c": x.shape[1]}
-    return step(UNIT, x=x, x_pixel=x.pixel, y=y, y_pixel=y.pixel, **shape, eps=float(eps))
+    return step(UNIT, **pixelwise(x, y), y=y, y_pixel=y.pixel, eps=float(eps))
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:

@@ -124,7 +124,9 @@ def like(builder: Builder, x: Moved, leader: Moved) -> Buffer:
     Dimensions of `x` that have one place have it for all places of that dimension of `leader`.
     """
     where = x.where.expand(leader.shape)
-    if x.buffer.shape[1] == leader.buffer.shape[1] and torch.equal(where, leader.where):
+    # A buffer may hold more: what was split is the beginning of a whole.
+    alone = x.buffer.shape[1] == leader.buffer.shape[1] and where.numel() == _size(x)
+    if alone and torch.equal(where, leader.where):
         return x.buffer
     order = torch.empty(where.numel(), dtype=where.dtype)
     order[leader.where.reshape(-1).long()] = where.reshape(-1)

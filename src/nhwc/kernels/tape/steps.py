@@ -77,6 +77,24 @@ def held(table: Tensor, room: int, *, before: int = 0, behind: int = 1, signs: i
     return table.long().contiguous()
 
 
+def covers(one: View, other: View) -> None:
+    """Make sure that `one` has the pixels of `other`, and no fewer channels.
+
+    >>> covers(View(None, (1, 8, 2, 2), 8), View(None, (2, 4, 2, 1), 8))
+    """
+    if one.pixels != other.pixels or one.shape[1] < other.shape[1]:
+        raise InputError(
+            f"a view of {one.shape} stands beside one of {other.shape}: a kernel would read or "
+            "write the memory of others. Report this model."
+        )
+
+
+def pixelwise(x: View, y: View) -> dict[str, Argument]:
+    """The arguments of a kernel that makes of each pixel of `x` the one of `y` in its place."""
+    covers(y, x)
+    return {"x": x, "x_pixel": x.pixel, "pixels": x.pixels, "c": x.shape[1]}
+
+
 def view_of(tensor: Tensor) -> View | None:
     """The view of a float32 tensor that lies channels last (or is a slice of one), or None.
 
