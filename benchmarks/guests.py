@@ -39,9 +39,11 @@ def yolo26n() -> nn.Module:
 
 
 def _yolo(name: str) -> nn.Module:
+    """The network as its package exports it: boxes out, and no dict of what a loss would read."""
     from ultralytics.nn.tasks import DetectionModel
 
-    model: nn.Module = DetectionModel(name, verbose=False).eval()
+    model = DetectionModel(name, verbose=False).eval()
+    model.model[-1].export = True
     return model
 
 

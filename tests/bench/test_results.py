@@ -54,6 +54,7 @@ def spoiled(data, part, **others):
         (lambda d: {**d, "rows": [{}]}, "damaged"),
         (lambda d: {**d, "environment": {"cpu": 1}}, "damaged"),
         (lambda d: {k: v for k, v in d.items() if k != "baseline"}, "damaged"),
+        (lambda d: {**d, "baseline": "magic"}, "no variant is called 'magic'"),
         (lambda d: {**d, "title": 3}, "damaged: the result.title is 3, not str"),
         (lambda d: spoiled(d, "case", threads="1"), "threads is '1', not int"),
         (lambda d: spoiled(d, "case", threads=0), "has no image or no thread"),

@@ -54,6 +54,13 @@ def test_files_that_are_no_table(tmp_path, text, error, message):
         load_table(tmp_path / "missing.json")
 
 
+def test_an_aspect_that_there_is_not_is_refused(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(small().to_json().replace('"forward"', '"sideways"'))
+    with pytest.raises(nhwc.FileError, match="there is no aspect 'sideways'"):
+        load_table(path)
+
+
 def test_difference_between_tables():
     old, new = small(), small(Outcome.LOSES, slow=True)
     assert difference(old, old) == ()

@@ -249,7 +249,10 @@ def load_benchmark(path: Path) -> Benchmark:
 
 
 def _nonsense(result: Benchmark) -> Iterator[str]:
-    """Say which numbers of a result no run can have given."""
+    """Say what in a result no run can have given."""
+    claims = [row.published for row in result.rows if row.published]
+    named = [result.baseline, *(name for one in claims for name in (one.before, one.after))]
+    yield from (f"no variant is called {name!r}" for name in named if name not in _NAMES)
     for row in result.rows:
         sizes = [size for shape in row.case.shapes for size in shape]
         if not sizes or not all(row.case.shapes) or min(*sizes, row.case.threads) < 1:
@@ -262,6 +265,9 @@ def _nonsense(result: Benchmark) -> Iterator[str]:
         for turn in (turn for found in row.measured for turn in found.turns):
             if not turn or not min(turn) > 0:
                 yield f"a turn of {row.case.model} took no time"
+
+
+_NAMES = {engine.name for engine in ENGINES}
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

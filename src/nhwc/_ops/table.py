@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 from ..displayed import Displayed
@@ -225,6 +226,8 @@ def load_table(path: str | Path) -> OperatorTable:
         table = OperatorTable.from_dict(data)
     except (KeyError, TypeError, ValueError) as error:
         raise DOCUMENT.damaged(str(path), repr(error)) from error
-    for wrong in misfits(table, OperatorTable, "the table"):
+    rows = (row for operator in table.operators for row in operator.rows)
+    unknown = (f"there is no aspect {r.aspect!r}" for r in rows if r.aspect not in ASPECTS)
+    for wrong in chain(misfits(table, OperatorTable, "the table"), unknown):
         raise DOCUMENT.damaged(str(path), wrong)
     return table
