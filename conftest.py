@@ -1,7 +1,5 @@
 """Tests and doctests remember their measurements in a folder of their own, and see one terminal."""
 
-import os
-
 import pytest
 import torch
 
@@ -47,10 +45,8 @@ def _one_width():
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    before = os.environ.get("NHWC_CACHE")
-    os.environ["NHWC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["NHWC_CACHE"]
-    else:
-        os.environ["NHWC_CACHE"] = before
+    """Remember nothing from other runs: torch's compiler keeps code by graph, not by processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NHWC_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("cache")))
+        yield
