@@ -14,7 +14,7 @@ from ..language.loops import Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.weights import pad_channels
-from ..tape.steps import Argument, Step, View, covers, pixelwise, step
+from ..tape.steps import Argument, Step, View, covers, pixelwise, sharing, step
 from .activations import Activation
 from .ending import ENDING, ending, finish
 
@@ -91,11 +91,10 @@ def multiply_step(
 
     A factor of one pixel per image is squeeze-excite's; one of a single pixel is for all images.
     """
-    shared_by = x.pixels // max(1, factor.pixels)
     factors: dict[str, Argument] = {
         "factor": factor,
         "factor_pixel": factor.pixel,
-        "shared_by": shared_by,
+        "shared_by": sharing(factor, x),
     }
     shifted: dict[str, Argument] = {"shift": pad_channels(shift, x.shape[1])}
     return step(
@@ -109,8 +108,13 @@ def pixel_step(x: View, number: View, y: View, *, kind: str) -> Step:
     A `number` of a single pixel is for all.
     """
     kernel = {"product": PIXEL_PRODUCT, "quotient": PIXEL_QUOTIENT, "sum": PIXEL_SUM}[kind]
-    distance = number.pixel if number.pixels > 1 else 0
-    numbers: dict[str, Argument] = {"factor": number, "factor_pixel": distance}
+    for_all = number.pixels == 1
+    if not for_all:
+        covers(number, x.channels(0, 1))
+    numbers: dict[str, Argument] = {
+        "factor": number,
+        "factor_pixel": 0 if for_all else number.pixel,
+    }
     return step(kernel, **pixelwise(x, y), **numbers, **ending(y, Activation.NONE))
 
 
@@ -120,12 +124,12 @@ def spread_step(x: View, other: View, y: View, *, kind: str) -> Step:
     Those are one for each image, one for all of them, or one image for all.
     """
     kernel = {"sum": SPREAD_SUM, "difference": SPREAD_DIFFERENCE}[kind]
-    many = math.prod(other.shape[2:]) > 1
+    many, share = math.prod(other.shape[2:]) > 1, sharing(other, x)
     others: dict[str, Argument] = {
         "other": other,
         "other_pixel": other.pixel,
         "others": other.pixels,
-        "shared_by": 1 if many else x.pixels // other.pixels,
+        "shared_by": 1 if many else share,
     }
     return step(kernel, **pixelwise(x, y), **others, **ending(y, Activation.NONE))
 

@@ -12,11 +12,11 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
 from ...formats import Format, to_format
-from ...operators.windows import places
 from ..convolutions.depthwise import depthwise_step
 from ..layers import copies, elementwise, linear, normalize, pooling, resize
 from ..layers.activations import named
@@ -24,19 +24,21 @@ from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
 from .conv2d import register as register_convolution
 
-Shape = tuple[Any, ...]
-
 _IMAGES = {"x", "other", "factor", "residual", "parts"}
 """The arguments that are images: they become views, in channels last."""
 
 
 @dataclass(frozen=True)
 class LayerOperator:
-    """`make(y, *arguments)` returns the steps, given views for images; `shape` is the result's."""
+    """`make(y, *arguments)` returns the steps, given views for images.
+
+    `means` computes the same with torch's own operators. It never runs on numbers, it says of
+    which shape the result is and refuses what does not fit together.
+    """
 
     name: str
     signature: str
-    shape: Callable[..., Shape]
+    means: Callable[..., Tensor]
     make: Callable[..., Step | Sequence[Step]]
 
     @property
@@ -44,33 +46,34 @@ class LayerOperator:
         return tuple(part.split()[-1] for part in self.signature.split(", "))
 
 
-def _same(x: Tensor, *_: Any) -> Shape:
-    return tuple(x.shape)
+def _plus(x: Tensor, residual: Tensor | None) -> Tensor:
+    return x if residual is None else x.clone().add_(residual)
 
 
-def _resized(x: Tensor, size: Sequence[int], *_: Any) -> Shape:
-    return (x.shape[0], x.shape[1], *size)
-
-
-def _windows(x: Tensor, size: Any, stride: Any, padding: Any, ceil_mode: bool, *_: Any) -> Shape:
-    given = zip(x.shape[2:], size, stride, padding, strict=True)
-    sides = [places(n, k, stride=s, padding=p, ceil_mode=ceil_mode) for n, k, s, p in given]
-    return (x.shape[0], x.shape[1], *sides)
+def _gated(x: Tensor, factor: Tensor) -> Tensor:
+    if factor.shape != x.shape and factor.shape[2:].numel() != 1:
+        raise ValueError(
+            f"the factor is {tuple(factor.shape)}, the image {tuple(x.shape)}. Give one of the "
+            "same shape, or of one pixel for each image or for all."
+        )
+    return x.clone().mul_(factor)
 
 
 def _convolved(
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    residual: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    *_: Any,
-) -> Shape:
-    given = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    sides = [places(n, k, stride=s, padding=p, dilation=d) for n, k, s, p, d in given]
-    return (x.shape[0], x.shape[1], *sides)
+    x: Tensor, weight: Tensor, bias: Any, residual: Any, stride: Any, padding: Any, *rest: Any
+) -> Tensor:
+    dilation, _ = rest
+    filters = weight.expand(x.shape[1], 1, *weight.shape[-2:])
+    y = F.conv2d(x, filters, bias, stride, padding, dilation, x.shape[1])
+    return _plus(y, residual)
+
+
+def _resized(x: Tensor, size: Sequence[int], *_: Any) -> Tensor:
+    return x.new_empty((*x.shape[:2], *size))
+
+
+def _normalized(x: Tensor, weight: Any, bias: Any, eps: float) -> Tensor:
+    return F.layer_norm(x.movedim(1, -1), x.shape[1:2], weight, bias, eps).movedim(-1, 1)
 
 
 def _depthwise(y: View, x: View, weight: Tensor, bias: Any, residual: Any, *settings: Any) -> Step:
@@ -113,11 +116,6 @@ def _linear(y: View, x: View, weight: Tensor, bias: Any, activation: str) -> Ste
     return linear.linear_step(x, y, weight, bias, activation=named(activation))
 
 
-def _interleaved(parts: Sequence[Tensor]) -> Shape:
-    n, c, h, w = parts[0].shape
-    return (n, len(parts) * c, h, w)
-
-
 _WINDOW = "Tensor x, int[2] size, int[2] stride, int[2] padding, bool ceil_mode"
 
 OPERATORS = (
@@ -128,59 +126,72 @@ OPERATORS = (
         _convolved,
         _depthwise,
     ),
-    LayerOperator("max_pool", _WINDOW, _windows, _max_pool),
-    LayerOperator("avg_pool", f"{_WINDOW}, bool count_include_pad", _windows, _avg_pool),
+    LayerOperator(
+        "max_pool",
+        _WINDOW,
+        lambda x, size, stride, padding, ceil: F.max_pool2d(x, size, stride, padding, 1, ceil),
+        _max_pool,
+    ),
+    LayerOperator("avg_pool", f"{_WINDOW}, bool count_include_pad", F.avg_pool2d, _avg_pool),
     LayerOperator(
         "adaptive_avg_pool",
         "Tensor x, int[2] size",
-        _resized,
+        F.adaptive_avg_pool2d,
         lambda y, x, size: pooling.adaptive_avgpool_step(x, y),
     ),
     LayerOperator(
         "affine",
         "Tensor x, Tensor scale, Tensor? shift, Tensor? residual, str activation",
-        _same,
+        lambda x, scale, shift, residual, _: _plus(torch.group_norm(x, 1, scale, shift), residual),
         _affine,
     ),
     LayerOperator(
         "activation",
         "Tensor x, str activation, float slope",
-        _same,
+        lambda x, *_: x,
         lambda y, x, name, slope: elementwise.activation_step(x, y, named(name), slope=slope),
     ),
     LayerOperator(
         "add",
         "Tensor x, Tensor other, str activation",
-        _same,
+        lambda x, other, _: _plus(x, other),
         lambda y, x, other, name: elementwise.add_step(x, other, y, activation=named(name)),
     ),
     LayerOperator(
         "multiply",
         "Tensor x, Tensor factor",
-        _same,
+        _gated,
         lambda y, x, factor: elementwise.multiply_step(x, factor, y),
     ),
     LayerOperator(
         "linear",
         "Tensor x, Tensor weight, Tensor? bias, str activation",
-        lambda x, weight, *_: (x.shape[0], weight.shape[0]),
+        lambda x, weight, bias, _: F.linear(x, weight, bias),
         _linear,
     ),
     LayerOperator(
         "interleave",
         "Tensor[] parts",
-        _interleaved,
+        lambda parts: torch.stack(parts, 2).flatten(1, 2),
         lambda y, parts: copies.interleave_steps(parts, y),
     ),
-    LayerOperator("softmax", "Tensor x", _same, lambda y, x: normalize.softmax_step(x, y)),
+    LayerOperator(
+        "softmax",
+        "Tensor x",
+        lambda x: x.softmax(1),
+        lambda y, x: normalize.softmax_step(x, y),
+    ),
     LayerOperator(
         "layer_norm",
         "Tensor x, Tensor? weight, Tensor? bias, float eps",
-        _same,
+        _normalized,
         lambda y, x, weight, bias, eps: normalize.layer_norm_step(x, y, weight, bias, eps=eps),
     ),
     LayerOperator(
-        "nearest", "Tensor x, int[2] size", _resized, lambda y, x, _: resize.nearest_step(x, y)
+        "nearest",
+        "Tensor x, int[2] size",
+        _resized,
+        lambda y, x, _: resize.nearest_step(x, y),
     ),
     LayerOperator(
         "bilinear",
@@ -206,20 +217,68 @@ def register() -> Any:
 
 
 def _run(operator: LayerOperator, *arguments: Any) -> Tensor:
-    named = zip(operator.arguments, arguments, strict=True)
-    given = [_as_views(operator, value) if name in _IMAGES else value for name, value in named]
-    shape = operator.shape(*arguments)
-    if any(size < 0 for size in shape[2:]) or 0 in shape[2:]:
-        raise InputError(f"nhwc::{operator.name}: the image is smaller than the window.")
-    result = _empty(arguments, shape)
+    given = dict(zip(operator.arguments, arguments, strict=True))
+    result = _empty(arguments, _shape(operator, given))
     if result.numel() == 0:
         return result
     y = view_of(result)
     assert y is not None
-    made = operator.make(y, *given)
-    steps = [made] if isinstance(made, Step) else list(made)
-    _run_steps(steps)
+    seen = [_as_views(value) if name in _IMAGES else value for name, value in given.items()]
+    try:
+        made = operator.make(y, *seen)
+    except RuntimeError as error:
+        raise _refused(operator, error) from None
+    _run_steps([made] if isinstance(made, Step) else list(made))
     return result
+
+
+def _shape(operator: LayerOperator, given: dict[str, Any]) -> torch.Size:
+    """The result's, once it is sure that the arguments fit together."""
+    for name, value in given.items():
+        if name in _IMAGES and value is not None:
+            for image in [value] if isinstance(value, Tensor) else value:
+                _check_image(operator, image)
+        elif isinstance(value, list) and (len(value) != 2 or min(value) < (name != "padding")):
+            raise InputError(f"nhwc::{operator.name}: {name} is {value}. Give two sizes.")
+    try:
+        return operator.means(*map(_without_numbers, given.values())).shape
+    except (RuntimeError, ValueError) as error:
+        raise _refused(operator, error) from None
+
+
+def _check_image(operator: LayerOperator, image: Tensor) -> None:
+    if image.ndim not in (2, 4) or not image.is_floating_point() or 0 in image.shape[2:]:
+        raise InputError(
+            f"nhwc::{operator.name} got an image of shape {tuple(image.shape)} and {image.dtype}; "
+            "it needs floats of N, C, H, W."
+        )
+
+
+def _refused(operator: LayerOperator, error: Exception) -> InputError:
+    return InputError(f"nhwc::{operator.name}: {str(error).splitlines()[0]}")
+
+
+def _without_numbers(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        dtype = torch.float32 if value.is_floating_point() else value.dtype
+        return torch.empty(value.shape, dtype=dtype, device="meta")
+    return [_without_numbers(one) for one in value] if isinstance(value, list) else value
+
+
+def _as_views(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [_as_views(one) for one in value]
+    tensor = value.float()
+    view = view_of(tensor)
+    if view is None:
+        view = view_of(
+            to_format(
+                tensor if tensor.ndim == 4 else tensor[:, :, None, None], Format.CHANNELS_LAST
+            )
+        )
+    return view
 
 
 def _run_steps(steps: list[Step]) -> None:
@@ -238,26 +297,6 @@ def _run_steps(steps: list[Step]) -> None:
     Invocation.of(renamed, torch.get_num_threads())(buffers)
 
 
-def _as_views(operator: LayerOperator, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, list | tuple):
-        return [_as_views(operator, one) for one in value]
-    if value.ndim not in (2, 4) or not value.is_floating_point():
-        raise InputError(
-            f"nhwc::{operator.name} got an image of shape {tuple(value.shape)} and {value.dtype}; "
-            "it needs floats of N, C, H, W."
-        )
-    tensor = value.float()
-    view = view_of(tensor)
-    if view is None:
-        dense = to_format(
-            tensor if tensor.ndim == 4 else tensor[:, :, None, None], Format.CHANNELS_LAST
-        )
-        view = view_of(dense)
-    return view
-
-
 def _refuse_gradients(operator: LayerOperator, *arguments: Any) -> Tensor:
     flat = [one for a in arguments for one in (a if isinstance(a, list | tuple) else (a,))]
     wanted = any(isinstance(one, Tensor) and one.requires_grad for one in flat)
@@ -271,10 +310,10 @@ def _refuse_gradients(operator: LayerOperator, *arguments: Any) -> Tensor:
 
 
 def _fake(operator: LayerOperator, *arguments: Any) -> Tensor:
-    return _empty(arguments, operator.shape(*arguments))
+    return _empty(arguments, operator.means(*arguments).shape)
 
 
-def _empty(arguments: Sequence[Any], shape: Shape) -> Tensor:
+def _empty(arguments: Sequence[Any], shape: torch.Size) -> Tensor:
     """A float32 tensor of this shape, channels last, for the first argument's device."""
     like = arguments[0][0] if isinstance(arguments[0], list | tuple) else arguments[0]
     if len(shape) == 2:

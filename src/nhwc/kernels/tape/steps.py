@@ -83,10 +83,26 @@ def covers(one: View, other: View) -> None:
     >>> covers(View(None, (1, 8, 2, 2), 8), View(None, (2, 4, 2, 1), 8))
     """
     if one.pixels != other.pixels or one.shape[1] < other.shape[1]:
-        raise InputError(
-            f"a view of {one.shape} stands beside one of {other.shape}: a kernel would read or "
-            "write the memory of others. Report this model."
-        )
+        raise _strangers(one, other)
+
+
+def sharing(one: View, whole: View) -> int:
+    """How many neighbouring pixels of `whole` stand beside each pixel of `one`.
+
+    >>> sharing(View(None, (2, 8, 1, 1), 8), View(None, (2, 8, 3, 3), 8))
+    9
+    """
+    share, rest = divmod(whole.pixels, one.pixels) if one.pixels else (1, whole.pixels)
+    if rest or one.shape[1] < whole.shape[1]:
+        raise _strangers(one, whole)
+    return share
+
+
+def _strangers(one: View, other: View) -> InputError:
+    return InputError(
+        f"a view of {one.shape} stands beside one of {other.shape}: a kernel would read or "
+        "write the memory of others. Report this model."
+    )
 
 
 def pixelwise(x: View, y: View) -> dict[str, Argument]:
