@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
@@ -132,6 +134,17 @@ class Value:
         return Value(self.writer, getattr(self.writer.builder, instruction)(*operands))
 
 
+def constant(kind: ir.Type, number: float) -> ir.Constant:
+    """A number of this LLVM type, in every lane if it is a vector's."""
+    return _constant(kind, number, math.copysign(1.0, number))
+
+
+@lru_cache(1024)
+def _constant(kind: ir.Type, number: float, sign: float) -> ir.Constant:
+    del sign  # 0.0 and -0.0 are equal, and two constants
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+
 class Writer:
     """Writes the instructions of one function, and brings the operands of each to one kind.
 
@@ -143,22 +156,20 @@ class Writer:
         self.vector_type = ir.VectorType(FLOAT, width)
 
     def i64(self, number: int) -> Value:
-        return Value(self, ir.Constant(INT, number))
+        return Value(self, constant(INT, number))
 
     def f32(self, number: float) -> Value:
-        return Value(self, ir.Constant(FLOAT, number))
+        return Value(self, constant(FLOAT, number))
 
     def vector(self, number: float = 0.0) -> Value:
-        return Value(self, ir.Constant(self.vector_type, [number] * self.width))
+        return Value(self, constant(self.vector_type, number))
 
     def value(self, number: Any, kind: ir.Type) -> Value:
         """`number`, a Value or a Python number, as a Value of this LLVM type."""
         if isinstance(number, Value):
             widen = isinstance(kind, ir.VectorType) and number.llvm.type == FLOAT
             return self.broadcast(number) if widen else number
-        if isinstance(kind, ir.VectorType):
-            return Value(self, ir.Constant(kind, [number] * kind.count))
-        return Value(self, ir.Constant(kind, number))
+        return Value(self, constant(kind, number))
 
     def alike(self, left: Any, right: Any) -> tuple[Value, Value]:
         """Return both as Values of the wider of their types."""
@@ -172,8 +183,8 @@ class Writer:
 
     def _splat(self, scalar: ir.Value, count: int) -> ir.Value:
         undefined = ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined)
-        first = self.builder.insert_element(undefined, scalar, ir.Constant(WORD, 0))
-        lanes = ir.Constant(ir.VectorType(WORD, count), [0] * count)
+        first = self.builder.insert_element(undefined, scalar, constant(WORD, 0))
+        lanes = constant(ir.VectorType(WORD, count), 0)
         return self.builder.shuffle_vector(first, undefined, lanes)
 
     def shuffle(self, vector: Value, lanes: Sequence[int], other: Value | None = None) -> Value:
