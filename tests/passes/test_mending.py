@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nhwc import Format, format_of, to_format
+from nhwc import Format, format_of, fuse, optimize, to_format
 from nhwc.formats import CHANNELS_LAST_OF
 from nhwc.graph.layers import BatchNorm
 from nhwc.graph.mended import (
@@ -22,7 +22,7 @@ from nhwc.graph.mended import (
     InstanceNorm,
     Interleave,
 )
-from nhwc.passes import MENDING
+from nhwc.passes import MENDING, PASSES
 from nhwc.passes.mend_cat_format import mend_cat_format
 from nhwc.passes.mend_channel_shuffle import mend_channel_shuffle
 from nhwc.passes.mend_grid_sample import mend_grid_sample
@@ -347,3 +347,20 @@ def test_shuffles_agree_with_torch(groups, inner, last, size):
     parts = list(x.chunk(groups, 1))
     assert torch.equal(Interleave()(parts), expected)
     assert torch.equal(Cat()(parts), x)
+
+
+class _JoinsSlices(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, a, b):
+        return torch.cat([a.narrow(1, 0, 2), b.narrow(1, 0, 2)], self.dim)
+
+
+@pytest.mark.parametrize("dim", [1, -3])
+@pytest.mark.parametrize("shape", [(4, 6, 6), (2, 4, 6, 6), (2, 4, 3, 6, 6)])
+def test_a_cat_counted_from_the_end_joins_what_it_did(shape, dim):
+    model, inputs = _JoinsSlices(dim).eval(), (torch.randn(shape), torch.randn(shape))
+    for mended in (fuse(model, passes=PASSES), optimize(model, *inputs)):
+        assert torch.equal(mended(*inputs), model(*inputs))

@@ -130,7 +130,7 @@ class _Gate(nn.Module):
 
 def residual(b: Builder, x: Tensor) -> Made | None:
     """An inverted residual with a gate, a block of ConvNeXt's, or a plain one."""
-    if not (dims := spatial(x)) or x.shape[1] > 32:
+    if not (dims := spatial(x)) or x.shape[1] not in range(1, 33):
         return None
     draw, channels = b.draw, x.shape[1]
     kind = _convolution_of(dims)

@@ -38,21 +38,30 @@ def has_one_pixel(x: Tensor) -> bool:
 class Cat(nn.Module):
     """`torch.cat` along the channels. torch's takes the format of its first input, and that of a
     slice of channels is none. Here the format in which more of the channels lie decides: each input
-    is read once and written once in either."""
+    is read once and written once in either. Counted from the end, `dim` may be another in volumes.
+    """
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
         last, others = 0, 0
         for tensor in tensors:
+            rank = tensor.dim()
             # torch leaves out an empty tensor of one dimension, wherever it stands.
-            if tensor.dim() < 4 or tensor.dim() != tensors[0].dim():
-                return torch.cat(tensors, 1)
+            if rank < 4 or rank != tensors[0].dim() or self.dim % rank != 1:
+                return torch.cat(tensors, self.dim)
             if channel_is_densest(tensor):
                 last += tensor.size(1)
             elif not fits_both(tensor):
                 others += tensor.size(1)
         if last == 0 or others > last:
-            return torch.cat(tensors, 1)
+            return torch.cat(tensors, self.dim)
         return torch.cat([tensor.movedim(1, -1) for tensor in tensors], -1).movedim(-1, 1)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
 
 
 class ChannelShuffle(nn.Module):

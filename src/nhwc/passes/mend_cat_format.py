@@ -35,7 +35,7 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
         if reason:
             continue
         with gm.graph.inserting_before(node):
-            call = add_module(gm.graph, "cat", Cat(), (list(tensors),))
+            call = add_module(gm.graph, "cat", Cat(arguments["dim"]), (list(tensors),))
         node.replace_all_uses_with(call)
         gm.graph.erase_node(node)
     if any(site.applied for site in sites):

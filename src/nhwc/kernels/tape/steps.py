@@ -57,6 +57,13 @@ class View:
         n, _, h, w = self.shape
         return View(self.buffer, (n, end - begin, h, w), self.pixel, self.offset + begin)
 
+    def as_images(self, n: int, h: int, w: int) -> View:
+        """The same pixels, counted as `n` images of `h` x `w`."""
+        seen = replace(self, shape=(n, self.shape[1], h, w))
+        if seen.pixels != self.pixels:
+            raise _strangers(seen, self)
+        return seen
+
 
 def held(table: Tensor, room: int, *, before: int = 0, behind: int = 1, signs: int = 0) -> Tensor:
     """`table` as kernels read it, once it is sure that what it names is theirs.

@@ -22,19 +22,24 @@ from .rows import as_it_lies
 def packed_attention(record: Record, layer: Layer, module: Attention) -> Implementation:
     """Attention of rows that hold queries, keys and values of all heads side by side.
 
-    As torch's, it gives zeros for a query whose scores are all minus infinity.
+    As torch's, it gives zeros for a query whose scores are all minus infinity, and takes the tokens
+    of one sample without a batch, too.
     """
     shape = record.values[layer.inputs[0]].shape
     depth = shape[-1] // (3 * module.heads)
-    first = module.batch_first
+
+    def turned(batches: Tensor) -> Tensor:
+        if len(shape) == 2:
+            return batches.squeeze(0)
+        return batches if module.batch_first else batches.transpose(0, 1)
 
     def emit(builder: Builder, constants: None, x: Moved) -> Moved:
-        where = x.where if first else x.where.transpose(0, 1)
+        where = x.where[None] if len(shape) == 2 else turned(x.where)
         parts = where.unflatten(-1, (3, module.heads, depth)).permute(2, 0, 3, 1, 4)
         q, k, v = (Moved(x.buffer, part) for part in parts)
         mixed = _attend(builder, (q, k, v), None, depth**-0.5, safe=True)
         heads = mixed.where.transpose(1, 2).flatten(2)
-        return Moved(mixed.buffer, heads if first else heads.transpose(0, 1))
+        return Moved(mixed.buffer, turned(heads))
 
     return as_it_lies(record, layer, emit)
 

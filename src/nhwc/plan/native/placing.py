@@ -32,7 +32,7 @@ def cat(call: OperatorCall) -> Implementation | None:
     """Concatenate channels, for which each part is written where it belongs, or other sides."""
     given = bound(call.node, ("tensors", "dim"))
     parts = given["tensors"]
-    dim = 1 if call.module is not None else given.get("dim", 0)
+    dim = call.module.dim if call.module is not None else given.get("dim", 0)
     rank = len(call.out.shape)
     if not isinstance(parts, (tuple, list)) or rank == 3 or type(dim) is not int:
         return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ...graph import bound
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
-from ...kernels.programs.builder import Buffer, Builder, Shape
+from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.tape.steps import View
 from ..implementation import Implementation
 from .calls import Lower, OperatorCall, computing
@@ -48,8 +47,8 @@ def _of_volumes(call: OperatorCall, make: _Window, given: Given) -> Implementati
     if one is None or two is None:
         return None
     steps = [
-        (one, frames, (n * d, c, h, w), (n * d, c, high, wide)),
-        (two, pixels, (n, c, d, high * wide), (n, c, deep, high * wide)),
+        (one, frames, (n * d, h, w), (n * d, high, wide)),
+        (two, pixels, (n, d, high * wide), (n, deep, high * wide)),
     ]
     needed = [s for s in steps if s[2] != s[3] or not is_neutral(s[1])] or steps[:1]
 
@@ -64,9 +63,11 @@ def _of_volumes(call: OperatorCall, make: _Window, given: Given) -> Implementati
     return computing(emit)
 
 
-def _reshaped(make: Make, before: Shape, after: Shape, x: View, y: View) -> Any:
+def _reshaped(
+    make: Make, before: tuple[int, int, int], after: tuple[int, int, int], x: View, y: View
+) -> Any:
     """The steps of `make` on the same pixels, counted as images of other sizes."""
-    return make(replace(x, shape=before), replace(y, shape=after))
+    return make(x.as_images(*before), y.as_images(*after))
 
 
 def adaptive_pool(call: OperatorCall) -> Implementation | None:

@@ -75,7 +75,7 @@ class _TokensCall(OperatorCall):
             if isinstance(module, Reduced):
                 return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
             if isinstance(module, Cat):
-                return self._joined(1)
+                return self._joined(module.dim)
             return self._each_number(activating(self))
         named: dict[str, Callable[[], Implementation | None]] = {
             "add": self._sum,

@@ -110,7 +110,7 @@ def _few_rows(spec: Linear, settings: dict[str, Any]) -> Implementation:
     """A linear layer on a class token, say, in whatever dimensions: it waits for its weights."""
 
     def step(x: View, y: View, constants: Constants, *residual: View) -> Step:
-        rows = replace(x, shape=(x.pixels, x.shape[1], 1, 1))
+        rows = x.as_images(x.pixels, 1, 1)
         return linear_step(rows, y, *constants, residual=next(iter(residual), None), **settings)
 
     writes = Format.CHANNELS_LAST if len(spec.input) == 3 else Format.CONTIGUOUS
@@ -150,7 +150,8 @@ def _convolutions(spec: Convolution, code: Code, slope: float) -> tuple[Implemen
     part = (*[of_frames] * len(deep), *one.seen())
     cut = one.without_unseen().folded()
     found = tuple(_packed(kernel, spec.output, part) for kernel in conv2d_candidates(cut))
-    single = cut.h * cut.w * cut.r * cut.s == 1 and cut.frames == IMAGE and cut.groups == 1
+    pixels = (cut.h, cut.w, cut.r, cut.s, cut.out_h, cut.out_w)
+    single = {*pixels, cut.groups} == {1} and cut.frames == IMAGE
     return (*found, _of_one_pixel(cut.n, spec.output, part, code, slope)) if single else found
 
 
@@ -163,9 +164,9 @@ def _of_one_pixel(
     """
 
     def make(x: View, y: View, *constants: Any, residual: View | None, **given: Any) -> Step:
-        x, y = (replace(one, shape=(n, one.shape[1], 1, 1)) for one in (x, y))
+        x, y = (one.as_images(n, 1, 1) for one in (x, y))
         if residual is not None:
-            residual = replace(residual, shape=y.shape)
+            residual = residual.as_images(n, 1, 1)
         return linear_step(x, y, *constants, residual=residual, **given)
 
     step = one_step(shape, make, activation=code, slope=slope)
@@ -189,8 +190,8 @@ def _depthwise(one: ConvSpec, shape: tuple[int, ...], part: slice) -> tuple[Impl
 
     def make(x: View, y: View, weight: Tensor, *bias: Any, **given: Any) -> Step:
         return depthwise_step(
-            replace(x, shape=(one.n, x.shape[1], deep.d * one.h, one.w)),
-            replace(y, shape=(one.n, one.k, deep.out_d * one.out_h, one.out_w)),
+            x.as_images(one.n, deep.d * one.h, one.w),
+            y.as_images(one.n, deep.out_d * one.out_h, one.out_w),
             (weight[:, :, part] if weight.ndim == 5 else weight).reshape(filters),
             *bias,
             **given,
