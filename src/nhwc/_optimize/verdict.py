@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..errors import InputError, ModelFailed, is_out_of_memory
+from ..kernels.programs.pool import from_nothing
 from ..machine.host_memory import raw, trim
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
@@ -101,6 +102,7 @@ class Judge:
             remember(self.ledger, self.digest, kernels, found)
         return found
 
+    @from_nothing()
     def _verified(
         self, result: Optimized, more: Sequence[tuple[Any, ...]], whole: bool
     ) -> Verification:

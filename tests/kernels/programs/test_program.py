@@ -17,6 +17,7 @@ from nhwc.kernels.layers import copies, elementwise, linear, pooling
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.programs.bound import _planes
 from nhwc.kernels.programs.builder import Builder
+from nhwc.kernels.programs.pool import from_nothing
 from nhwc.kernels.tape.arena import LINE, Lifetime, least, place
 
 lives = st.builds(
@@ -210,6 +211,24 @@ def test_wrong_inputs():
         program(torch.zeros(2, 10, 9, 7, dtype=torch.float64))
     with pytest.raises(InputError, match="input 0 requires a gradient"):
         program(torch.zeros(2, 10, 9, 7, requires_grad=True))
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["the result", "what lies between"])
+def test_from_nothing_shows_what_a_step_leaves_out(between):
+    """Memory that is used again may hold what is right, left by whoever computed it."""
+    builder = Builder()
+    x, y = builder.input((2, 8, 4, 4)), builder.buffer((2, 8, 4, 4))
+    builder.add(elementwise.copy_step, builder.slice(x, 0, 5), builder.slice(y, 0, 5))
+    if between:
+        whole, y = y, builder.buffer((2, 8, 4, 4))
+        builder.add(elementwise.add_step, x, whole, y)
+    builder.output(y)
+    program = builder.build()
+    image = torch.randn(2, 8, 4, 4)
+    with from_nothing():
+        (found,) = program(image)
+    assert torch.equal(found[:, :5], image[:, :5] * (1 + between))
+    assert found[:, 5:].isnan().all()
 
 
 def test_a_chain_of_concatenations_is_one_buffer():

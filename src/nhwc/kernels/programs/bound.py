@@ -11,6 +11,7 @@ from torch import Tensor
 from ..layers.copies import PLANES
 from ..tape.steps import View, bind, view_of
 from ..tape.walk import Tape
+from .pool import wiped
 from .schedule import Schedule
 
 _FLOAT, _CPU = torch.float32, torch.device("cpu")
@@ -61,7 +62,7 @@ class Bound:
             known.bring(tensor, self._args)
         results = []
         for shape, strides, places in self._outputs:
-            tensor = torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU)
+            tensor = wiped(torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU))
             _point(self._args, places, tensor.data_ptr())
             results.append(tensor)
         self._tape.run()

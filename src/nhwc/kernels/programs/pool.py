@@ -1,18 +1,46 @@
 """Memory that programs share: those of one model, for all shapes that it is planned for.
 
 They share the arena of their calls, and what they packed of the model's weights.
+
+Memory that was used before may hold the very numbers that are right, left by a call that computed
+them. Who checks an answer runs the program `from_nothing`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import deque
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import Tensor
 
 from ..tape.arena import LINE
 from ..tape.pages import WeightShelf
+
+_from_nothing = ContextVar("from_nothing", default=False)
+
+
+@contextlib.contextmanager
+def from_nothing() -> Iterator[None]:
+    """Have programs of this thread begin with NaN wherever they have not written yet."""
+    before = _from_nothing.set(True)
+    try:
+        yield
+    finally:
+        _from_nothing.reset(before)
+
+
+def wiped(memory: Tensor) -> Tensor:
+    """`memory`, without what it held if programs are to run `from_nothing`."""
+    if _from_nothing.get():
+        # Four of such bytes are a NaN, too.
+        memory.fill_(math.nan if memory.is_floating_point() else 0xFF)
+    return memory
 
 
 class Pool:
@@ -64,6 +92,9 @@ class _Block:
         if size + LINE > self.size:
             self.bound = WeakKeyDictionary()
             self._memory = torch.empty(size + LINE, dtype=torch.uint8)
+
+    def wipe(self) -> None:
+        wiped(self._memory)
 
     @property
     def size(self) -> int:

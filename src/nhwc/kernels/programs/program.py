@@ -83,6 +83,7 @@ class Program:
                 offsets, size = self.schedule.places(count)
                 block.grow(size)
                 bound = block.bound[self] = Bound(self.schedule, count, offsets, block.start)
+            block.wipe()
             return bound.run(inputs)
         finally:
             self._pool.put(count, block)
