@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .builder import Builder, Made, randomize
-from .layers import Attention, DropPath, Scale, apply, convolution, divisor, spatial
+from .layers import Attention, DropPath, Scale, apply, convolution, convolution_of, divisor, spatial
 
 
 def squeeze(b: Builder, x: Tensor) -> Made | None:
     if not (dims := spatial(x)):
         return None
     channels = x.shape[1]
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    kind = convolution_of(dims)
     inner = nn.Sequential(kind(channels, 4, 1), nn.ReLU(), kind(4, channels, 1), nn.Hardsigmoid())
     return "squeeze", lambda inner, x: x * inner(x.mean(list(range(2, x.dim())), True)), (), inner
 
@@ -28,17 +28,11 @@ def block(b: Builder, x: Tensor) -> Made | None:
     if made is None:
         return None
     layer: Any = made[3]
-    kind = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[spatial(x) - 1]
     activation = b.draw.choice(
         (nn.ReLU(inplace=True), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.Identity())
     )
-    norm = kind(layer.out_channels)
-    randomize(norm)
+    norm = _norm_of(spatial(x), layer.out_channels)
     return "block", apply, (), nn.Sequential(layer, norm, activation)
-
-
-def _convolution_of(dims: int) -> Callable[..., nn.Module]:
-    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
 
 
 def _norm_of(dims: int, channels: int) -> nn.Module:
@@ -63,7 +57,7 @@ def padded(b: Builder, x: Tensor) -> Made | None:
         return None
     draw, channels = b.draw, x.shape[1]
     out = draw.choice((channels, 6, 16))
-    layer = _convolution_of(dims)(
+    layer = convolution_of(dims)(
         channels, out, draw.choice((2, 3, 3, 5)), draw.choice((1, 2)), draw.choice((0, 0, 1)),
         groups=divisor(draw, channels, out),
     )  # fmt: skip
@@ -120,7 +114,7 @@ class _Moved(nn.Module):
 class _Gate(nn.Module):
     def __init__(self, dims: int, channels: int) -> None:
         super().__init__()
-        kind, pool = _convolution_of(dims), (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+        kind, pool = convolution_of(dims), (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
         self.pool = (*pool, nn.AdaptiveAvgPool3d)[dims - 1](1)
         self.reduce, self.expand = kind(channels, 3, 1), kind(3, channels, 1)
 
@@ -133,7 +127,7 @@ def residual(b: Builder, x: Tensor) -> Made | None:
     if not (dims := spatial(x)) or x.shape[1] not in range(1, 33):
         return None
     draw, channels = b.draw, x.shape[1]
-    kind = _convolution_of(dims)
+    kind = convolution_of(dims)
     wide = channels * draw.choice((1, 2, 3))
     scale = Scale([channels, *[1] * dims])
     kernel = draw.choice((3, 5, 7))
@@ -175,7 +169,7 @@ def branches(b: Builder, x: Tensor) -> Made | None:
     if not (dims := spatial(x)) or x.shape[1] > 64:
         return None
     draw, channels = b.draw, x.shape[1]
-    kind, split = _convolution_of(dims), channels % 2 == 0 and draw.random() < 0.5
+    kind, split = convolution_of(dims), channels % 2 == 0 and draw.random() < 0.5
     given = channels // 2 if split else channels
 
     def branch() -> nn.Module:

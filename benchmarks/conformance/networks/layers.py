@@ -23,6 +23,10 @@ def spatial(x: Tensor) -> int:
     return x.dim() - 2 if 3 <= x.dim() <= 5 else 0
 
 
+def convolution_of(dims: int) -> Callable[..., nn.Module]:
+    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+
+
 def divisor(draw: random.Random, *numbers: int) -> int:
     whole = max(1, math.gcd(*numbers))
     return draw.choice([n for n in range(1, whole + 1) if whole % n == 0])
@@ -45,9 +49,8 @@ def convolution(b: Builder, x: Tensor) -> Made | None:
     mode = draw.choice(("zeros",) * 5 + ("circular", "reflect", "replicate"))
     if draw.random() < 0.1:
         stride, padding = 1, "same"
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
     try:
-        layer = kind(
+        layer = convolution_of(dims)(
             channels, out, kernel, stride, padding, dilation, groups, draw.random() < 0.6, mode
         )
     except ValueError:
