@@ -56,6 +56,14 @@ class Block(nn.Module):
         return x + self.last(self.response(F.gelu(y))).permute(0, 3, 1, 2)
 
 
+class Counted(Response):
+    """What it runs over is counted from the end: the pixels of images, other sides of volumes."""
+
+    def __init__(self, pixels, channel):
+        super().__init__()
+        self.pixels, self.channel = pixels, channel
+
+
 class Halved(Response):
     def forward(self, x):
         size = x.norm(p=2, dim=(2, 3), keepdim=True)
@@ -72,6 +80,16 @@ def test_a_response_norm_is_joined(net):
     (layer,) = (m for m in joined.modules() if isinstance(m, GlobalResponse))
     assert not layer.last
     assert isinstance(net, Response) or any(isinstance(m, ChannelNorm) for m in joined.modules())
+
+
+@pytest.mark.parametrize("dims", [((-2, -1), 1), ((2, 3), -3), ((-2, -1), -3)])
+@torch.no_grad()
+def test_dimensions_counted_from_the_end_stay_so(dims):
+    net = random_(Counted(*dims))
+    joined, _ = rewrite(net, *FOLDING, join_response_norm)
+    assert any(isinstance(m, GlobalResponse) for m in joined.modules())
+    for x in (IMAGE, torch.randn(2, 4, 6, 5, 3, generator=torch.Generator().manual_seed(1))):
+        assert_same(joined, net, x)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def images(*shapes):
 
 
 def responding(channels, last=False):
-    layer = GlobalResponse(channels, 0.1, last)
+    dims = ((1, 2), -1) if last else ((2, 3), 1)
+    layer = GlobalResponse(channels, 0.1, *dims)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     return layer

@@ -6,6 +6,8 @@ NHWC way is the same arithmetic on the permuted tensor, which is dense there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -200,27 +202,39 @@ class ChannelNorm(nn.LayerNorm):
 class GlobalResponse(nn.Module):
     """Global response norm: each channel by its size in the image beside the mean size of all.
 
-    Of N, C, H, W, or of N, H, W, C where channels are `last`.
+    Of N, C, H, W, or of N, H, W, C, as `pixels` and `channel` say. Counted from the end, they may
+    be others in volumes.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-6, last: bool = False) -> None:
+    def __init__(
+        self,
+        channels: int,
+        eps: float = 1e-6,
+        pixels: Sequence[int] = (2, 3),
+        channel: int = 1,
+    ) -> None:
         super().__init__()
         self.channels = channels
         self.eps = eps
-        self.last = last
+        self.pixels = list(pixels)
+        self.channel = channel
         self.weight = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels, channel = ([1, 2], 3) if self.last else ([2, 3], 1)
-        size = torch.linalg.vector_norm(x, 2, pixels, True)
-        size = size / (size.mean(channel, True) + self.eps)
-        each = [1, 1, 1, self.channels] if self.last else [1, self.channels, 1, 1]
+        size = torch.linalg.vector_norm(x, 2, self.pixels, True)
+        size = size / (size.mean(self.channel, True) + self.eps)
+        each = [self.channels] if self.last else [self.channels, 1, 1]
         weight, bias = self.weight.reshape(each), self.bias.reshape(each)
         return x + torch.addcmul(bias, weight, x * size)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, eps={self.eps}, last={self.last}"
+        return f"{self.channels}, eps={self.eps}, pixels={self.pixels}, channel={self.channel}"
+
+    @property
+    def last(self) -> bool:
+        """Whether the channels lie behind the pixels."""
+        return self.channel % 4 == 3
 
 
 class Attention(nn.Module):

@@ -33,28 +33,30 @@ class _Found:
     weight: Tensor
     bias: Tensor
     eps: float
+    pixels: Sequence[int]
+    channel: int
 
 
 def join_response_norm(gm: fx.GraphModule) -> PassReport:
     """Replace each `x + weight * (x * size / mean of sizes) + bias` by one layer."""
     sites = []
     for norm in list(gm.graph.nodes):
-        last = _over(norm)
-        if last is None:
+        pixels = _over(norm)
+        if pixels is None:
             continue
         x: Any = norm.args[0]
-        found = _found(gm, norm, x, last)
+        found = _found(gm, norm, x, pixels)
         reason = "" if found else "its result is not used as that of a response norm"
         sites.append(Site(name_of(norm), "response norm", found is not None, reason))
         if found is not None:
-            _replace(gm, x, found, last)
+            _replace(gm, x, found)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("join_response_norm", tuple(sites))
 
 
-def _over(node: fx.Node) -> bool | None:
-    """Whether the pixels that a norm runs over lie before the channels; None if it is another."""
+def _over(node: fx.Node) -> Sequence[int] | None:
+    """The dimensions that a norm over the pixels of images runs over; None if it is another."""
     if node.target not in _NORMS or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     order = "ord" if node.target is torch.linalg.vector_norm else "p"
@@ -65,14 +67,20 @@ def _over(node: fx.Node) -> bool | None:
     plain = isinstance(dims, list | tuple) and all(isinstance(dim, int) for dim in dims)
     if not plain or given.pop(order, 2) != 2 or given != {"keepdim": True}:
         return None
-    return {(2, 3): False, (1, 2): True}.get(tuple(sorted(dim % 4 for dim in dims)))  # type: ignore[misc]
+    return dims if sorted(dim % 4 for dim in dims) in ([1, 2], [2, 3]) else None
 
 
-def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, last: bool) -> _Found | None:
-    mean = next((user for user in norm.users if _is_mean(user, last)), None)
+def _found(
+    gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int]
+) -> _Found | None:
+    mean = next((user for user in norm.users if _averaged(user) is not None), None)
+    channel = _averaged(mean)
+    if mean is None or channel is None or {dim % 4 for dim in (channel, *pixels)} != {1, 2, 3}:
+        return None
+    last = channel % 4 == 3
     more = _sum_with_number(mean)
     share = only_user(more[0]) if more else None
-    if mean is None or more is None or share is None or {*norm.users} != {mean, share}:
+    if more is None or share is None or {*norm.users} != {mean, share}:
         return None
     if arithmetic(share) != "div" or share.args != (norm, more[0]) or share.kwargs:
         return None
@@ -83,17 +91,19 @@ def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, last: bool) -> _Found 
     if scaled is None:
         return None
     nodes, weight, bias = scaled
-    return _Found((*nodes, product, share, more[0], mean, norm), weight, bias, more[1])
+    nodes = (*nodes, product, share, more[0], mean, norm)
+    return _Found(nodes, weight, bias, more[1], pixels, channel)
 
 
-def _is_mean(node: fx.Node, last: bool) -> bool:
-    if node.target not in (torch.mean, "mean"):
-        return False
+def _averaged(node: fx.Node | None) -> int | None:
+    """The one dimension whose mean `node` takes; None if it does anything else."""
+    if node is None or node.target not in (torch.mean, "mean"):
+        return None
     given = bound(node, ("input", "dim", "keepdim"))
     dim = given.get("dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    over = isinstance(dim, int) and dim % 4 == (3 if last else 1)
-    return over and given.get("keepdim") is True and len(given) == 3
+    kept = given.get("keepdim") is True and len(given) == 3
+    return dim if kept and isinstance(dim, int) else None
 
 
 def _sum_with_number(node: fx.Node | None) -> tuple[fx.Node, float] | None:
@@ -158,8 +168,9 @@ def _constant(gm: fx.GraphModule, node: Any, last: bool) -> Tensor | None:
     return held.detach().flatten() if fits else None
 
 
-def _replace(gm: fx.GraphModule, x: fx.Node, found: _Found, last: bool) -> None:
-    layer = GlobalResponse(len(found.weight), found.eps, last).to(found.weight.dtype).eval()
+def _replace(gm: fx.GraphModule, x: fx.Node, found: _Found) -> None:
+    layer = GlobalResponse(len(found.weight), found.eps, found.pixels, found.channel)
+    layer.to(found.weight.dtype).eval()
     layer.weight = nn.Parameter(found.weight.clone(), requires_grad=False)
     layer.bias = nn.Parameter(found.bias.clone(), requires_grad=False)
     end = found.nodes[0]

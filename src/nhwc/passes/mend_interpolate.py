@@ -16,6 +16,7 @@ from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._matching import activation_of, arithmetic
+from ._ranks import rank_of
 
 _NAMES = ("input", "size", "scale_factor", "mode")
 _BETWEEN = (nn.BatchNorm2d, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -54,7 +55,7 @@ def is_one_pixel(node: Any) -> bool:
         given = bound(node, ("input", "dim", "keepdim"))
         dims = given.get("dim")
         over_pixels = isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3]
-        return over_pixels and given.get("keepdim") is True
+        return over_pixels and given.get("keepdim") is True and rank_of(node) == 4
     pointwise = isinstance(module, _BETWEEN) or activation_of(node) is not None
     if isinstance(module, nn.Conv2d):
         pointwise = module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid", "same")

@@ -97,6 +97,16 @@ def test_views_of_other_pixels_or_fewer_channels_are_refused(make):
             make(X, other)
 
 
+def test_views_counted_otherwise_hold_the_same_numbers():
+    dense = View(None, (2, 4, 3, 1), 4, offset=2)
+    assert dense.as_images(1, 2, 3) == View(None, (1, 4, 2, 3), 4, offset=2)
+    assert dense.as_numbers(6, 1, 4, 1) == View(None, (6, 1, 4, 1), 1, offset=2)
+    refused = ((X, "as_images", (2, 2, 3)), (dense, "as_numbers", (6, 1, 3, 1)))
+    for view, way, counted in (*refused, (X, "as_numbers", (6, 1, 4, 1))):
+        with pytest.raises(InputError, match="stands beside"):
+            getattr(view, way)(*counted)
+
+
 @pytest.mark.parametrize("given", [{}, {"queries": 1, "pixels": 2}, {"heads": 1, "pixels": 2}])
 def test_a_mask_may_serve_several(given):
     masked(**given)

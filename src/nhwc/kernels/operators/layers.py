@@ -47,16 +47,19 @@ class LayerOperator:
 
 
 def _plus(x: Tensor, residual: Tensor | None) -> Tensor:
-    return x if residual is None else x.clone().add_(residual)
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"{tuple(residual.shape)} cannot be added to {tuple(x.shape)}.")
+    return x
 
 
 def _gated(x: Tensor, factor: Tensor) -> Tensor:
-    if factor.shape != x.shape and factor.shape[2:].numel() != 1:
+    pixels = [(images, x.shape[1], 1, 1) for images in (x.shape[0], 1)]
+    if factor.shape not in (x.shape, *pixels):
         raise ValueError(
             f"the factor is {tuple(factor.shape)}, the image {tuple(x.shape)}. Give one of the "
             "same shape, or of one pixel for each image or for all."
         )
-    return x.clone().mul_(factor)
+    return x
 
 
 def _convolved(

@@ -64,6 +64,13 @@ class View:
             raise _strangers(seen, self)
         return seen
 
+    def as_numbers(self, n: int, c: int, h: int, w: int) -> View:
+        """The same numbers, which lie without gaps, counted as images of `c` channels."""
+        seen = View(self.buffer, (n, c, h, w), c, self.offset)
+        if not self.dense or seen.floats != self.floats:
+            raise _strangers(seen, self)
+        return seen
+
 
 def held(table: Tensor, room: int, *, before: int = 0, behind: int = 1, signs: int = 0) -> Tensor:
     """`table` as kernels read it, once it is sure that what it names is theirs.

@@ -139,8 +139,7 @@ def _is_ordinary(number: float) -> bool:
 
 def _pixel(view: View) -> View:
     """View numbers that lie without gaps as one pixel of as many channels."""
-    count = view.pixels * view.shape[1]
-    return View(view.buffer, (1, count, 1, 1), count, view.offset)
+    return view.as_numbers(1, view.pixels * view.shape[1], 1, 1)
 
 
 def square(call: OperatorCall) -> Implementation | None:

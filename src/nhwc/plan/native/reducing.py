@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -71,7 +70,7 @@ def _gone(dims: object, rank: int) -> list[int] | None:
 def _pooled_rows(builder: Builder, x: Buffer, kind: str) -> Buffer:
     """The channels of each pixel as one number: a pixel is an image of a single channel."""
     width, count = x.shape[1], x.view().pixels
-    turned = lambda view: replace(view, shape=(count, 1, width, 1), pixel=1)
+    turned = lambda view: view.as_numbers(count, 1, width, 1)
     return _pooled(builder, builder.dense(x), builder.buffer((count, 1)), kind, turned)
 
 
