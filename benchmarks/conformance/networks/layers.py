@@ -23,6 +23,11 @@ def spatial(x: Tensor) -> int:
     return x.dim() - 2 if 3 <= x.dim() <= 5 else 0
 
 
+def spelt(dim: int, x: Tensor) -> int:
+    """The same dimension of `x`, in half of the cases counted from the end."""
+    return dim - x.dim() if sum(x.shape) % 2 else dim
+
+
 def convolution_of(dims: int) -> Callable[..., nn.Module]:
     return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
 
@@ -123,7 +128,7 @@ def _apply_to_copy(layer: nn.Module, x: Tensor) -> Tensor:
 
 def function(b: Builder, x: Tensor) -> Made:
     draw = b.draw
-    dim = draw.randrange(x.dim())
+    dim = spelt(draw.randrange(x.dim()), x)
     functions: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("relu", F.relu), ("relu", torch.relu), ("relu method", lambda x: x.relu()),
         ("silu by hand", lambda x: x * x.sigmoid()),
@@ -156,26 +161,26 @@ def view(b: Builder, x: Tensor) -> Made | None:
     start = draw.randrange(size)
     cut = divisor(draw, size)
     sizes = [*x.shape[:dim], cut, size // cut, *x.shape[dim + 1 :]]
-    index = (slice(None),) * dim
+    index, end = (slice(None),) * dim, spelt(dim, x)
     functions: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("permute", lambda x: x.permute(order)),
         ("there and back", lambda x: F.relu(x.permute(order)).permute(back)),
         ("copied there and back", lambda x: x.permute(order).contiguous().permute(back)),
-        ("transpose", lambda x: x.transpose(dim, -1)), ("flatten", lambda x: x.flatten(1)),
+        ("transpose", lambda x: x.transpose(end, -1)), ("flatten", lambda x: x.flatten(1)),
         ("flatten 2", lambda x: x.flatten(2)), ("unsqueeze", lambda x: x.unsqueeze(dim)),
         ("squeeze", lambda x: x.squeeze(dim)), ("reshape", lambda x: x.reshape(sizes)),
         ("slice", lambda x: x[(*index, slice(start, None))]),
         ("step", lambda x: x[(*index, slice(None, None, 2))]),
         ("ellipsis", lambda x: x[..., start % x.shape[-1] :]),
-        ("narrow", lambda x: x.narrow(dim, 0, size - start)),
-        ("select", lambda x: x.select(dim, start)),
-        ("chunk", lambda x: x.chunk(2, dim)[-1]), ("split", lambda x: x.split(cut, dim)[0]),
-        ("halves", lambda x: torch.cat(x.chunk(2, dim)[::-1], dim)),
-        ("unbind", lambda x: torch.stack(x.unbind(dim)[:4], dim)),
+        ("narrow", lambda x: x.narrow(end, 0, size - start)),
+        ("select", lambda x: x.select(end, start)),
+        ("chunk", lambda x: x.chunk(2, end)[-1]), ("split", lambda x: x.split(cut, end)[0]),
+        ("halves", lambda x: torch.cat(x.chunk(2, end)[::-1], end)),
+        ("unbind", lambda x: torch.stack(x.unbind(end)[:4], dim)),
         ("tokens", lambda x: x.flatten(2).transpose(1, 2)),
         ("image", lambda x: x.transpose(1, 2).unsqueeze(-1)),
         ("expand", lambda x: x.unsqueeze(0).expand(2, *x.shape).flatten(0, 1)),
-        ("repeat", lambda x: x.repeat_interleave(2, dim)),
+        ("repeat", lambda x: x.repeat_interleave(2, end)),
         ("shuffle", lambda x: x.view(sizes).transpose(dim, dim + 1).flatten(dim, dim + 1)),
     )  # fmt: skip
     name, function = draw.choice(functions)
@@ -263,11 +268,12 @@ def two(b: Builder, x: Tensor) -> Made | None:
     if (other := b.like(x)) is None:
         return None
     dim = b.draw.randrange(x.dim())
+    end = spelt(dim, x)
     functions: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("add", lambda x, y: x + y), ("add", torch.add), ("sub", lambda x, y: x - y),
         ("mul", lambda x, y: x * y), ("maximum", torch.maximum),
         ("add relu", lambda x, y: F.relu(x + y)), ("gate", lambda x, y: x * y.sigmoid()),
-        ("cat", lambda x, y: torch.cat([x, y], dim)), ("lerp", lambda x, y: torch.lerp(x, y, 0.3)),
+        ("cat", lambda x, y: torch.cat([x, y], end)), ("lerp", lambda x, y: torch.lerp(x, y, 0.3)),
         ("stack", lambda x, y: torch.stack([x, y], dim)),
         ("add scaled", lambda x, y: torch.add(x, y, alpha=0.5)),
     )  # fmt: skip
@@ -295,7 +301,7 @@ def write(b: Builder, x: Tensor) -> Made | None:
 
     def through_view(x: Tensor) -> Tensor:
         y = x + 0.0
-        y.select(dim, start).mul_(2)
+        y.select(spelt(dim, x), start).mul_(2)
         return y
 
     def chained(x: Tensor) -> Tensor:
