@@ -30,6 +30,7 @@ class Processor:
 
     def __init__(self):
         self.core = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
+        self.core.ctl_set_cpu_model(registers.UC_CPU_ARM64_MAX)
         self.core.reg_write(registers.UC_ARM64_REG_CPACR_EL1, FLOATING_POINT_ON)
         self.core.mem_map(STACK - (1 << 22), 1 << 22)
         self.core.mem_map(RETURN, PAGE)

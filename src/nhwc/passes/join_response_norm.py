@@ -70,9 +70,7 @@ def _over(node: fx.Node) -> Sequence[int] | None:
     return dims if sorted(dim % 4 for dim in dims) in ([1, 2], [2, 3]) else None
 
 
-def _found(
-    gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int]
-) -> _Found | None:
+def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int]) -> _Found | None:
     mean = next((user for user in norm.users if _averaged(user) is not None), None)
     channel = _averaged(mean)
     if mean is None or channel is None or {dim % 4 for dim in (channel, *pixels)} != {1, 2, 3}:

@@ -33,7 +33,8 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
         for one in scene.offered(layer):
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
-    with ThreadPoolExecutor(cores) as pool:
+    # More threads than cores: those that wait for one kernel leave the cores to others.
+    with ThreadPoolExecutor(4 * cores) as pool:
         made = [pool.submit(_make, scene, *pair) for pair in sorts.values()]
     for program in made:
         program.result()

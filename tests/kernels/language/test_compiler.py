@@ -15,7 +15,7 @@ from nhwc import InputError
 from nhwc._bench.peak import peak_bytes
 from nhwc.kernels.language import compiler
 from nhwc.kernels.language import isa as isas
-from nhwc.kernels.language.compiler import Kernel, address_of
+from nhwc.kernels.language.compiler import Kernel, Kernels, address_of
 
 
 def _add_one(e, a, thread, threads):
@@ -127,6 +127,18 @@ def test_threads_compile_different_kernels_at_once_and_the_same_one_once(fresh, 
     assert addresses[:2] == addresses[2:]
     assert sorted(fresh) == ["add_another", "add_one"]
     assert all(map(works, addresses[:2]))
+
+
+def test_kernels_lie_in_a_table_by_number(fresh, isa):
+    another = replace(ADD_ONE, name="add_another")
+    both = Kernels("both", lambda isa: (ADD_ONE, another))
+    table = address_of(both, isa)
+    assert list((ctypes.c_int64 * 2).from_address(table)) == [
+        address_of(one, isa) for one in (ADD_ONE, another)
+    ]
+    assert all(map(works, (ctypes.c_int64 * 2).from_address(table)))
+    assert sorted(fresh) == ["add_another", "add_one"]
+    assert address_of(both, isa) == table
 
 
 def test_several_processes_at_once(tmp_path, monkeypatch):

@@ -35,4 +35,5 @@ def assembly(target):
     llvm.initialize_all_asmprinters()
     triple, processor = MACHINES[target]
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, opt=2)
-    return machine.emit_assembly(optimized(module_of(TILE, target), machine))
+    widest = TILE.members(target)[-1]
+    return machine.emit_assembly(optimized(module_of(widest, target), machine))

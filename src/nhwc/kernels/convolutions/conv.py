@@ -109,7 +109,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
     tiled = [form.kernel for form in FORMS.values()]
-    return (direct.DIRECT, TILE, *tiled, *narrow_and_wide, *stems)
+    return (direct.DIRECT, *TILE.members(isas.host()), *tiled, *narrow_and_wide, *stems)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:

@@ -217,7 +217,7 @@ def direct_steps(
             bias=after(packed, spec.groups * spec.depth * padded_k),
             residual=residual,
             scratch=Scratch(4 * scratch_floats, per_thread=True),
-            tile=TILE.address,
+            tile=TILE,
             pixels=spec.pixels,
             k=k,
             groups=spec.groups,

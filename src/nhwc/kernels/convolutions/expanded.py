@@ -119,7 +119,7 @@ def expanded_depthwise_step(
         weights=pack_depthwise(weight, isa),
         bias=pad_channels(bias, c),
         scratch=Scratch(4 * scratch_floats, per_thread=True),
-        tile=TILE.address,
+        tile=TILE,
         n=n,
         h=h,
         w=w,

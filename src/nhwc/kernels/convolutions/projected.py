@@ -98,7 +98,7 @@ def projected_depthwise_step(
         project_weights=packed,
         project_bias=packed[c * (-(-k // isa.width) * isa.width) :],
         scratch=Scratch(4 * scratch_floats, per_thread=True),
-        tile=TILE.address,
+        tile=TILE,
         n=n,
         h=h,
         w=w,

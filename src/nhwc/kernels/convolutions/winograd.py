@@ -144,7 +144,7 @@ def winograd_steps(
         residual=residual,
         shared=shared,
         own=Scratch(4 * own_floats, per_thread=True),
-        tile=TILE.address,
+        tile=TILE,
         n=spec.n,
         h=spec.h,
         w=spec.w,

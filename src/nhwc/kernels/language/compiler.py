@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from ...machine.cache import read_own, write_own
-from ...machine.environment import cache_dir
+from ...machine.environment import available_cores, cache_dir
 from . import assembler
 from . import isa as isas
 from .isa import Isa
@@ -25,6 +28,9 @@ from .vectors import Emitter
 _lock = threading.Lock()
 """For `_locks`; each kernel has a lock of its own, so that several can be compiled at once."""
 _locks: dict[tuple[str, str], threading.Lock] = {}
+
+_turns = threading.BoundedSemaphore(available_cores())
+"""As many kernels are compiled at once as there are cores, however many threads want some."""
 
 _MARK = b"nhwc-kernel-2"
 
@@ -47,10 +53,23 @@ class Kernel:
         return address_of(self, isas.host())
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of an instruction set that others call by number, through a table of addresses."""
+
+    name: str
+    members: Callable[[Isa], tuple[Kernel, ...]] = field(repr=False)
+
+    @property
+    def address(self) -> int:
+        """The address of the table."""
+        return address_of(self, isas.host())
+
+
 def _after_fork() -> None:
     # A child has none of the threads that may have held a lock when it was forked.
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _turns
+    _lock, _turns = threading.Lock(), threading.BoundedSemaphore(available_cores())
     _locks.clear()
 
 
@@ -63,7 +82,7 @@ def _loaded() -> dict[tuple[str, str], tuple[int, Any]]:
     return {}
 
 
-def address_of(kernel: Kernel, isa: Isa) -> int:
+def address_of(kernel: Kernel | Kernels, isa: Isa) -> int:
     """The address of `kernel` compiled for `isa`; the same one on every call."""
     key = (kernel.name, isa.name)
     found = _loaded().get(key)
@@ -71,9 +90,20 @@ def address_of(kernel: Kernel, isa: Isa) -> int:
         with _lock:
             own = _locks.setdefault(key, threading.Lock())
         with own:
-            found = _loaded().get(key) or _load(kernel, isa)
+            found = _loaded().get(key) or _made(kernel, isa)
             _loaded()[key] = found
     return found[0]
+
+
+def _made(kernel: Kernel | Kernels, isa: Isa) -> tuple[int, Any]:
+    """The address, and what must live as long as anyone may call it."""
+    if isinstance(kernel, Kernel):
+        return _load(kernel, isa)
+    members = kernel.members(isa)
+    with ThreadPoolExecutor(len(members)) as pool:
+        addresses = list(pool.map(address_of, members, itertools.repeat(isa)))
+    table = (ctypes.c_int64 * len(addresses))(*addresses)
+    return ctypes.addressof(table), table
 
 
 def _load(kernel: Kernel, isa: Isa) -> tuple[int, Any]:
@@ -154,7 +184,8 @@ class Args:
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:
     """Compile `kernel` to object code."""
-    return assembler.object_code(module_of(kernel, isa), isas.target_features(isa))
+    with _turns:
+        return assembler.object_code(module_of(kernel, isa), isas.target_features(isa))
 
 
 def _link(kernel: Kernel, isa: Isa, code: bytes) -> tuple[int, Any]:

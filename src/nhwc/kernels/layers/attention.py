@@ -169,7 +169,7 @@ def attention_step(
         row_parts=parts,
         scratch=Scratch(4 * floats, per_thread=True),
         scratch_floats=floats,
-        tile=TILE.address,
+        tile=TILE,
     )
 
 

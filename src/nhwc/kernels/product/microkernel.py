@@ -31,8 +31,8 @@ What is multiplied was packed for it:
   filled with zeros.
 
 No loop can run over registers: there is a function for each number of rows and for each width of a
-panel, in steps of the `least` vector. `TILE` is the door to all of them: a
-kernel of its own, compiled once, which convolutions call through its address (`TileCall`).
+panel, in steps of the `least` vector. Those of one width are a kernel of their own. `TILE` is the
+table of these, compiled once, which convolutions call through its address (`TileCall`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..language.compiler import Args, Kernel
+from ..language.compiler import Args, Kernel, Kernels
 from ..language.isa import Isa
 from ..language.loops import emit_moved
 from ..language.values import INT, POINTER, Value
@@ -90,42 +90,46 @@ def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Valu
     return first, e.min(rows - first, each)
 
 
-def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, parts: int) -> None:
     del thread, threads
     full = a.rows // a.each
+
+    def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
+        return {
+            rows: partial(_tile_function(e, rows, parts), a.words, begin, end)
+            for rows in range(1, e.isa.rows + 1)
+        }
+
     # All tiles have `each` rows but the last: two calls, of the functions for either number.
-
-    def of_width(parts: int) -> None:
-        def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
-            return {
-                rows: partial(_tile_function(e, rows, parts), a.words, begin, end)
-                for rows in range(1, e.isa.rows + 1)
-            }
-
-        e.switch(a.each, tiles(0, full))
-        e.switch(a.rows % a.each, tiles(full, full + 1))
-
-    parts = (a.columns + (e.isa.least - 1)) // e.isa.least
-    most = panel_columns(e.isa) // e.isa.least
-    e.switch(parts, {number: partial(of_width, number) for number in range(1, most + 1)})
+    e.switch(a.each, tiles(0, full))
+    e.switch(a.rows % a.each, tiles(full, full + 1))
 
 
-TILE = Kernel("tile", FIELDS, _emit)
+def _of_each_width(isa: Isa) -> tuple[Kernel, ...]:
+    most = panel_columns(isa) // isa.least
+    return tuple(
+        Kernel(f"tile{parts}", FIELDS, partial(_emit, parts=parts)) for parts in range(1, most + 1)
+    )
+
+
+TILE = Kernels("tile", _of_each_width)
 
 
 class TileCall:
-    """Calls `TILE` from within another kernel, through its address and a block on the stack."""
+    """Calls one of `TILE` from within another kernel: its number says which, a block what with."""
 
-    def __init__(self, e: Emitter, address: Value) -> None:
-        self._e, self._address = e, address
+    def __init__(self, e: Emitter, table: Value) -> None:
+        self._e, self._table = e, table.integers()
         self._block = e.stack(len(FIELDS), INT)
         self.set(each=e.i64(e.isa.rows), a_skip=0, ahead_rows=0, ahead_tile=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
         self.set(**given)
-        zero = self._e.i64(0)
-        self._e.call(self._address, None, (self._block.address(), zero, zero))
+        e, zero = self._e, self._e.i64(0)
+        columns = e.read(self._block + FIELDS.index("columns"))
+        address = e.read(self._table + (columns - 1) // e.isa.least)
+        e.call(address, None, (self._block.address(), zero, zero))
 
     def ask(self, floats: Any, depth: Value, tiles: Value) -> Value:
         """Let each of `tiles` tiles, `depth` deep, ask for a part of `floats`; return how many."""

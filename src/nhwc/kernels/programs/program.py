@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ..language.compiler import Kernel, Kernels
 from ..layers.copies import input_step
 from ..tape import threads
 from ..tape.steps import Step, View
@@ -65,9 +66,12 @@ class Program:
         self.schedule = Schedule(ordered, tuple(inputs), tuple(outputs))
         self._pool = Pool() if pool is None else pool
         # Compiled here, so that no call has to wait for it.
-        for kernel in {step.kernel.name: step.kernel for step in ordered}.values():
+        # What other programs most likely share comes last: their threads compile it meanwhile.
+        own = {step.kernel.name: step.kernel for step in ordered}
+        called = {one for step in ordered for one in step.args if isinstance(one, Kernels)}
+        wanted: list[Kernel | Kernels] = [*own.values(), WALK, threads.ENTRY, *called]
+        for kernel in wanted:
             _ = kernel.address
-        _ = WALK.address, threads.ENTRY.address
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         wanted = self.schedule.inputs

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import InputError
-from ..language.compiler import Kernel
+from ..language.compiler import Kernel, Kernels
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,8 @@ class Scratch:
     per_thread: bool = False
 
 
-Argument = int | float | Tensor | View | Scratch | None
+Argument = int | float | Tensor | View | Scratch | Kernels | None
+"""Kernels are given to one that calls them."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,8 @@ def bind(args: Iterable[Argument], address: Callable[[object], int]) -> list[int
             numbers.append(address(argument.buffer) + 4 * argument.offset)
         elif isinstance(argument, Scratch):
             numbers.append(address(argument))
+        elif isinstance(argument, Kernels):
+            numbers.append(argument.address)
         elif isinstance(argument, Tensor):
             numbers.append(argument.data_ptr())
         elif isinstance(argument, float):
