@@ -15,7 +15,7 @@ from nhwc._bench.results import geometric_mean
 from nhwc.machine.timing import Comparison
 from nhwc.render.bench_words import environment, label
 
-from . import aa, curve, gpu_tables, neighbours, published
+from . import aa, curve, first_use, gpu_tables, neighbours, published
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -234,6 +234,14 @@ The same variant twice, and one that a wrapper makes a tenth slower, each in two
 python benchmarks/aa.py -o benchmarks/results/aa.json
 ```"""
 
+FIRST_USE = """\
+`optimize` on a machine that has seen nothing: kernels are compiled, layers are timed. What is found
+is kept for the next process. The aims are 10 s for the first model and 3 s for the next.
+
+```
+python -m benchmarks.first_use
+```"""
+
 WHERE = """\
 Layers as they were measured when the plan was made, alone and with warm caches.
 
@@ -302,6 +310,10 @@ def _neighbours(path: Path) -> str:
     return neighbours.table({busy: Benchmark.from_dict(one) for busy, one in found.items()})
 
 
+def _first_use(path: Path) -> str:
+    return first_use.table(json.loads(path.read_text()))
+
+
 def _ruler(path: Path) -> str:
     return f"```\n{aa.summary(json.loads(path.read_text()))}\n```"
 
@@ -325,6 +337,7 @@ SECTIONS = (
     ("Batch, image and threads", CURVE, "curve.json", _curve),
     ("Beside other programs", NEIGHBOURS, "neighbours.json", _neighbours),
     ("Is the ruler straight?", RULER, "aa.json", _ruler),
+    ("The first use", FIRST_USE, "first-use.json", _first_use),
     ("Where the time goes", WHERE, "where.md", lambda path: path.read_text().strip()),
 )
 """Further sections: title, words, file of results, renderer."""

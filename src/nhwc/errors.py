@@ -137,8 +137,11 @@ def missing(package: str, extra: str) -> MissingPackage:
     return MissingPackage(f"{package} is not installed: pip install 'nhwc[{extra}]'.")
 
 
-_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "bad_alloc")
-"""Phrases in torch's RuntimeErrors about memory that it did not get."""
+_NO_MEMORY = (
+    *("allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    "can't start new thread",
+)
+"""Phrases in RuntimeErrors of torch and Python about memory that they did not get."""
 
 _NO_ADDRESSES = ("calculation overflowed", "multiplication overflow")
 """Phrases in torch's RuntimeErrors about a tensor for which no machine has addresses."""
