@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from nhwc.machine.environment import Environment
+
 RESULTS = Path(__file__).parent / "results" / "first-use.json"
 MODELS = ("resnet18", "mobilenet_v2", "resnet50", "densenet121", "timm:deit_tiny_patch16_224")
 
@@ -33,8 +35,6 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     args = parser.parse_args()
-    from nhwc.machine.environment import Environment
-
     with tempfile.TemporaryDirectory() as cache:
         turns = [{name: seconds(name, cache) for name in args.models} for _ in range(2)]
     found = {name: [turn[name] for turn in turns] for name in args.models}

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nhwc.files.layers import dump_layer, restore_layer
 from nhwc.graph.mended import ChannelNorm, GlobalResponse
 from nhwc.passes import FOLDING
 from nhwc.passes.join_response_norm import join_response_norm
@@ -80,6 +81,13 @@ def test_a_response_norm_is_joined(net):
     (layer,) = (m for m in joined.modules() if isinstance(m, GlobalResponse))
     assert not layer.last
     assert isinstance(net, Response) or any(isinstance(m, ChannelNorm) for m in joined.modules())
+
+
+def test_a_file_from_before_dimensions_were_kept_is_read():
+    arguments = {"channels": 6, "eps": 0.1, "last": True}
+    layer = restore_layer({"class": "nhwc.GlobalResponse", "arguments": arguments})
+    assert (layer.last, layer.dims) == (True, [1, 2, 3])
+    assert dump_layer(layer, "layer")["arguments"].keys() == {*arguments, "dims"}
 
 
 @pytest.mark.parametrize("dims", [((-2, -1), 1), ((2, 3), -3), ((-2, -1), -3)])

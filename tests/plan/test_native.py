@@ -92,8 +92,7 @@ def images(*shapes):
 
 
 def responding(channels, last=False):
-    dims = ((1, 2), -1) if last else ((2, 3), 1)
-    layer = GlobalResponse(channels, 0.1, *dims)
+    layer = GlobalResponse(channels, 0.1, last)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     return layer

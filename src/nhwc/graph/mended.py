@@ -202,39 +202,34 @@ class ChannelNorm(nn.LayerNorm):
 class GlobalResponse(nn.Module):
     """Global response norm: each channel by its size in the image beside the mean size of all.
 
-    Of N, C, H, W, or of N, H, W, C, as `pixels` and `channel` say. Counted from the end, they may
-    be others in volumes.
+    Of N, C, H, W, or of N, H, W, C where channels are `last`. `dims` are those of the pixels and
+    that of the channels, as they were spelled: counted from the end, they are others in volumes.
     """
 
     def __init__(
         self,
         channels: int,
         eps: float = 1e-6,
-        pixels: Sequence[int] = (2, 3),
-        channel: int = 1,
+        last: bool = False,
+        dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.channels = channels
         self.eps = eps
-        self.pixels = list(pixels)
-        self.channel = channel
+        self.last = last
+        self.dims = list(dims or ((1, 2, 3) if last else (2, 3, 1)))
         self.weight = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(x, 2, self.pixels, True)
-        size = size / (size.mean(self.channel, True) + self.eps)
+        size = torch.linalg.vector_norm(x, 2, self.dims[:2], True)
+        size = size / (size.mean(self.dims[2], True) + self.eps)
         each = [self.channels] if self.last else [self.channels, 1, 1]
         weight, bias = self.weight.reshape(each), self.bias.reshape(each)
         return x + torch.addcmul(bias, weight, x * size)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, eps={self.eps}, pixels={self.pixels}, channel={self.channel}"
-
-    @property
-    def last(self) -> bool:
-        """Whether the channels lie behind the pixels."""
-        return self.channel % 4 == 3
+        return f"{self.channels}, eps={self.eps}, last={self.last}, dims={self.dims}"
 
 
 class Attention(nn.Module):

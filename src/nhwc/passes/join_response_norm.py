@@ -33,8 +33,8 @@ class _Found:
     weight: Tensor
     bias: Tensor
     eps: float
-    pixels: Sequence[int]
-    channel: int
+    last: bool
+    dims: Sequence[int]
 
 
 def join_response_norm(gm: fx.GraphModule) -> PassReport:
@@ -90,7 +90,7 @@ def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int])
         return None
     nodes, weight, bias = scaled
     nodes = (*nodes, product, share, more[0], mean, norm)
-    return _Found(nodes, weight, bias, more[1], pixels, channel)
+    return _Found(nodes, weight, bias, more[1], last, (*pixels, channel))
 
 
 def _averaged(node: fx.Node | None) -> int | None:
@@ -167,7 +167,7 @@ def _constant(gm: fx.GraphModule, node: Any, last: bool) -> Tensor | None:
 
 
 def _replace(gm: fx.GraphModule, x: fx.Node, found: _Found) -> None:
-    layer = GlobalResponse(len(found.weight), found.eps, found.pixels, found.channel)
+    layer = GlobalResponse(len(found.weight), found.eps, found.last, found.dims)
     layer.to(found.weight.dtype).eval()
     layer.weight = nn.Parameter(found.weight.clone(), requires_grad=False)
     layer.bias = nn.Parameter(found.bias.clone(), requires_grad=False)

@@ -94,7 +94,7 @@ def _mend(node: fx.Node) -> None:
         replace_module(node, norm)
     elif isinstance(layer, GlobalResponse):
         response = twin(layer)
-        response.pixels, response.channel = [2, 3], 1
+        response.last, response.dims = False, [2, 3, 1]
         replace_module(node, response)
 
 
