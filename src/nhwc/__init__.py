@@ -7,10 +7,10 @@ command line answers `--help` and Ctrl-C before that.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ._public import *
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Audit",

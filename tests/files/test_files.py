@@ -17,12 +17,13 @@ import nhwc
 from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
 from nhwc.files.examples import Example
+from nhwc.files.layers import _arguments_of, dump_layer, restore_layer
 from nhwc.files.plain import Foreign, from_plain, to_plain
 from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
 from nhwc.formats import Format, to_format
 from nhwc.graph import capture
-from nhwc.graph.layers import assert_sizes
+from nhwc.graph.layers import LAYERS, assert_sizes
 from nhwc.passes import PASSES, run_passes
 from nhwc.zoo import load_model, randomize_batchnorm_
 
@@ -244,6 +245,40 @@ def test_a_file_of_the_first_version_still_loads():
     assert answer["sum"][1] == 1
 
 
+FORMS = json.loads((Path(__file__).parent / "data" / "layers.json").read_text())
+"""Each form in which a layer of nhwc's own was ever written, and the tensors that belong to it."""
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form["class"])
+def test_a_layer_loads_from_every_form_that_it_was_ever_written_in(form):
+    made = restore_layer(form)
+    shapes = {name: list(tensor.shape) for name, tensor in made.state_dict().items()}
+    assert shapes == form["tensors"], "files hold tensors of these names: keep them"
+    again = dump_layer(made, "layer")["arguments"]
+    for name, value in form["arguments"].items():
+        assert again[name] == value or "module" in value
+
+
+def test_every_form_of_a_layer_is_kept():
+    """An argument of a layer may be added, with a default: then a form with it is added here."""
+    kept = {form["class"]: set(form["arguments"]) - {"bias"} for form in FORMS}
+    here = {f"nhwc.{layer.__name__}": set(_arguments_of(layer)) - {"bias"} for layer in LAYERS}
+    assert kept == here
+
+
+def test_norms_of_a_torch_whose_norms_take_bias_load_where_they_do_not(monkeypatch):
+    def of_an_older_torch(layer):
+        return [name for name in _arguments_of(layer) if name != "bias"]
+
+    monkeypatch.setattr("nhwc.files.layers._arguments_of", of_an_older_torch)
+    for kind in ("BatchNorm2d", "GroupNorm", "InstanceNorm3d"):
+        sizes = {"num_groups": 1, "num_channels": 4} if kind == "GroupNorm" else {"num_features": 4}
+        made = restore_layer({"class": f"nn.{kind}", "arguments": sizes | {"bias": True}})
+        assert isinstance(made, modules()[f"nn.{kind}"])
+        with pytest.raises(Foreign, match="with 'bias'"):
+            restore_layer({"class": f"nn.{kind}", "arguments": sizes | {"bias": False}})
+
+
 class Own(nn.Module):
     def forward(self, x):
         return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
@@ -404,6 +439,21 @@ def test_a_file_made_to_do_harm_is_refused(saved, tmp_path, change):
     _, path = saved
     with pytest.raises(FileError, match="describes no model"):
         nhwc.load(tampered(path, tmp_path, change))
+
+
+@pytest.mark.parametrize("name", ["nhwc", "torch"])
+def test_a_file_of_a_newer_version_says_so_where_it_has_something_new(saved, tmp_path, name):
+    def change(header):
+        header["modules"]["head"]["arguments"].update(novel=True)
+        header["written_with"][name] = "99.1.0"
+
+    with pytest.raises(FileError, match=rf"saved with {name} 99\.1\.0, and has .*'novel'"):
+        nhwc.load(tampered(saved[1], tmp_path, change))
+
+
+@pytest.mark.parametrize("said", [None, 3, {}, {"torch": None}, {"torch": "9" * 10**5}])
+def test_a_file_need_not_say_what_it_was_saved_with(saved, tmp_path, said):
+    nhwc.load(tampered(saved[1], tmp_path, lambda header: header.update(written_with=said)))
 
 
 def test_the_vocabulary_reaches_nothing_outside_of_tensors():

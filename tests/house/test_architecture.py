@@ -16,7 +16,7 @@ PACKAGE = House(
     ROOT,
     "nhwc",
     (
-        ("displayed", "errors", "operators", "shown"),
+        ("displayed", "errors", "operators", "shown", "version"),
         ("machine",),
         ("models",),
         ("formats",),

@@ -81,11 +81,12 @@ def test_what_has_no_image_is_left_out_with_the_reason(table):
 
 
 def test_an_operator_that_kills_its_process_is_in_the_table(table):
-    """`tril` with an `out` that is channels last overruns it; a mended torch keeps it."""
+    """`tril` with an `out` that is channels last overruns it, and what is beyond may be anything:
+    the process dies or hangs. A mended torch keeps it."""
     out = titled(table, "tril").row("out", 5)
     assert out.outcome in (Outcome.ERROR, Outcome.WRONG, Outcome.KEEPS, Outcome.CONVERTS)
     if out.outcome is Outcome.ERROR:
-        assert "the process died (SIG" in out.example
+        assert "the process died (SIG" in out.example or "it took longer than" in out.example
 
 
 def test_names_that_are_no_operator():

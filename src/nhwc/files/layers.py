@@ -17,6 +17,9 @@ _DEPTH = 8
 _LAYERS = 1000
 """The most layers of a recurrent module: its constructor makes them one by one."""
 
+_BIASED = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+"""Layers that take `bias` from torch 2.12 on, and always had one before."""
+
 
 def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
     """The class and the arguments that make this layer; a refusal names it by `path`."""
@@ -99,6 +102,8 @@ def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
     arguments: dict[str, Any] = {}
     for name, value in data["arguments"].items():
         if name not in _arguments_of(kind):
+            if name == "bias" and value is True and issubclass(kind, _BIASED):
+                continue
             raise Foreign(f"a {kind.__name__} with {name[:40]!r}")
         nested = isinstance(value, dict) and "module" in value
         if nested and depth > _DEPTH:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError, NhwcError, is_out_of_memory
+from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
@@ -24,6 +25,7 @@ from ..plan import make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
 from ..verify import Answers, flatten, verify
+from ..version import __version__
 from .budget import Budget, OverBudget
 from .container import damaged, read, write
 from .examples import Example
@@ -71,7 +73,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         sized = _for_sizes(graph, examples, recipes, error)
         header, tensors = dump(_with_plain_dicts(sized))
     _check_readable(header, tensors)
-    header |= {"planned": planned, "exact": exact}
+    header |= {"planned": planned, "exact": exact, "written_with": _versions()}
     write(Path(path), header, tensors)
     unread(tensors)
 
@@ -174,8 +176,32 @@ def load(path: str | Path) -> Optimized:
     except (Foreign, Exception) as error:
         if is_out_of_memory(error):
             raise
+        if newer := _newer(header):
+            raise FileError(
+                f"{path} was saved with {newer}, and has what this one does not know "
+                f"({shown(error)}). Install that version here, or save the model with this one."
+            ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
     return _planned(graph, planned, header["exact"])
+
+
+def _versions() -> dict[str, str]:
+    return {"nhwc": __version__, "torch": torch.__version__.partition("+")[0]}
+
+
+def _newer(header: dict[str, Any]) -> str:
+    """Of nhwc and torch, what the file was saved with in a newer version than here, in words."""
+    saved = header.get("written_with")
+    if not isinstance(saved, dict):
+        return ""
+    pairs = [(name, str(saved.get(name)), here) for name, here in _versions().items()]
+    return " and ".join(
+        f"{name} {shown(there)}" for name, there, here in pairs if _release(there) > _release(here)
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", version)[:3])
 
 
 def _planned_for(header: dict[str, Any]) -> list[list[str]]:
