@@ -67,6 +67,7 @@ def work(folder: Path, seed: int, first: int) -> None:
     with torch.no_grad():
         expected = {one.name: nhwc.load(folder / f"{one.name}.nhwc")(x) for one in files}
     limit_memory(_MEMORY)
+    sys.dont_write_bytecode = True  # Else the first case that needs a module writes beside it.
     faulthandler.enable()
     watch = Watch(folder)
     for number in range(first, 1 << 60):
