@@ -347,6 +347,10 @@ def test_shuffles_agree_with_torch(groups, inner, last, size):
     parts = list(x.chunk(groups, 1))
     assert torch.equal(Interleave()(parts), expected)
     assert torch.equal(Cat()(parts), x)
+    # The views of a shuffle take images that end in sides of 1, as images without them.
+    ended = x[..., None]
+    assert torch.equal(ChannelShuffle(groups)(ended), expected)
+    assert torch.equal(Interleave()(list(ended.chunk(groups, 1))), expected)
 
 
 class _JoinsSlices(nn.Module):

@@ -74,9 +74,9 @@ class ChannelShuffle(nn.Module):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
+        n, c, h, w = x.shape[:4]
         groups = self.groups
-        if channel_is_densest(x):
+        if x.dim() == 4 and channel_is_densest(x):
             last = x.permute(0, 2, 3, 1).reshape(n, h, w, groups, c // groups)
             return last.transpose(3, 4).reshape(n, h, w, c).permute(0, 3, 1, 2)
         grouped = x.reshape(n, groups, c // groups, h, w)
@@ -98,7 +98,7 @@ class Interleave(nn.Module):
             last = [tensor.permute(0, 2, 3, 1) for tensor in tensors]
             return torch.stack(last, 4).flatten(3).permute(0, 3, 1, 2)
         joined = torch.cat(tensors, 1)
-        n, c, h, w = joined.shape
+        n, c, h, w = joined.shape[:4]
         grouped = joined.reshape(n, len(tensors), c // len(tensors), h, w)
         return grouped.transpose(1, 2).reshape(n, c, h, w)
 
