@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nhwc._bench import Benchmark, Row, load_benchmark
+from nhwc._bench import SUITES, Benchmark, Row, load_benchmark
 from nhwc._bench.results import geometric_mean
 from nhwc.cli import main as nhwc
 from nhwc.machine.timing import Comparison
@@ -32,8 +32,10 @@ def main() -> int:
     rest = ["--variants", args.variants, "--batch", args.batch, "--seconds", args.seconds]
     rest += ["--threads", args.threads] if args.threads else []
     rest += ["--resume", "-o", str(args.output), "--format", "json"]
-    # Suites know the image size of their models; a case that two of them share is measured once.
-    whole = [args.models] if args.models else [["--suite", name] for name in ("icelake", "volta")]
+    # The suite knows the image size of each of its models. Volta, whole, is in mixed precision.
+    models = {suite.name: suite.models for suite in SUITES}
+    others = [model for model in models["volta"] if model not in models["icelake"]]
+    whole = [args.models] if args.models else [["--suite", "icelake"], others]
     status = 0
     for what in whole:
         status = status or nhwc(["bench", *what, *rest])

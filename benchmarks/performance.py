@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 SUMMED = (
     ("models of this suite and of `volta` against every engine", "engines.json"),
+    ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
     ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
     ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
     ("YOLO, a U-Net, SegFormer, DINOv2 and DETR", "guests.json"),
@@ -166,6 +167,13 @@ of these families. The host had other guests meanwhile: the intervals say how mu
 ```
 pip install '.[engines,ncnn,mnn,opencv,executorch,zentorch]'
 python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines.json
+```"""
+
+ENGINES_ZEN4 = """\
+The same on a processor of another maker with AVX-512, whose second-level cache is half as large.
+
+```
+python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines-zen4.json
 ```"""
 
 ENGINES_AVX2 = """\
@@ -320,6 +328,7 @@ def _ruler(path: Path) -> str:
 
 SECTIONS = (
     ("Every engine", ENGINES, "engines.json", _suite),
+    ("Every engine, on a Zen 4", ENGINES_ZEN4, "engines-zen4.json", _suite),
     ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),

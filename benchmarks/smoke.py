@@ -212,8 +212,14 @@ def small_models() -> dict[str, tuple[nn.Module, Tensor]]:
         *(nn.Conv2d(16, 16, 3, groups=16, padding=1), nn.BatchNorm2d(16), nn.Hardswish()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)),
     )
+    # None of these can be folded: a file has them as layers, with the arguments of this torch.
+    norms = nn.Sequential(
+        *(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.PReLU(8)),
+        *(nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.BatchNorm2d(8), nn.Sigmoid()),
+        *(nn.Flatten(2), nn.LayerNorm(196), nn.GRU(196, 4, batch_first=True)),
+    )
     x = torch.randn(1, 3, 16, 16)
-    models = {"tower": tower, "mixed": Mixed()}
+    models = {"tower": tower, "mixed": Mixed(), "norms": norms}
     models["mnasnet0_5"] = nhwc.load_model("mnasnet0_5")
     images = {"mnasnet0_5": torch.randn(1, 3, 64, 64)}
     return {name: (model.eval(), images.get(name, x)) for name, model in models.items()}
