@@ -1,5 +1,7 @@
 """Tests and doctests remember their measurements in a folder of their own, and see one terminal."""
 
+import sys
+
 import pytest
 import torch
 
@@ -40,6 +42,15 @@ def _one_width():
     """Break the lines of reports alike in every terminal, and in the workers of a parallel run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "100")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_bytecode():
+    """Read each file that a test writes: bytecode of a second ago passes for that of a new one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         yield
 
 
