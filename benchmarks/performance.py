@@ -25,7 +25,7 @@ SUMMED = (
     ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
     ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
     ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
-    ("YOLO, a U-Net, SegFormer, DINOv2 and DETR", "guests.json"),
+    ("YOLO, a U-Net, SegFormer, DINOv2, DETR and a diffusion decoder", "guests.json"),
     ("video and medical volumes", "volumes.json"),
     ("volumes of video and medicine with AVX2 alone", "volumes-avx2.json"),
 )

@@ -256,7 +256,9 @@ def test_a_layer_loads_from_every_form_that_it_was_ever_written_in(form):
     assert shapes == form["tensors"], "files hold tensors of these names: keep them"
     again = dump_layer(made, "layer")["arguments"]
     for name, value in form["arguments"].items():
-        assert again[name] == value or "module" in value
+        # A layer within is torch's, and newer ones take more arguments.
+        if not (isinstance(value, dict) and "module" in value):
+            assert again[name] == value
 
 
 def test_every_form_of_a_layer_is_kept():

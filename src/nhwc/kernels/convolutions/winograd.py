@@ -14,8 +14,8 @@ What it saves in products it pays in transforms, in memory for filters, and in d
 wins depends on shape and machine, so all are candidates, and measured. Small images are covered by
 tiles of 2x2 with less waste; the lean form is for tiles so few that to read transformed filters
 would take longer than to transform them (lean.py). F(6x6) would need 64 / 36 products, and 64
-numbers at once, which no processor has registers for: tried, it won a tenth on images of 112 pixels
-and more with few channels, and lost as much on all others.
+numbers at once, which no processor has registers for: tried, it won a tenth at most, on images of
+112 pixels and more with few channels, and little or less than nothing on all others.
 
 The work is cut into blocks of tiles (`_cut`): `_MOST_TILES` of them make reading a panel of filters
 cheap, and `_BLOCK_BYTES` keeps a transformed block within the second-level cache, as every panel
