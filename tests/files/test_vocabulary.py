@@ -25,6 +25,8 @@ from nhwc.files.vocabulary import (
     modules,
     name_of,
 )
+from nhwc.graph import capture
+from nhwc.graph.recorded import record_run
 
 BAD = """
     load save from_file file open read write path compile compiled eval exec import hook hooks
@@ -49,7 +51,7 @@ def test_every_function_is_torchs_or_one_of_a_short_list():
         assert not isinstance(function, type) or name.startswith("builtins.")
     listed = {room: len(names) for room, names in rooms.items() if not room.startswith("torch")}
     # Whoever lengthens one of these lists by hand reads docs/file-format.md first.
-    assert listed == {"operator": 30, "builtins": 13, "math": 6, "nhwc": 3}
+    assert listed == {"operator": 41, "builtins": 13, "math": 6, "nhwc": 3}
     assert {room for room in rooms if room.startswith("torch")} == {
         *("torch", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.special"),
     }
@@ -174,6 +176,48 @@ class Of(nn.Module):
 def test_operators_that_models_call_are_saved(number, tmp_path):
     x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     check(Of(REPORTED[number]).eval(), [x], tmp_path / "m.nhwc")
+
+
+WITH_SIGNS = """
+    x**2 x**-0.5 2**x x**x pow(x,2) x@x x/2 2/x x//2 5//x x%2 5%x -x +x abs(x) x-1 1-x x*2 2*x x+1
+    i&1 1&i i|1 1|i i^1 1^i ~i i<<1 1<<i i<<i i>>1 8>>i i>>i x==1 x!=1 x<1 1<x x<=1 (x>0)&(x<1)
+    x.mT x.mH x.data x.clamp_min(1) x.clamp_max(1) torch.clamp_min(x,1) torch.clamp_max(x,1)
+    x.type(torch.float64) x.new_tensor([2.])*x x.split_with_sizes([2,1],1)[0]
+"""
+IN_PLACE = "x+= x-= x*= x/= x//= x%= x**= i&= i|= i^= i<<= i>>="
+WRITTEN = [
+    *(f"y = {code}" for code in WITH_SIGNS.split()),
+    *(f"y = {code[0]}.clone(); y {code[1:]} 2" for code in IN_PLACE.split()),
+    *(f"y = {code[0]}.clone(); y {code[1:]} {code[0]}" for code in (*IN_PLACE.split(), "x@=")),
+]
+
+
+class Written(nn.Module):
+    """Computes what `code` says of a tensor of floats and one of whole numbers."""
+
+    def __init__(self, code):
+        super().__init__()
+        self.code = compile(code, code, "exec")
+
+    def forward(self, x, i):
+        names = {"torch": torch, "x": x, "i": i}
+        exec(self.code, names)
+        return names["y"]
+
+
+@pytest.mark.parametrize("how", ["traced", "recorded"])
+@pytest.mark.parametrize("code", WRITTEN)
+@torch.no_grad()
+def test_what_python_has_signs_for_is_saved(code, how):
+    """Torch has another function for `x ** 2` than `x.pow(2)`, and for `1 / x` a `__rdiv__`."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, 3, 4, 4, generator=generator) + 0.5
+    inputs = [x, torch.randint(0, 4, x.shape, generator=generator)]
+    root = capture(Written(code)).module
+    if how == "recorded":
+        root = fx.GraphModule(root, record_run(Written(code), inputs)[0])
+    data, tensors = dump(root)
+    same(Written(code), restore(json.loads(json.dumps(data)), tensors), inputs)
 
 
 # Torch's own samples of its operators: of each the first that a graph can be made of.

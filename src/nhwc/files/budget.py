@@ -155,8 +155,11 @@ def _check_python(target: Any, args: tuple[Any, ...]) -> None:
     """Refuse arithmetic that would take Python forever, before it begins."""
     first, second = (*args, None, None)[:2]
     whole = isinstance(first, int) and isinstance(second, int)
-    if target in (operator.pow, pow) and whole and first.bit_length() * abs(second) > 64 * _BITS:
+    power = target in (operator.pow, operator.ipow, pow)
+    if power and whole and first.bit_length() * abs(second) > 64 * _BITS:
         raise Foreign(f"{first} to the power of {second}")
+    if target in (operator.lshift, operator.ilshift) and whole and second > 64 * _BITS:
+        raise Foreign(f"{first} shifted by {second}")
     if target is round and isinstance(second, int) and abs(second) > _BITS * _BITS:
         raise Foreign(f"a number rounded to {second} digits")
     if target in (operator.mod, operator.mul, operator.imul):

@@ -37,6 +37,9 @@ _NOT = re.compile(
 )
 """Names of operators that are left out, by the property that the name tells."""
 
+_PUBLIC = frozenset(("clamp_max", "clamp_min", "split_with_sizes"))
+"""Operators that code calls, though torch does not document them."""
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 _ALIASES = frozenset(("input", "axis", "keepdims", "requires_grad", "dtype", "out", "as_tuple"))
@@ -75,10 +78,11 @@ def is_safe_name(name: str) -> bool:
 
 
 def is_public(name: str) -> bool:
-    """Whether torch documents the operator, or the one without its `_`, as function or method."""
+    """Whether code calls the operator, or the one without its `_`: torch documents what it may."""
     names = {name, name.removesuffix("_")}
     rooms = (torch, torch.Tensor, F)
-    return any(getattr(getattr(room, n, None), "__doc__", None) for room in rooms for n in names)
+    described = (getattr(getattr(room, n, None), "__doc__", None) for room in rooms for n in names)
+    return bool(names & _PUBLIC) or any(described)
 
 
 def pure_overload(name: str, overload: str) -> Any:

@@ -107,6 +107,8 @@ def _restore_node(
     elif op == "call_method":
         if name not in methods() or not args or not isinstance(args[0], fx.Node):
             raise Foreign(f"the method {name[:40]!r}")
+        if name == "type" and len(args) == 1:
+            raise Foreign("the method 'type', which names a type")
         allowed = keywords_of_method(name)
     elif op == "call_module":
         layer = root.get_submodule(_dotted(name))

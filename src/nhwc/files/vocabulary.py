@@ -27,8 +27,9 @@ from ..graph.layers import LAYERS
 from . import schemas
 
 _OPERATORS = """
-    abs add and_ contains eq floordiv ge getitem gt iadd imul index invert isub itruediv le lt
-    matmul mod mul ne neg not_ or_ pos pow sub truediv xor setitem
+    abs add and_ contains eq floordiv ge getitem gt iadd iand ifloordiv ilshift imatmul imod imul
+    index invert ior ipow irshift isub itruediv ixor le lshift lt matmul mod mul ne neg not_ or_ pos
+    pow rshift setitem sub truediv xor
 """
 
 _BUILTINS = "abs bool float getattr int len max min pow round slice sum tuple"
@@ -40,11 +41,16 @@ _PYTHON = "_assert as_tensor rsub tensor"
 
 _CASTS = """
     bfloat16 bool byte cdouble cfloat char cpu double element_size float half int long ndimension
-    nelement norm numel short split stft unique unique_consecutive values
+    nelement new_tensor norm numel short split stft type unique unique_consecutive values
 """
 """Methods that torch writes in Python, or that return numbers; `values` is a dict's, too."""
 
-ATTRIBUTES = frozenset(("device", "dtype", "imag", "is_cuda", "mT", "ndim", "real", "shape", "T"))
+_MADE_FROM_NUMBERS = frozenset(("dtype", "device", "requires_grad"))
+"""The keywords of what makes a tensor from numbers of Python's."""
+
+ATTRIBUTES = frozenset(
+    ["data", "device", "dtype", "H", "imag", "is_cuda", "mH", "mT", "ndim", "real", "shape", "T"]
+)
 """The attributes that `getattr` may read."""
 
 _ROOMS = (
@@ -128,7 +134,7 @@ def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[s
     if room in ("operator", "builtins", "math"):
         return frozenset()
     if function in (torch.tensor, torch.as_tensor):
-        return frozenset(("dtype", "device", "requires_grad"))
+        return _MADE_FROM_NUMBERS
     if not inspect.isbuiltin(function) and inspect.isroutine(function):
         return _parameters(function)
     prefix = room.removeprefix("torch.") + "_" if room in dict(_ROOMS) else ""
@@ -138,6 +144,8 @@ def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[s
 
 def keywords_of_method(name: str) -> frozenset[str]:
     """The keywords that a tensor's method takes."""
+    if name == "new_tensor":
+        return _MADE_FROM_NUMBERS
     written_in_python = inspect.isfunction(getattr(torch.Tensor, name))
     known = _parameters(getattr(torch.Tensor, name)) if written_in_python else frozenset()
     return known | (schemas.keywords_of(name) if schemas.is_pure(name) else {"memory_format"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import operator
 from typing import Any, NoReturn
@@ -20,7 +21,8 @@ _IN_PLACE = {"__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itru
 _IN_PLACE |= {"__idiv__": "div_", "__iand__": "bitwise_and_", "__ior__": "bitwise_or_"}
 
 _SIGNS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
-"""Torch calls `x + y` by the name of the method."""
+_SIGNS |= {"__div__": operator.truediv}
+"""Torch calls `x + y` by the name of the method, and `1 / x` `__rdiv__`."""
 
 _PLAIN = (
     *(str, bool, int, float, complex, type(None), type(Ellipsis)),
@@ -158,15 +160,16 @@ class Noted:
             self.refuse("it sets an attribute of a traced value")
         if function.__name__ == "__get__":
             return self.graph.call_function(getattr, (args[0], name))
-        if getattr(Tensor, name, None) != function:
+        if not _is_method(function, name):
             return self.graph.call_function(function, args, kwargs)
         if name in _IN_PLACE:
             return self.graph.call_method(_IN_PLACE[name], args, kwargs)
         sign = _sign(name) if len(args) < 3 and not kwargs else None
         if sign is not None:
             return self.graph.call_function(sign, args)
-        if name.startswith("__r") and getattr(operator, f"__{name[3:]}", None):
-            return self.graph.call_function(getattr(operator, f"__{name[3:]}"), args[::-1])
+        mirrored = _sign(f"__{name[3:]}") if name.startswith("__r") else None
+        if mirrored is not None:
+            return self.graph.call_function(mirrored, args[::-1])
         return self.graph.call_method(name, args, kwargs)
 
 
@@ -174,6 +177,12 @@ def name_of(function: Any) -> str:
     """The name of a function or method; of an attribute's getter, that of the attribute."""
     own = getattr(function, "__name__", str(function))
     return function.__self__.__name__ if own in ("__get__", "__set__", "__delete__") else own
+
+
+def _is_method(function: Any, name: str) -> bool:
+    """Whether it is the method of this name, or what torch wraps around it: `x ** 2` calls one."""
+    method = getattr(Tensor, name, None)
+    return method is not None and inspect.unwrap(method) == inspect.unwrap(function)
 
 
 def _sign(name: str) -> Any:
