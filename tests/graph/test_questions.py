@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import functools
 import weakref
 
 import pytest
@@ -44,6 +45,24 @@ def try_to_loop(y):
         return sum(part for part in y) * 5
     except Exception:
         return y + 1
+
+
+def try_size(y):
+    try:
+        return y * {6: 2}[y.shape[-1]]
+    except KeyError:
+        return y + 1
+
+
+@functools.lru_cache
+def doubled(number):
+    return number * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    height: int
+    width: int
 
 
 def matched(y):
@@ -98,6 +117,19 @@ QUESTIONS = {
     "bool": lambda y: y * 2 if y.numel() else y * 3,
     "len": lambda y: y * len(y),
     "mark": marked,
+    "size as a key": lambda y: y * {6: 2, 7: 3}.get(y.shape[-1], 5),
+    "rank as a key": lambda y: y * {4: 2, 5: 3}.get(y.ndim, 5),
+    "number of dimensions as a key": lambda y: y * {4: 2, 5: 3}.setdefault(y.dim(), 5),
+    "pair as a key": lambda y: y * {(3, 6): 2, (1, 6): 3}.get((y.size(1), y.size(2)), 5),
+    "type as a key": lambda y: y * {torch.float32: 2}.get(y.dtype, 5),
+    "device as a key": lambda y: y * {torch.device("cpu"): 2}.get(y.device, 5),
+    "record as a key": lambda y: y * {Sides(6, 6): 2}.get(Sides(y.shape[2], y.shape[3]), 5),
+    "try a key": try_size,
+    "in a set": lambda y: y * 2 if y.ndim in {4, 5} else y * 3,
+    "not in a dict": lambda y: y * 2 if y.shape[-1] not in {6: 1} else y * 3,
+    "set of sizes": lambda y: y * len({y.shape[-1], y.shape[-2]}),
+    "cached": lambda y: y * doubled(y.shape[-1]),
+    "tensor as a key": lambda y: {y: y * 2}[y] if y in {y: 1} else y * 3,
     "weakref": lambda y: weakref.ref(y)() * 2,
     "copy": lambda y: copy.copy(y) * 2,
     "deepcopy": lambda y: copy.deepcopy(y) * 2,
@@ -127,6 +159,23 @@ def test_a_question_has_the_answer_of_the_real_value(question, source):
     model = random_(Asks(SOURCES[source], QUESTIONS[question]))
     fused = fuse(model)
     torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
+class Named(nn.Module):
+    """Raises an error that holds what it looked for, if that is a traced value."""
+
+    def forward(self, x):
+        return x * {6: 2.0}[x.shape[-1]]
+
+
+def test_an_error_that_holds_a_traced_value_is_told():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Named(), nn.Sequential(nn.ReLU())).eval()
+    model[2].forward = lambda x: {}[x.shape]
+    captured = capture(model)
+    assert {one.path: one.reason.partition(" (")[0] for one in captured.opaque} == {
+        "1": "it looks for a traced value in a dict or a set",
+        "2": "it looks for a traced value in a dict or a set",
+    }
 
 
 class Logits(nn.Module):

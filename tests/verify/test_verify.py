@@ -49,6 +49,22 @@ def test_another_order_of_rounding_passes():
     verification.require()
 
 
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def test_random_numbers_are_held_against_the_models_own():
+    """In float64 other numbers are drawn: against those every answer would be right."""
+    model = nn.Sequential(net(), Noisy()).eval()
+    truth = observe(model, draw())
+    assert truth.drawn
+    assert truth.exact is None
+    assert verify(truth, model).passed
+    assert not verify(truth, lambda x: model(x) + 0.1).passed
+    assert not verify(truth, lambda x: model[0](x) + torch.rand_like(model[0](x))).passed
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

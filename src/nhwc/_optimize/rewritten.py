@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ..errors import NhwcError, is_out_of_memory
+from ..errors import NhwcError, VerificationError, is_out_of_memory
 from ..graph import Captured, capture, capture_closed
 from ..graph.report import Opaque, PassReport
 from ..machine.host_memory import trim
@@ -48,12 +48,17 @@ def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:
 
 
 def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten:
-    """Hold the graph against the original; where it cannot even run, the model stays closed."""
+    """Hold the graph against the original; where that says nothing, the model is closed."""
     try:
         with preserved(rewritten.graph):
             judge.check(rewritten.graph)
         return_as(rewritten.graph, task.example, judge.answers)
         return rewritten
+    except VerificationError:
+        if not judge.draws:
+            raise
+        reason = "it draws random numbers, which fall on other elements where strides differ"
+        return _closed(task, judge, reason)
     except NhwcError:
         raise
     except Exception as error:
@@ -61,7 +66,11 @@ def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten
             raise
         said = " ".join(str(error).split())[:200]
         reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
-        closed = capture_closed(unplanned(task.model), reason)
-        with preserved(closed.module):
-            judge.check(closed.module)
-        return Rewritten(closed.module, closed.opaque, closed=True)
+        return _closed(task, judge, reason)
+
+
+def _closed(task: OptimizeTask, judge: Judge, reason: str) -> Rewritten:
+    closed = capture_closed(unplanned(task.model), reason)
+    with preserved(closed.module):
+        judge.check(closed.module)
+    return Rewritten(closed.module, closed.opaque, closed=True)

@@ -38,7 +38,7 @@ from .parts import verify_or_parts
 _TRIALS = 3
 """On how many inputs the answers are compared."""
 
-_QUESTIONS = 2
+_QUESTIONS = 3
 """Raised whenever more is asked of a result: what was remembered before says nothing of that."""
 
 
@@ -62,6 +62,11 @@ class Judge:
     def answers(self) -> dict[str, Any]:
         """What the model answers to the example."""
         return self._truth.answers[0]
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers."""
+        return self._truth.drawn
 
     def runs(self, inputs: tuple[Any, ...]) -> None:
         """Refuse what the model itself cannot take, before anything is planned for it."""

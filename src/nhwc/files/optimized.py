@@ -240,7 +240,7 @@ def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool
                 raise
             continue  # Without a plan a call runs the graph, which says what is wrong.
         with from_nothing():
-            found = verify(Answers((inputs,), (answer,), None), plan.program)
+            found = verify(Answers((inputs,), (answer,), None, drawn=False), plan.program)
         if not found.passed:
             continue
         plans.append(served(plan, graph, inputs))

@@ -146,6 +146,13 @@ class Asked:
         known = self._passes_for()
         return dir(known) if known else _refuse(self, "it asks what attributes a traced value has")
 
+    def __hash__(self) -> int:
+        # A tensor is a key by its identity; a size or a dtype would be found by its value.
+        known = self._passes_for()
+        if not _is_machinery(sys._getframe(1)) and not (known and issubclass(known, Tensor)):
+            _refuse(self, "it looks for a traced value in a dict or a set")
+        return object.__hash__(self)
+
     def __len__(self) -> int:
         _refuse(self, "it uses the length of a traced value")
 

@@ -298,7 +298,10 @@ SEEDS = "it seeds torch's random numbers, or draws some itself"
 
 def explain(error: Exception) -> str:
     """Say in one line why tracing failed, and where in the user's code."""
-    text = str(error).strip().splitlines()
+    try:
+        text = str(error).strip().splitlines()
+    except fx.proxy.TraceError:
+        text = ["of a traced value"]  # The error holds one, which will not be written.
     first = text[0] if text else ""
     for sign, plain in _PLAIN.items():
         if sign in first:

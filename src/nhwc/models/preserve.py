@@ -104,7 +104,9 @@ def drawn_so_far() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy.random")
     state = {} if numpy is None else numpy.get_state(legacy=False)["state"]
     words = [one.tolist() if hasattr(one, "tolist") else one for one in state.values()]
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), words
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [one.numpy().tobytes() for one in (torch.get_rng_state(), *cards)]
+    return states, random.getstate(), words
 
 
 def _remember_parameter(parameter: nn.Parameter) -> _Restore:

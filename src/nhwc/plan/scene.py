@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from .. import kernels
 from ..formats import Format
 from ..graph import may_be_view, written_into
 from ..graph.shapes import is_size
+from ..models.preserve import drawn_so_far
 from ..models.trees import tensors_of
 from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
@@ -109,12 +109,12 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         raise Unplannable(reason)
     if any(tensors_of(x) for x in inputs if not isinstance(x, Tensor)):
         raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
-    drawn = torch.get_rng_state()
+    drawn = drawn_so_far()
     found = record(graph, inputs)
     apart = parted(graph, found)
     if apart is not None:
         graph, found = apart, record(apart, inputs)
-    if not torch.equal(drawn, torch.get_rng_state()):
+    if drawn_so_far() != drawn:
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
     if found.foreign is not None:

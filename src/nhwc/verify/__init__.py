@@ -6,6 +6,7 @@ from the truth than the old one was. The truth is the original in float64.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -18,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
-from ..models.preserve import preserved, undrawn
+from ..models.preserve import drawn_so_far, preserved, undrawn
 from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
@@ -93,34 +94,37 @@ class Verification:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """The answers of the original to some inputs, in its own precision and in float64."""
+    """The answers of the original to some inputs, in its own precision and in float64.
+
+    `drawn` says that it draws random numbers.
+    """
 
     inputs: tuple[tuple[Any, ...], ...]
     answers: tuple[dict[str, Any], ...]
     exact: tuple[dict[str, Any], ...] | None
+    drawn: bool
 
 
 def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool = True) -> Answers:
     """Run `model` on each of `inputs`, once as it is and once, on a copy, in float64.
 
-    `exact` is None if the model cannot run in float64, or `wide` is False; then before and after
-    are compared with each other only.
+    `exact` is None if the model cannot run in float64, if it draws random numbers, which differ
+    there, or if `wide` is False; then before and after are compared with each other only.
     """
     # Lists: a generator would turn a StopIteration that the model raises into another error.
-    answers = tuple([answer(model, one) for one in inputs])
-    if not wide:
-        return Answers(tuple(inputs), answers, None)
+    observed = [_observed(model, one) for one in inputs]
+    answers = tuple(found for found, _ in observed)
+    drawn = any(drew for _, drew in observed)
     exact = None
-    try:
-        exact = run_in_float64(
-            model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
-        )
-    except Exception:
+    if wide and not drawn:
         # A user's forward may raise anything in a precision that it was not written for.
-        return Answers(tuple(inputs), answers, None)
-    if any(_shapes(a) != _shapes(b) for a, b in zip(answers, exact, strict=True)):
+        with contextlib.suppress(Exception):
+            exact = run_in_float64(
+                model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
+            )
+    if exact is not None and [*map(_shapes, answers)] != [*map(_shapes, exact)]:
         exact = None  # The output's shape depends on values (detections): not comparable.
-    return Answers(tuple(inputs), answers, exact)
+    return Answers(tuple(inputs), answers, exact, drawn)
 
 
 def verify(truth: Answers, after: Callable[..., Any]) -> Verification:
@@ -216,6 +220,11 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
 
 def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
     """The leaves of what `function` returns for `inputs`, by path; both stay as they were."""
+    return _observed(function, inputs)[0]
+
+
+def _observed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
+    """The leaves of what `function` returns, and whether it drew random numbers."""
     # A model may write into its input; the next run must see the same one.
     own = cloned(inputs)
     # A model may also count its calls or collect results: every run starts from the same state.
@@ -223,7 +232,9 @@ def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, A
     with torch.no_grad(), kept:
         torch.manual_seed(0)
         random.seed(0)
-        return dict(flatten(_call(function)(*own)))
+        before = drawn_so_far()
+        found = dict(flatten(_call(function)(*own)))
+        return found, drawn_so_far() != before
 
 
 def _call(function: Callable[..., Any]) -> Callable[..., Any]:
