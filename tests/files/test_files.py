@@ -1,5 +1,6 @@
 """Saved models: the same answers back, nothing run but listed operators, damage always told."""
 
+import dataclasses
 import json
 import math
 import struct
@@ -25,6 +26,7 @@ from nhwc.formats import Format, to_format
 from nhwc.graph import capture
 from nhwc.graph.layers import LAYERS, assert_sizes
 from nhwc.passes import PASSES, run_passes
+from nhwc.plan import make_plan
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..optimize.test_optimize import (
@@ -62,6 +64,27 @@ def test_a_loaded_model_is_planned_and_answers_the_same(saved, image):
     assert torch.equal(loaded.portable(wide), fast.portable(wide))
     assert loaded.state_dict().keys() == fast.state_dict().keys()
     assert not loaded.training
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("off", [1e-5, 1e-2])
+def test_a_plan_that_rounds_too_freely_is_made_exactly(off, saved, image, monkeypatch):
+    """What is off by less than a thousandth must be held against float64, too."""
+    asked = []
+
+    def less_exact(*args, exact, **kwargs):
+        asked.append(exact)
+        plan = make_plan(*args, exact=exact, **kwargs)
+        if not exact:
+            run = plan.program
+            plan = dataclasses.replace(plan, program=lambda *x: run(*x) * (1 + off))
+        return plan
+
+    monkeypatch.setattr("nhwc.files.optimized.make_plan", less_exact)
+    loaded = nhwc.load(saved[1])
+    assert asked == [False, True] * 2
+    assert runs_program(loaded, image)
+    torch.testing.assert_close(loaded(image), saved[0](image), rtol=1e-6, atol=1e-6)
 
 
 def test_saving_holds_no_second_model(tmp_path):

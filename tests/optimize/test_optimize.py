@@ -22,6 +22,7 @@ import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._bench.peak import resident_bytes
 from nhwc._optimize.contest import winner
+from nhwc._optimize.verdict import Judge
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import Comparison, Samples
@@ -30,6 +31,7 @@ from nhwc.passes import FOLDING
 from nhwc.plan import Identifier
 from nhwc.plan.ledger import Ledger
 from nhwc.render.optimize_text import optimize_text
+from nhwc.verify import Check
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..processor import computes, needing
@@ -590,6 +592,26 @@ def test_a_pass_that_is_wrong_is_refused(image):
     with pytest.raises(VerificationError, match="relative error"):
         optimize(model, image, passes=(*FOLDING, break_it))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_what_rounds_too_freely_is_exact_from_then_on(image, monkeypatch, tmp_path):
+    """Also where it is planned again: loaded, copied, for other shapes."""
+    real, asked = Judge.judge, []
+
+    def judge(self, *args, **kwargs):
+        asked.append(args)
+        found = real(self, *args, **kwargs)
+        wrong = dataclasses.replace(found, checks=(Check(0, "output", 1.0, 1e-7, 1e-6),))
+        return wrong if len(asked) == 1 else found
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    fast = optimize(residual(), image)
+    assert len(asked) == 2
+    assert fast.exact
+    assert copy.deepcopy(fast).exact
+    nhwc.save(fast, tmp_path / "m.nhwc")
+    assert nhwc.load(tmp_path / "m.nhwc").exact
 
 
 def test_passes_are_what_one_asks_for(image):

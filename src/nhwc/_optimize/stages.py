@@ -98,17 +98,19 @@ def optimize(
         report = _report(task, rewritten, judged, turns, start)
         bring_back(shelved, planned.weights if report.chosen == "plan" else ())
         result = _result(report.chosen, task, rewritten, planned)
-        result.report, result.exact = report, exact
+        # Wherever it is planned again, from a file or for other shapes, the same is asked of it.
+        result.report, result.exact = report, judged.exact
         result.examples = tuple(map(describe, examples))
         return result
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A planned model that was found right, and the verdict."""
+    """A planned model that was found right, the verdict, and whether all its kernels are exact."""
 
     planned: Planned
     verification: Verification
+    exact: bool
 
 
 def _here(example: tuple[Any, ...], *, remeasure: bool) -> tuple[Environment, Ledger]:
@@ -154,13 +156,16 @@ def _planned_soundly(
     planned = plan_model(task, rewritten.graph, sized)
     found = judged(planned)
     if not found.passed and planned.kernels and not task.exact:
-        planned = plan_model(replace(task, exact=True), rewritten.graph, sized)
+        exactly = replace(task, exact=True)
+        planned = plan_model(exactly, rewritten.graph, sized)
         found = judged(planned)
+        if found.passed:
+            return _Judged(planned, found, exact=True)
     if not found.passed and any(sized):
         planned = plan_model(task, rewritten.graph, [None for _ in sized])
         found = judged(planned)
     found.require()
-    return _Judged(planned, found)
+    return _Judged(planned, found, task.exact)
 
 
 def _labels(rewritten: Rewritten, planned: Planned) -> str:
