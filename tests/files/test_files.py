@@ -87,6 +87,30 @@ def test_a_plan_that_rounds_too_freely_is_made_exactly(off, saved, image, monkey
     torch.testing.assert_close(loaded(image), saved[0](image), rtol=1e-6, atol=1e-6)
 
 
+class Shared(nn.Module):
+    """One activation behind two convolutions, and alone; which sizes it takes, its code says."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.activation = activation
+
+    def forward(self, x):
+        if x.shape[-1] % 2:
+            raise ValueError("an even width, please")
+        y = self.activation(self.first(x))
+        z = self.activation(self.second(y))
+        return self.activation(z.mean((2, 3), keepdim=True) * z + y)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.ReLU(inplace=True), nn.PReLU, nn.SiLU])
+def test_a_layer_that_is_part_of_another_and_called_by_itself_is_saved_once(make, image, tmp_path):
+    model = nn.Sequential(nn.Identity(), Shared(make())).eval()
+    nhwc.save(nhwc.optimize(model, image), tmp_path / "m.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "m.nhwc")(image), model(image))
+
+
 def test_saving_holds_no_second_model(tmp_path):
     fused = nhwc.fuse(nn.Sequential(nn.Linear(2048, 1024)).eval())
     tracemalloc.start()

@@ -198,6 +198,37 @@ def test_what_a_layer_returns_has_the_attributes_of_a_tensor():
     torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
 
 
+class Layer(nn.Module):
+    """Its annotation says less than it takes, as that of torchvision's DenseNet does."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        parts = [input] if isinstance(input, Tensor) else input
+        return self.conv(torch.cat(parts, 1)[:, :3])
+
+
+class Listing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layer(), Layer()
+
+    def forward(self, x):
+        if x.sum() > 1e9:
+            return x
+        return self.second([x, self.first([x])])
+
+
+def test_annotations_of_a_part_are_not_believed():
+    model = random_(Listing())
+    fused = fuse(model)
+    assert {one.path for one in fused.report.opaque} == {"", "first", "second"}
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
+    assert not capture(Layer()).opaque
+
+
 class Maybe(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum() > 1e9 else None

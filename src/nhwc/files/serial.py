@@ -30,7 +30,9 @@ _PYTHON = ("_operator", "builtins", "math")
 
 def dump(graph: fx.GraphModule) -> tuple[dict[str, Any], list[Tensor]]:
     """Nodes, modules and the places of tensors as plain values, and the tensors."""
-    paths = [str(n.target) for n in graph.graph.nodes if n.op == "call_module"]
+    called = {str(n.target): None for n in graph.graph.nodes if n.op == "call_module"}
+    # A part of a layer that is called by itself, too, comes back with that layer.
+    paths = [path for path in called if not any(path.startswith(f"{one}.") for one in called)]
     tensors: list[Tensor] = []
     data = {
         "name": type(graph).__name__ if type(graph) is not fx.GraphModule else graph._get_name(),
@@ -51,7 +53,7 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
         raise Foreign(f"{used} of {len(tensors)} tensors are used")
     for path, tensor in (*root.named_parameters(), *root.named_buffers()):
         if tensor.is_meta:
-            raise Foreign(f"{path} has no values")
+            raise Foreign(f"a tensor {path} without values")
     graph = fx.Graph()
     known: dict[str, fx.Node] = {}
     if len(data["nodes"]) > NODES:
@@ -213,23 +215,23 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
         child = holder._modules.get(part)
         if child is None:
             if type(holder) is not nn.Module:
-                raise Foreign(f"{path} is inside a module that has no such part")
+                raise Foreign(f"{path}, inside a module that has no such part")
             child = nn.Module()
             holder._modules[_checked(holder, root, part)] = child
         holder = child
     _checked(holder, root, leaf)
     if isinstance(value, nn.Module):
         if leaf in holder._modules:
-            raise Foreign(f"{path} is there twice")
+            raise Foreign(f"two parts called {path}")
         holder._modules[leaf] = value
         return
     slots: Any = holder._parameters if isinstance(value, nn.Parameter) else holder._buffers
     there = slots.get(leaf)
     if type(holder) is nn.Module:
         if hasattr(holder, leaf):
-            raise Foreign(f"{path} is there already")
+            raise Foreign(f"two tensors called {path}")
     elif check and (there is None or there.shape != value.shape):
-        raise Foreign(f"{path} does not fit its module")
+        raise Foreign(f"a tensor {path} that does not fit its module")
     if isinstance(value, nn.Parameter):
         setattr(holder, leaf, value)  # Recurrent layers keep a list of their own, too.
         return

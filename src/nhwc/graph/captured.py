@@ -98,7 +98,7 @@ def _trace(
     Either way the parts that stay opaque get graphs of their children.
     """
     mark_generators()
-    tracer, state = Tracer(), State(module)
+    tracer, state = Tracer(believed=not path), State(module)
     reason = opaque_by_nature(module) or _unlike_forward(module)
     if reason is None:
         try:

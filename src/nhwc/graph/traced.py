@@ -145,7 +145,8 @@ class TracedParameter(Asked, fx.proxy.ParameterProxy):
 
 def surely_tensor(node: fx.Node, tracer: fx.proxy.TracerBase) -> bool:
     if node.op == "placeholder":
-        return node.type in (Tensor, "Tensor", "torch.Tensor")
+        believed = tracer.believed  # type: ignore[attr-defined]
+        return believed and node.type in (Tensor, "Tensor", "torch.Tensor")
     if node.op == "call_module":
         module = tracer.root.get_submodule(str(node.target))  # type: ignore[attr-defined]
         if isinstance(module, nn.MultiheadAttention):

@@ -42,14 +42,16 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 class Tracer(fx.Tracer):
     """torch.fx's tracer, with each module that cannot be traced kept as one call.
 
-    `opaque` maps the path of each such module to the reason.
+    `opaque` maps the path of each such module to the reason. The code around a part of a model may
+    give it what its annotations do not say: they are `believed` of the whole alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, believed: bool = True) -> None:
         wrapped = (*_untraceable_functions(), *_RECORDED)
         super().__init__(autowrap_functions=wrapped)
         self._autowrap_search.append(torch)
         self.opaque: dict[str, str] = {}
+        self.believed = believed
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
