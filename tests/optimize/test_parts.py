@@ -8,6 +8,8 @@ import nhwc
 from nhwc._optimize.parts import verify_or_parts
 from nhwc.verify import observe, verify
 
+from .test_optimize import force
+
 
 class Sorting(nn.Module):
     """As a detector does, it loops over a list of images and sorts what is almost equal."""
@@ -144,3 +146,55 @@ def test_an_original_that_is_exact_by_luck_may_be_met_less_exactly(model, passes
     assert not verify(truth, erring(5e-5)).passed
     assert verify_or_parts(truth, model, erring(5e-5)).passed is passes
     assert not verify_or_parts(truth, model, erring(1e-3)).passed
+
+
+class LastDigits(nn.Module):
+    """Answers with what falls as the rounding falls, in code that only a recording can follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x):
+        if type(x) is not torch.Tensor:
+            return x
+        return (self.conv(x) * 1e6).frac().round()
+
+
+@torch.no_grad()
+def test_a_whole_that_decides_by_values_answers_as_the_original_does():
+    """Its own float64 run says nothing of it: against that every answer is as good."""
+    model, x = LastDigits().eval(), torch.randn(1, 3, 16, 16)
+    truth = observe(model, [(x,)])
+    assert truth.exact is not None
+    wrong = nn.Sequential(model, nn.Flatten(1), nn.Unflatten(1, (8, 16, 16)), Flipped())
+    assert verify(truth, wrong).passed
+    assert not verify_or_parts(truth, model, wrong).passed
+    assert verify_or_parts(truth, model, model).passed
+    assert torch.equal(force(model, x)(x), model(x))
+
+
+class Flipped(nn.Module):
+    def forward(self, x):
+        return x.flip(1)
+
+
+class Wanting(nn.Module):
+    """As torch's matrix product does, it computes in another way where gradients are wanted."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        if type(x) is not torch.Tensor:
+            return x
+        return self.conv(x) + self.conv.weight.requires_grad
+
+
+@torch.no_grad()
+def test_a_copy_of_the_models_own_code_is_believed_if_it_agrees_unfrozen():
+    model, x = Wanting().eval(), torch.randn(1, 3, 16, 16)
+    result = nhwc.optimize(model, x)
+    assert not any(parameter.requires_grad for parameter in result.parameters())
+    torch.testing.assert_close(result(x), model(x) - 1)

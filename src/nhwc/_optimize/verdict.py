@@ -83,6 +83,23 @@ class Judge:
             verify_or_parts(self._truth, self.model, graph).require()
         trim()
 
+    def check_unfrozen(self, graph: nn.Module) -> None:
+        """Check a graph of the model's own code as it was before it was frozen; then believe it.
+
+        Torch multiplies matrices in another way if one wants gradients, and a model that sorts
+        what it found may answer otherwise for a difference in the last digit.
+        """
+        frozen = [p for p in graph.parameters() if p.is_floating_point() or p.is_complex()]
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            self.check(graph)
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        self.model = graph
+        self._run(wide=True)
+
     def judge(
         self,
         result: Optimized,
