@@ -290,8 +290,40 @@ class Inherits(Compares):
         return super().forward(x) * self.part.out_channels
 
 
+def with_hidden(forward):
+    """Adds an argument by its name, as the backbones of transformers have it."""
+
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        kwargs["hidden"] = True
+        return forward(self, *args, **kwargs)[0]
+
+    return wrapper
+
+
+class AddsArgument(Shell):
+    @with_hidden
+    def forward(self, x, scale=2.0, hidden=False):
+        y = decided(self.part(x)) * scale
+        return (y, x) if hidden else y
+
+
+class TakesTheRest(Shell):
+    def forward(self, x, scale=2.0, *others):
+        return decided(self.part(x)) * scale + len(others)
+
+
 HABITS = [
-    *(CountsByClass, CountsByName, CountsTensors, SumsBuffers, ReadsAttribute, ReadsWeight),
+    *(
+        AddsArgument,
+        TakesTheRest,
+        CountsByClass,
+        CountsByName,
+        CountsTensors,
+        SumsBuffers,
+        ReadsAttribute,
+        ReadsWeight,
+    ),
     *(ReadsByName, ReadsByMadeUpName, ReadsByPath, ReadsOtherName, ReadsInLoop, AsksInLoop),
     *(CallsMethod, CallsForward, Checkpoints, Compares, Chooses, InProperty, InLambda),
     *(FallsThrough, Hooks, Patches, Recorded, RecordedByStar, RecordedStraight, RecordsOpaque),
@@ -309,7 +341,15 @@ def test_nobody_notices_that_parts_became_graphs(kind):
     torch.testing.assert_close(outputs(again, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [Recorded, RecordsOnce, CallsMethod])
+def test_arguments_by_place_and_by_name_arrive():
+    model, others = random_(AddsArgument()), random_(TakesTheRest())
+    fused, rest = fuse(model), fuse(others)
+    torch.testing.assert_close(fused(X, 3.0), model(X, 3.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused(X, scale=3.0), model(X, scale=3.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rest(X, 3.0, 1, 2), others(X, 3.0, 1, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Recorded, RecordsOnce, CallsMethod, AddsArgument])
 def test_optimize_takes_them_too(kind):
     model = random_(kind())
     fast = nhwc.optimize(model, X)

@@ -244,12 +244,15 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     if not all(map(is_sayable_argument, parameters)):
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
+    # A decorator may add what was not given by name; behind *args a name would be given twice.
+    rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    by_name = () if rest else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             star = graph.placeholder(f"*{p.name}")
         elif p.kind is p.VAR_KEYWORD:
             double = graph.placeholder(f"**{p.name}")
-        elif p.kind is p.KEYWORD_ONLY:
+        elif p.kind is p.KEYWORD_ONLY or (p.default is not p.empty and p.kind in by_name):
             kwargs[p.name] = graph.placeholder(p.name, default_value=p.default)
         else:
             args.append(graph.placeholder(p.name, default_value=p.default))
