@@ -19,14 +19,18 @@ from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
 from nhwc.files.examples import Example
 from nhwc.files.layers import _arguments_of, dump_layer, restore_layer
+from nhwc.files.optimized import _plan_that_agrees
 from nhwc.files.plain import Foreign, from_plain, to_plain
 from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
 from nhwc.formats import Format, to_format
 from nhwc.graph import capture
 from nhwc.graph.layers import LAYERS, assert_sizes
+from nhwc.kernels.programs.pool import Pool
+from nhwc.machine.environment import Environment
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import make_plan
+from nhwc.plan.ledger import Ledger
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..optimize.test_optimize import (
@@ -109,6 +113,20 @@ def test_a_layer_that_is_part_of_another_and_called_by_itself_is_saved_once(make
     model = nn.Sequential(nn.Identity(), Shared(make())).eval()
     nhwc.save(nhwc.optimize(model, image), tmp_path / "m.nhwc")
     torch.testing.assert_close(nhwc.load(tmp_path / "m.nhwc")(image), model(image))
+
+
+class LastDigits(nn.Module):
+    def forward(self, x):
+        return (x * 1e6).frac().round()
+
+
+@torch.no_grad()
+def test_a_loaded_plan_decides_as_the_graph_does():
+    """Far from its own float64 run, any plan would be near enough."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3), LastDigits()).eval()
+    graph, x = capture(net).module, torch.randn(1, 3, 32, 32)
+    plan = _plan_that_agrees(graph, (x,), Ledger.of(Environment.here()), Pool(), exact=False)
+    assert plan is None or torch.equal(plan.program(x), graph(x))
 
 
 def test_saving_holds_no_second_model(tmp_path):

@@ -258,6 +258,7 @@ def _plan_that_agrees(
             if verify(replace(truth, exact=truth.answers), plan.program).passed:
                 return plan
             truth = observe(graph, [inputs]) if truth.exact is None else truth
-            if verify(truth, plan.program).passed:
+            found = verify(truth, plan.program)
+            if found.passed and not found.astray:
                 return plan
     return None

@@ -22,6 +22,8 @@ from ..errors import VerificationError
 from ..models.preserve import drawn_so_far, preserved, undrawn
 from .widened import run_in_float64, wide_type
 
+_ASTRAY = 1e-2
+
 FACTOR = 10.0
 """A rewritten model may err this many times as much as eager does."""
 
@@ -62,6 +64,14 @@ class Verification:
     @property
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
+
+    @property
+    def astray(self) -> bool:
+        """Whether the original is so far from its own float64 run that this says nothing.
+
+        It decides by values, as a model does that sorts what it found.
+        """
+        return any(check.eager_error > _ASTRAY for check in self.checks)
 
     @property
     def worst(self) -> Check | None:
