@@ -4,7 +4,7 @@ Two such models may round differently in the last digit, and answer with other b
 whole answers otherwise, and is code of the user's own around parts that were rewritten, each part
 is held against the original's on what the original's was given. Then the code around them runs with
 the original's answers in place of the parts': it must come to the very same end. A model without
-such parts must answer as the original does, in its own precision.
+such parts, and far from its own float64 run, must answer as the original does in its own precision.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from torch import Tensor, fx, nn
 
 from ..graph import graphs, is_one_call
 from ..models.preserve import copy_as_is, preserved
-from ..models.trees import tensors_of
 from ..optimized import Optimized
-from ..verify import Answers, Check, Verification, answer, cloned, compare, doubled, flatten, verify
+from ..verify import (
+    Answers,
+    Check,
+    Verification,
+    answer,
+    cloned,
+    compare,
+    decides,
+    doubled,
+    flatten,
+    verify,
+)
 from ..verify.luck import without_luck
 
 
@@ -33,8 +43,8 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
         return found
     parts = _parts(after)
     if not parts:
-        decides = found.passed and _computes_in_full(model, truth)
-        return verify(dataclasses.replace(truth, exact=None), after) if decides else found
+        own = found.passed and found.astray and decides(model, truth.inputs[0])
+        return verify(dataclasses.replace(truth, exact=None), after) if own else found
     if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
         # Its program calls no parts that could be watched.
         reason = "it is planned as a whole, and the model's own answer says too little of that"
@@ -46,12 +56,6 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
         for check in _by_parts(index, model, after, parts, inputs)
     ]
     return Verification(tuple(checks), in_float64=True)
-
-
-def _computes_in_full(model: nn.Module, truth: Answers) -> bool:
-    """Whether no number is of half precision, in which any model is astray by a hundredth."""
-    given = (*model.parameters(), *model.buffers(), *tensors_of(truth.inputs))
-    return not any(t.dtype in (torch.float16, torch.bfloat16) for t in given)
 
 
 def _numbers(value: object) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
@@ -67,10 +68,7 @@ class Verification:
 
     @property
     def astray(self) -> bool:
-        """Whether the original is so far from its own float64 run that this says nothing.
-
-        It decides by values, as a model does that sorts what it found.
-        """
+        """Whether the original is so far from its own float64 run that this says nothing."""
         return any(check.eager_error > _ASTRAY for check in self.checks)
 
     @property
@@ -252,6 +250,49 @@ def _call(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, fx.GraphModule):
         return partial(nn.Module.__call__, function)
     return function
+
+
+class _Decisions(TorchDispatchMode):
+    """Notices operators whose results jump where the numbers that they are given hardly differ."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or func._overloadpacket.__name__ in _JUMPING
+        return func(*args, **(kwargs or {}))
+
+
+_JUMPING = {
+    *(
+        "topk",
+        "sort",
+        "argsort",
+        "argmax",
+        "argmin",
+        "kthvalue",
+        "median",
+        "mode",
+        "nonzero",
+        "nms",
+    ),
+    *("round", "floor", "ceil", "trunc", "sign", "frac", "searchsorted", "bucketize"),
+}
+
+
+def decides(model: nn.Module, inputs: tuple[Any, ...]) -> bool:
+    """Whether the model sorts, picks or rounds numbers: two right ones may answer otherwise.
+
+    >>> decides(nn.ReLU(), (torch.ones(3),)), decides(nn.Threshold(0, 0), (torch.ones(3),))
+    (False, False)
+    >>> class Largest(nn.Module):
+    ...     def forward(self, x):
+    ...         return x.topk(2).values
+    >>> decides(Largest(), (torch.ones(3),))
+    True
+    """
+    with _Decisions() as seen:
+        answer(model, inputs)
+    return bool(seen.found)
 
 
 def compare(
