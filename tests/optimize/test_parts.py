@@ -174,6 +174,25 @@ def test_a_whole_that_decides_by_values_answers_as_the_original_does():
     assert torch.equal(force(model, x)(x), model(x))
 
 
+class Choosing(nn.Module):
+    """Traced as a whole; what it chooses falls as the rounding falls."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x):
+        y = self.head(self.stem(x)).flatten(1)
+        return (y * 1e7).frac().topk(9).indices
+
+
+@torch.no_grad()
+def test_a_whole_graph_that_chooses_otherwise_is_left_to_the_model():
+    model, x = nhwc.zoo.randomize_batchnorm_(Choosing()).eval(), torch.randn(2, 3, 12, 12)
+    assert torch.equal(nhwc.optimize(model, x)(x), model(x))
+
+
 class Flipped(nn.Module):
     def forward(self, x):
         return x.flip(1)

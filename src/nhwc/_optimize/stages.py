@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import InputError
+from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
 from ..graph.copies import own_copy
 from ..machine.environment import Environment
@@ -28,7 +28,7 @@ from ..verify import Verification
 from .contest import Turns, take_turns, winner
 from .planner import Planned, plan_model
 from .report import OptimizeReport
-from .rewritten import Rewritten, captured_for, checked, rewrite
+from .rewritten import Rewritten, captured_for, checked, closed, rewrite
 from .sizes import Sized, for_sizes
 from .task import OptimizeTask, Progress
 from .verdict import Judge
@@ -80,28 +80,39 @@ def optimize(
         for inputs in examples[1:]:
             judge.runs(inputs)
         say("capturing the graph")
-        rewritten = checked(rewrite(captured_for(task), task), task, judge)
-        graph = rewritten.graph
-        turns: dict[str, Turns] = {}
-        with preserved(graph):
-            sized = _sized(rewritten, task)
-            turns["graph"] = take_turns(task, "graph", graph, _key("graph", graph, task))
-        shelved = _shelve(graph, sized)
-        with preserved(graph):
-            judged = _planned_soundly(rewritten, sized, shelved, task, judge)
-            planned = judged.planned
-            if planned.model.portable is not graph or planned.model.serves(task.example):
-                key = _key("plan", graph, task, planned.kernels)
-                with preserved(planned.model):
-                    turns["plan"] = take_turns(task, "plan", planned.model, key, planned.layers_s)
-        ledger.save()
-        report = _report(task, rewritten, judged, turns, start)
-        bring_back(shelved, planned.weights if report.chosen == "plan" else ())
-        result = _result(report.chosen, task, rewritten, planned)
-        # Wherever it is planned again, from a file or for other shapes, the same is asked of it.
-        result.report, result.exact = report, judged.exact
-        result.examples = tuple(map(describe, examples))
-        return result
+        try:
+            rewritten = checked(rewrite(captured_for(task), task), task, judge)
+            return _optimized(rewritten, task, judge, start)
+        except VerificationError:
+            reason = judge.why_unlike()
+            if reason is None:
+                raise
+        return _optimized(closed(task, judge, reason), task, judge, start)
+
+
+def _optimized(rewritten: Rewritten, task: OptimizeTask, judge: Judge, start: float) -> Optimized:
+    """Plan the graph, time what there is in turns, and return what won."""
+    graph, ledger = rewritten.graph, task.ledger
+    turns: dict[str, Turns] = {}
+    with preserved(graph):
+        sized = _sized(rewritten, task)
+        turns["graph"] = take_turns(task, "graph", graph, _key("graph", graph, task))
+    shelved = _shelve(graph, sized)
+    with preserved(graph):
+        judged = _planned_soundly(rewritten, sized, shelved, task, judge)
+        planned = judged.planned
+        if planned.model.portable is not graph or planned.model.serves(task.example):
+            key = _key("plan", graph, task, planned.kernels)
+            with preserved(planned.model):
+                turns["plan"] = take_turns(task, "plan", planned.model, key, planned.layers_s)
+    ledger.save()
+    report = _report(task, rewritten, judged, turns, start)
+    bring_back(shelved, planned.weights if report.chosen == "plan" else ())
+    result = _result(report.chosen, task, rewritten, planned)
+    # Wherever it is planned again, from a file or for other shapes, the same is asked of it.
+    result.report, result.exact = report, judged.exact
+    result.examples = tuple(map(describe, task.examples))
+    return result
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ..verify import (
     Check,
     Verification,
     answer,
+    decides,
     lost_nans,
     observe,
     random_inputs,
@@ -63,10 +64,13 @@ class Judge:
         """What the model answers to the example."""
         return self._truth.answers[0]
 
-    @property
-    def draws(self) -> bool:
-        """Whether the model draws random numbers."""
-        return self._truth.drawn
+    def why_unlike(self) -> str | None:
+        """Why a graph that is right may answer otherwise than the model; None if it may not."""
+        if self._truth.drawn:
+            return "it draws random numbers, which fall on other elements where strides differ"
+        if decides(self.model, self.example):
+            return "it sorts, picks or rounds, and decides otherwise where a last digit differs"
+        return None
 
     def runs(self, inputs: tuple[Any, ...]) -> None:
         """Refuse what the model itself cannot take, before anything is planned for it."""
