@@ -75,7 +75,7 @@ def _how_many(count: int, verb: str, rest: str) -> str:
 
 
 def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
-    label = paint(f"{finding.kind.upper():<11}", _COLORS.get(finding.kind, "yellow"), color)
+    label = f"{finding.kind.upper():<11}"
     times = f" x{len(finding.calls)}" if len(finding.calls) > 1 else ""
     cost = f"{milliseconds(finding.cost_s)}, {finding.share:.1%}" if finding.cost_s else ""
     place = (
@@ -83,7 +83,9 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
         if finding.site.file
         else modules_of(audit, finding)
     )
-    lines = [f"{label} {paint(finding.operator + times, 'bold', color)}  {cost}".rstrip()]
+    head = wrap(f"{label} {finding.operator}{times}  {cost}".rstrip(), "", "    ")
+    head = head.replace(label, paint(label, _COLORS.get(finding.kind, "yellow"), color), 1)
+    lines = [head.replace(finding.operator + times, paint(finding.operator + times, "bold", color))]
     lines.append(f"    {paint(place, 'blue', color)}")
     if finding.site.source:
         lines.append(f"    {paint(finding.site.source, 'dim', color)}")
