@@ -314,20 +314,11 @@ class TakesTheRest(Shell):
 
 
 HABITS = [
-    *(
-        AddsArgument,
-        TakesTheRest,
-        CountsByClass,
-        CountsByName,
-        CountsTensors,
-        SumsBuffers,
-        ReadsAttribute,
-        ReadsWeight,
-    ),
+    *(CountsByClass, CountsByName, CountsTensors, SumsBuffers, ReadsAttribute, ReadsWeight),
     *(ReadsByName, ReadsByMadeUpName, ReadsByPath, ReadsOtherName, ReadsInLoop, AsksInLoop),
     *(CallsMethod, CallsForward, Checkpoints, Compares, Chooses, InProperty, InLambda),
     *(FallsThrough, Hooks, Patches, Recorded, RecordedByStar, RecordedStraight, RecordsOpaque),
-    *(HandsItself, RecordsOnce, Inherits),
+    *(HandsItself, RecordsOnce, Inherits, AddsArgument, TakesTheRest),
 ]
 
 

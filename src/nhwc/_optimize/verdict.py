@@ -67,9 +67,9 @@ class Judge:
     def why_unlike(self) -> str | None:
         """Why a graph that is right may answer otherwise than the model; None if it may not."""
         if self._truth.drawn:
-            return "it draws random numbers, which fall on other elements where strides differ"
+            return "it draws random numbers, which may fall on other elements where strides differ"
         if decides(self.model, self.example):
-            return "it sorts, picks or rounds, and decides otherwise where a last digit differs"
+            return "it sorts, picks or rounds, and may decide otherwise where a last digit differs"
         return None
 
     def runs(self, inputs: tuple[Any, ...]) -> None:

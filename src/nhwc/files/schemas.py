@@ -78,7 +78,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def is_public(name: str) -> bool:
-    """Whether code calls the operator, or the one without its `_`: torch documents what it may."""
+    """Whether torch documents the operator, or the one without its `_`; or code calls it anyway."""
     names = {name, name.removesuffix("_")}
     rooms = (torch, torch.Tensor, F)
     described = (getattr(getattr(room, n, None), "__doc__", None) for room in rooms for n in names)

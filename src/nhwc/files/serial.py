@@ -110,7 +110,7 @@ def _restore_node(
         if name not in methods() or not args or not isinstance(args[0], fx.Node):
             raise Foreign(f"the method {name[:40]!r}")
         if name == "type" and len(args) == 1:
-            raise Foreign("the method 'type', which names a type")
+            raise Foreign("the method 'type' without a type")
         allowed = keywords_of_method(name)
     elif op == "call_module":
         layer = root.get_submodule(_dotted(name))

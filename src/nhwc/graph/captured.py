@@ -245,14 +245,13 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
     # A decorator may add what was not given by name; behind *args a name would be given twice.
-    rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    by_name = () if rest else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    all_named = not any(p.kind is p.VAR_POSITIONAL for p in parameters)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             star = graph.placeholder(f"*{p.name}")
         elif p.kind is p.VAR_KEYWORD:
             double = graph.placeholder(f"**{p.name}")
-        elif p.kind is p.KEYWORD_ONLY or (p.default is not p.empty and p.kind in by_name):
+        elif p.kind is p.KEYWORD_ONLY or (all_named and _is_optional(p)):
             kwargs[p.name] = graph.placeholder(p.name, default_value=p.default)
         else:
             args.append(graph.placeholder(p.name, default_value=p.default))
@@ -267,3 +266,8 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     result = fx.GraphModule(root, graph, type(module).__name__)
     result.meta["path"] = ""
     return result
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    by_name = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    return by_name and parameter.default is not parameter.empty

@@ -83,9 +83,10 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
         if finding.site.file
         else modules_of(audit, finding)
     )
-    head = wrap(f"{label} {finding.operator}{times}  {cost}".rstrip(), "", "    ")
+    called = f"{finding.operator}{times}"
+    head = wrap(f"{label} {called}  {cost}".rstrip(), "", "    ")
     head = head.replace(label, paint(label, _COLORS.get(finding.kind, "yellow"), color), 1)
-    lines = [head.replace(finding.operator + times, paint(finding.operator + times, "bold", color))]
+    lines = [head.replace(called, paint(called, "bold", color), 1)]
     lines.append(f"    {paint(place, 'blue', color)}")
     if finding.site.source:
         lines.append(f"    {paint(finding.site.source, 'dim', color)}")
