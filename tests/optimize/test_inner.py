@@ -22,6 +22,7 @@ from nhwc.passes import FOLDING
 from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 from nhwc.verify.widened import widened
+from nhwc.zoo import randomize_batchnorm_
 
 from ..browser import needs_browser, opened
 from ..processor import computes
@@ -36,7 +37,7 @@ def block(inputs, outputs, **options):
 def made(kind, *inputs):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nhwc.zoo.randomize_batchnorm_(kind(*inputs)).eval()
+        return randomize_batchnorm_(kind(*inputs)).eval()
 
 
 class TwoWays(nn.Module):
