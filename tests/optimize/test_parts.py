@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import nhwc
+from nhwc._optimize import planner
 from nhwc._optimize.parts import verify_or_parts
 from nhwc.verify import observe, verify
 from nhwc.zoo import randomize_batchnorm_
@@ -189,6 +190,30 @@ class Choosing(nn.Module):
 def test_a_whole_graph_that_chooses_otherwise_is_left_to_the_model():
     model, x = randomize_batchnorm_(Choosing()).eval(), torch.randn(2, 3, 12, 12)
     assert torch.equal(nhwc.optimize(model, x)(x), model(x))
+
+
+@torch.no_grad()
+def test_a_graph_whose_plan_alone_chooses_otherwise_is_kept(monkeypatch):
+    def other(self, x):
+        return call(self, x).flip(1)
+
+    def plan(graph, *args, **options):
+        nonlocal call
+        made = make(graph, *args, **options)
+        call = call or type(made.program).__call__
+        monkeypatch.setattr(type(made.program), "__call__", other)
+        return made
+
+    call, make = None, planner.make_plan
+    monkeypatch.setattr(planner, "make_plan", plan)
+    model, x = Choosing(), torch.randn(2, 3, 12, 12)
+    model.stem[1] = nn.Identity()
+    model.eval()
+    fast = nhwc.optimize(model, x)
+    assert call is not None and not fast.serves((x,))
+    assert torch.equal(fast(x), model(x))
+    assert [p.reason[:28] for p in fast.report.plans] == ["it sorts, picks or rounds, a"]
+    assert not fast.report.opaque
 
 
 class Flipped(nn.Module):

@@ -81,6 +81,12 @@ def plan_model(task: OptimizeTask, graph: fx.GraphModule, sized: Sequence[Sized 
     return Planned(Optimized(around, plans, pool=task.pool), tuple(told))
 
 
+def bare(task: OptimizeTask, graph: fx.GraphModule, reason: str) -> Planned:
+    """`graph` without plans, and why."""
+    told = (Told(PlanReport(describe(one), (), 0, 0, reason)) for one in task.examples)
+    return Planned(Optimized(graph, pool=task.pool), tuple(told))
+
+
 def _with_parts(
     task: OptimizeTask, graph: fx.GraphModule, examples: Sequence[tuple[Any, ...]]
 ) -> tuple[fx.GraphModule, list[Told]]:

@@ -26,7 +26,7 @@ from ..plan.ledger import Ledger
 from ..plan.measuring import Leisure
 from ..verify import Verification
 from .contest import Turns, take_turns, winner
-from .planner import Planned, plan_model
+from .planner import Planned, bare, plan_model
 from .report import OptimizeReport
 from .rewritten import Rewritten, captured_for, checked, closed, rewrite
 from .sizes import Sized, for_sizes
@@ -155,7 +155,10 @@ def _planned_soundly(
     task: OptimizeTask,
     judge: Judge,
 ) -> _Judged:
-    """Plan, and hold the result against the original; what rounds too freely is made exactly."""
+    """Plan, and hold the result against the original; what rounds too freely is made exactly.
+
+    The graph was found right already: where only plans of it decide otherwise, it has none.
+    """
 
     def judged(planned: Planned) -> Verification:
         more, whole = task.examples[1:], not rewritten.opaque
@@ -174,6 +177,10 @@ def _planned_soundly(
             return _Judged(planned, found, exact=True)
     if not found.passed and any(sized):
         planned = plan_model(task, rewritten.graph, [None for _ in sized])
+        found = judged(planned)
+    reason = None if found.passed else judge.why_unlike()
+    if reason:
+        planned = bare(task, rewritten.graph, reason)
         found = judged(planned)
     found.require()
     return _Judged(planned, found, task.exact)
