@@ -221,6 +221,19 @@ def test_where_no_image_is_at_work_there_is_nothing_to_judge(model, inputs):
     assert "nothing to judge: " in audit_text(report)
 
 
+def test_a_model_that_maps_over_its_images_is_audited():
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, images):
+            return torch.vmap(lambda image: self.conv(image[None])[0])(images)
+
+    operators = [call.operator for call in audit(Mapped().eval(), X).calls]
+    assert "torch.nn.functional.conv2d" in operators
+
+
 def test_the_verdict_counts_what_was_kept_and_what_was_not_there_to_keep():
     class Windows(nn.Module):
         def __init__(self):

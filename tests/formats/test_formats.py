@@ -102,6 +102,14 @@ def test_a_hint_does_not_overrule_the_strides():
     assert format_of(torch.empty(2, 3, 4, 4), hint=Format.CHANNELS_LAST) is Format.CONTIGUOUS
 
 
+@pytest.mark.parametrize("format", [Format.CONTIGUOUS, Format.CHANNELS_LAST])
+def test_an_image_inside_of_vmap_has_a_format(format):
+    images = torch.stack([to_format(torch.rand(2, 3, 4, 4), format)] * 2)
+    asked = []
+    torch.vmap(lambda image: asked.append(format_of(image)) or image)(images)
+    assert asked == [format]
+
+
 @pytest.mark.parametrize("ndim", [0, 1, 2, 3, 6])
 def test_other_dimensions_are_contiguous_or_other(ndim):
     x = torch.empty((2,) * ndim)

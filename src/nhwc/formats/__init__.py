@@ -77,11 +77,22 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     last = CHANNELS_LAST_OF.get(tensor.ndim)
     if last is None:
         return Format.CONTIGUOUS if plain else Format.OTHER
-    if tensor.numel() and not tensor.is_contiguous(memory_format=MEMORY_FORMATS[last]):
+    if tensor.numel() and not _lies_last(tensor):
         return Format.CONTIGUOUS if plain else Format.OTHER
     if not plain:
         return last
     return hint if hint in (Format.CONTIGUOUS, last) else Format.AMBIGUOUS
+
+
+def _lies_last(tensor: Tensor) -> bool:
+    """Whether the channels are densest; torch itself does not say so of a tensor inside of vmap."""
+    step = 1
+    for dim in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        size = tensor.shape[dim]
+        if size != 1 and tensor.stride(dim) != step:
+            return False
+        step *= size
+    return True
 
 
 def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int, ...]:
