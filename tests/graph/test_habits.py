@@ -3,6 +3,7 @@
 Each net branches on data, so that its code stays, and tells more of its parts than calling them.
 """
 
+import copy
 import functools
 import types
 
@@ -491,3 +492,52 @@ def test_segformer_in_a_wrapper():
         torch.testing.assert_close(
             outputs(fuse(model), (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-4
         )
+
+
+class Centers(nn.Module):
+    """As models that restore images do, it keeps its mean in the type of what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+        self.mean = torch.tensor([0.3, 0.4, 0.5]).view(1, 3, 1, 1)
+
+    def forward(self, x):
+        self.mean = self.mean.type_as(x)
+        return self.norm(self.conv(x - self.mean)) + self.mean
+
+
+class CentersTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Centers()
+
+    def forward(self, x):
+        return self.part(self.part(x))
+
+
+class Centered(Centers):
+    """The next call would find another mean."""
+
+    def forward(self, x):
+        self.mean = (self.mean + 1).type_as(x)
+        return self.norm(self.conv(x - self.mean))
+
+
+@pytest.mark.parametrize("kind", [Centers, CentersTwice])
+def test_a_tensor_that_is_kept_in_the_type_of_the_input_is_no_change(kind):
+    model = random_(kind())
+    fused = fuse(model)
+    assert not fused.report.opaque
+    for x in (X, X.double()):
+        wide = copy.deepcopy(model).to(x.dtype)
+        torch.testing.assert_close(fused.to(x.dtype)(x), wide(x), rtol=1e-4, atol=1e-4)
+    assert type(getattr(model, "part", model).mean) is torch.Tensor
+
+
+def test_a_tensor_that_is_kept_with_other_numbers_is_one():
+    model = random_(Centered())
+    fused = fuse(model)
+    assert fused.report.opaque
+    for _ in range(2):
+        torch.testing.assert_close(fused(X), model(X), rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from .layers import assert_none
+from .plain import is_derived
 
 
 def optional_arguments(module: nn.Module) -> dict[str, Any]:
@@ -78,7 +79,8 @@ _FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
 
 def is_sayable_argument(parameter: inspect.Parameter) -> bool:
     """Whether generated code can have an argument of this name and this default."""
-    plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN)
+    default = parameter.default
+    plain = default is parameter.empty or (isinstance(default, _PLAIN) and not is_derived(default))
     return plain and parameter.name not in _SAID
 
 

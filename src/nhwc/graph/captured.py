@@ -19,6 +19,7 @@ from .edit import attribute
 from .layers import Spread
 from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
+from .plain import all_plain, is_derived
 from .report import Opaque
 from .shells import TraceChild, open_shell
 from .state import State
@@ -52,6 +53,7 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
     check_copies(model)
     with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
+        _settle(own)
         opaque: list[Opaque] = []
         concrete = optional_arguments(own)
         graph = _trace(own, "", opaque, concrete, layers)
@@ -59,6 +61,22 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
             return Captured(_as_one_call(own), tuple(opaque))
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in concrete.items())
     return Captured(graph, tuple(opaque), notes)
+
+
+def _settle(model: nn.Module) -> None:
+    """Give torch's own layers plain settings: `Conv2d(numpy.int64(8), ...)` keeps what it is given.
+
+    >>> import numpy
+    >>> layer = nn.MaxPool2d(numpy.int64(2))
+    >>> _settle(layer)
+    >>> type(layer.kernel_size)
+    <class 'int'>
+    """
+    for layer in filter(is_leaf, model.modules()):
+        settings = vars(layer)
+        for name, value in settings.items():
+            if is_derived(value) or (isinstance(value, tuple) and any(map(is_derived, value))):
+                settings[name] = all_plain(value)
 
 
 def capture_closed(model: nn.Module, reason: str) -> Captured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import numbers
 import operator
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..models.trees import tensors_of
 from .arguments import fields_of
+from .plain import all_plain, is_derived
 from .traced import CONSTANT
 from .tracer import Tracer
 from .writes import may_be_view, written_into
@@ -138,10 +138,8 @@ class Noted:
             return self.graph.call_function(type(value), (), self.argument(fields))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN) and not is_derived(value):
             return value
-        if isinstance(value, numbers.Number) and hasattr(value, "item"):
-            return value.item()
         return self.refuse(f"it works with a {type(value).__name__}")
 
     def call_module(self, path: str, args: Any, kwargs: Any) -> fx.Node:
@@ -154,8 +152,8 @@ class Noted:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> fx.Node:
         """A node that calls `function` as code would say it."""
-        name, args = name_of(function), self.argument(args)
-        kwargs = self.argument(kwargs)
+        name, args = name_of(function), self.argument(all_plain(args))
+        kwargs = self.argument(all_plain(kwargs))
         if function.__name__ in ("__set__", "__delete__"):
             self.refuse("it sets an attribute of a traced value")
         if function.__name__ == "__get__":

@@ -180,6 +180,9 @@ class _Recorder(TorchFunctionMode):
             self.noted.refuse("it asks for the numbers of a traced value")
         if name == "__setitem__":
             return self._assign(*args)
+        if name == "type_as" and not self._is_unknown(args[0]):
+            like = {"dtype": args[1].dtype, "device": args[1].device}
+            return self._make(Tensor.to, args[:1], like)
         if name in _FILLED:
             return self._fill(name, function, args, kwargs)
         return self._called(self.noted.call(function, args, kwargs), function, args, kwargs)

@@ -10,6 +10,7 @@ from torch import Tensor, fx, jit, nn
 
 from ..models.preserve import drawn_so_far, place_of
 from ..models.trees import versions_of
+from .shapes import node_of
 from .traced import CONSTANT
 
 
@@ -36,7 +37,10 @@ class State:
                 # The tracer sets the constants; parameters and buffers are compared below.
                 if key.startswith(CONSTANT) or key in _SLOTS:
                     continue
-                if not _same(value, before.get(key, self)):
+                old = before.get(key, self)
+                if isinstance(old, Tensor) and _is_converted(value, part, key):
+                    vars(part)[key] = old
+                elif not _same(value, old):
                     raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
             if {*before} - {*vars(part)}:
                 key = min({*before} - {*vars(part)})
@@ -118,6 +122,21 @@ def _same(value: Any, old: Any) -> bool:
         return _alike(value, old)
     known = value is old.container or type(value) is type(old.container)
     return known and _hold_alike(value, old.kept)
+
+
+def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
+    """Whether it is what `self.mean = self.mean.type_as(x)` leaves: the same, in another type.
+
+    Models that restore images begin so. The graph converts the numbers that the model was made of.
+    """
+    node = node_of(value)
+    if node is None or node.op != "call_method" or node.target not in ("to", "type_as"):
+        return False
+    source: Any = node.args[0]
+    if not isinstance(source, fx.Node) or source.op != "get_attr":
+        return False
+    path, _, name = str(source.target).rpartition(".")
+    return name == key and value.tracer.root.get_submodule(path) is part
 
 
 def _alike(value: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from ..operators import activations
 from .asked import Asked, asking
 from .assigned import assigned
+from .plain import all_plain, as_plain
 from .shapes import is_size
 from .writes import may_be_view, written_into
 
@@ -22,6 +23,9 @@ CONSTANT = "_tensor_constant"
 
 
 class TracedValue(Asked, fx.Proxy):
+    # numpy leaves `numpy.float64(2) * x` to whatever has a higher priority than its own arrays.
+    __array_priority__ = Tensor.__array_priority__
+
     def __getattr__(self, key: str) -> Attribute:
         self._has(key, asking())
         return Attribute(self, key)
@@ -31,7 +35,7 @@ class TracedValue(Asked, fx.Proxy):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         tracer: Any = self.tracer
-        tracer.rename(self, assigned(self, key, value))
+        tracer.rename(self, assigned(self, all_plain(key), as_plain(value)))
 
     # fx takes `x += y` for `x = x + y`, so other values that share memory with x miss the change.
     def __iadd__(self, other: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
@@ -18,8 +19,10 @@ from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
 from .names import is_sayable
+from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
 from .reached import methods_of
+from .shapes import is_size
 from .state import State
 from .traced import (
     TracedParameter,
@@ -226,6 +229,8 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy) and a.node._erased:
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
+        if is_derived(a):
+            raise fx.proxy.TraceError(f"it hands on a {type(a).__name__}")
         fields = fields_of(a) if isinstance(a, dict) else None
         if fields is not None:
             held: Any = super().create_arg(fields)
@@ -237,6 +242,9 @@ class Tracer(fx.Tracer):
         return result
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind == "call_method" or (kind == "call_function" and _is_of_torch(target)):
+            self._check_counted(args[0])
+            args = (*map(all_plain, args[:2]), *args[2:])
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
         if unsayable:
             self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
@@ -261,6 +269,12 @@ class Tracer(fx.Tracer):
                 if isinstance(value, fx.Proxy) and value.node is written:
                     self.rename(value, result.node)
         return result
+
+    def _check_counted(self, given: tuple[Any, ...]) -> None:
+        """Refuse to count sizes in numpy's narrow types, which round where Python's do not."""
+        narrow = [x for x in given if is_derived(x) and not isinstance(x, float | numpy.int64)]
+        if narrow and any(map(is_size, given)):
+            self.refuse(f"it counts in a {type(narrow[0]).__name__}")
 
     def _may_return_input(self, path: str) -> bool:
         """Whether the result of a module may share memory with its input."""
@@ -296,6 +310,12 @@ def modes() -> tuple[object, ...]:
 _KINDS = ("cpu", "cuda")
 
 SEEDS = "it seeds torch's random numbers, or draws some itself"
+
+
+def _is_of_torch(function: Callable[..., Any]) -> bool:
+    """Whether it is a function of torch's or of Python's, not one that user code wrapped."""
+    home = str(getattr(function, "__module__", ""))
+    return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")
 
 
 def explain(error: Exception) -> str:
