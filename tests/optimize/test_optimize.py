@@ -914,3 +914,11 @@ def test_strides_of_the_result_are_those_of_the_model(model, memory):
     expected, fast = model(x), force(model, x)
     for found in (fast(x), fast.portable(x)):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, check_stride=True)
+
+
+@pytest.mark.parametrize("layer", [nn.CircularPad2d(1), nn.CircularPad3d(1)])
+def test_a_model_that_is_a_layer_which_a_pass_replaces(layer):
+    x = torch.rand((1, 2, 4, 5, 6)[: 2 + len(layer.padding) // 2])
+    fast = optimize(layer.eval(), x)
+    assert torch.equal(fast(x), layer(x))
+    assert not fast.report.opaque

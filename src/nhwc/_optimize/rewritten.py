@@ -44,7 +44,9 @@ def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:
     for parameter in graph.parameters():
         parameter.requires_grad_(False)
     trim()
-    return Rewritten(graph, captured.opaque, reports)
+    # A pass may have put another layer in the place of a model that is one layer of torch's.
+    opaque = tuple(part for part in captured.opaque if part.path or hasattr(graph, "model"))
+    return Rewritten(graph, opaque, reports)
 
 
 def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten:
