@@ -123,10 +123,12 @@ class Default(nn.Module):
         return F.interpolate(x * factor, scale_factor=times, mode=mode)
 
 
-def test_numbers_as_defaults():
+def test_defaults_that_no_guard_can_compare_are_not_fixed():
     model = Default().eval()
     for result in (nhwc.fuse(model), nhwc.optimize(model, X)):
         torch.testing.assert_close(result(X), model(X))
+        for more in ({"factor": np.float64(2)}, {"mode": "nearest"}, {"times": 3}):
+            torch.testing.assert_close(result(X, **more), model(X, **more))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from nhwc._optimize.verdict import Judge
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import Comparison, Samples
-from nhwc.optimized import Optimized
+from nhwc.optimized import Optimized, describe
 from nhwc.passes import FOLDING
 from nhwc.plan import Identifier
 from nhwc.plan.ledger import Ledger
@@ -922,3 +923,41 @@ def test_a_model_that_is_a_layer_which_a_pass_replaces(layer):
     fast = optimize(layer.eval(), x)
     assert torch.equal(fast(x), layer(x))
     assert not fast.report.opaque
+
+
+class Scaling(nn.Module):
+    """Asks about its second argument, which has a default."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+
+    def forward(self, x, scale=None, flip=False):
+        y = self.conv(x)
+        y = y if scale is None else y * scale
+        return y.flip(3) if flip else y
+
+
+GIVEN = [(2.0,), (2.0, True), (None, True), (torch.tensor(3.0),), (np.float64(2.0),)]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_optional_arguments_are_what_the_example_gives(image, given, tmp_path):
+    model = Scaling().eval()
+    fast = force(model, image, *given)
+    assert fast.serves((image, *given))
+    close(fast(image, *given), model(image, *given))
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    close(nhwc.load(tmp_path / "model.nhwc")(image, *given), model(image, *given))
+
+
+def test_examples_may_give_optional_arguments_otherwise(image):
+    model, others = Scaling().eval(), [(image, 2.0), (image, None, True)]
+    fast = optimize(model, image, also=others)
+    for inputs in [(image,), *others]:
+        close(fast(*inputs), model(*inputs))
+
+
+def test_inputs_are_described_without_their_numbers():
+    found = describe(({"a": torch.ones(2, 3)}, np.ones(9), np.float64(2), [torch.ones(4)]))
+    assert found == ("{'a': 2x3 float32}", "a ndarray", "2.0", "[4 float32]")

@@ -34,7 +34,7 @@ class Rewritten:
 def captured_for(task: OptimizeTask) -> Captured:
     """A copy of the model as a graph."""
     # A plan for other shapes than these is in the way of one for them.
-    return capture(unplanned(task.model), layers=True)
+    return capture(unplanned(task.model), task.examples, layers=True)
 
 
 def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -14,19 +15,24 @@ from .layers import assert_none
 from .plain import is_derived
 
 
-def optional_arguments(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments of `forward` with plain defaults, which user code branches on.
+def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) -> dict[str, Any]:
+    """Return the optional arguments of `forward` that are plain, which user code branches on.
 
-    The first argument is the model's input, even if its default is None.
+    They are fixed to what all `calls` give for them, or to their defaults. The first argument is
+    the model's input, even if its default is None.
     """
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    return {
-        p.name: p.default
-        for p in parameters
-        if p.default is not p.empty
-        and isinstance(p.default, _PLAIN)
-        and (p is not parameters[0] or p.default is not None)
-    }
+    signature = inspect.signature(module.forward)
+    given = [signature.bind_partial(*call).arguments for call in calls] or [{}]
+    fixed: dict[str, Any] = {}
+    for place, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.default is parameter.empty:
+            continue
+        value, *others = [arguments.get(name, parameter.default) for arguments in given]
+        # The guard that torch.fx puts in front of a graph compares these types, and no others.
+        agreed = all(type(other) is type(value) and other == value for other in others)
+        if agreed and type(value) in _PLAIN and (place or value is not None):
+            fixed[name] = value
+    return fixed
 
 
 def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:

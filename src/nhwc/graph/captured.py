@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import fx, nn
 from ..errors import InputError
 from ..models.kinds import check_initialized
 from ..models.preserve import mark_generators, undrawn
-from .arguments import is_sayable_argument, name_placeholders, optional_arguments
+from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
 from .copies import check_copies, own_copy
 from .edit import attribute
 from .layers import Spread
@@ -36,7 +36,9 @@ class Captured:
     notes: tuple[str, ...] = ()
 
 
-def capture(model: nn.Module, *, layers: bool = False) -> Captured:
+def capture(
+    model: nn.Module, calls: Sequence[tuple[Any, ...]] = (), *, layers: bool = False
+) -> Captured:
     """Copy `model` into a GraphModule; a part that cannot be traced stays a call of its copy.
 
     >>> captured = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
@@ -45,6 +47,7 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
 
     Inside an opaque part, the children that can be traced are GraphModules of their own; `graphs`
     finds them all. With `layers`, so are the convolutions and linear layers that its code calls.
+    Optional arguments of the model are fixed to what `calls` give for them, or to their defaults.
     """
     model = getattr(model, "_orig_mod", model)
     if not isinstance(model, nn.Module):
@@ -55,11 +58,11 @@ def capture(model: nn.Module, *, layers: bool = False) -> Captured:
         own = own_copy(model)
         _settle(own)
         opaque: list[Opaque] = []
-        concrete = optional_arguments(own)
+        concrete = fixed_arguments(own, calls)
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
-    notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in concrete.items())
+    notes = tuple(f"{name} is fixed to {value!r}" for name, value in concrete.items())
     return Captured(graph, tuple(opaque), notes)
 
 

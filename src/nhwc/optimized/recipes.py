@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..formats import format_of
+from ..graph.plain import as_plain
 from ..plan import Identifier, Plan
 from ..plan.cuda import on_device
 
@@ -55,8 +56,11 @@ def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
 def _described(x: Any) -> str:
     if isinstance(x, (list, tuple)):
         return f"[{', '.join(describe(x))}]"
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{key!r}: {_described(value)}' for key, value in x.items())}}}"
     if not isinstance(x, Tensor):
-        return repr(x)
+        x = as_plain(x)
+        return repr(x) if isinstance(x, _PLAIN) else f"a {type(x).__name__}"
     last = format_of(x).is_last
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     return " ".join([*words, "channels_last"] if last else words)
@@ -78,6 +82,8 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _hashable(value: Any) -> Hashable:
-    plain = (int, float, bool, str, type(None))
     # Any other value may change unnoticed: a new object equals no key, so the graph runs.
-    return (type(value), value) if isinstance(value, plain) else object()
+    return (type(value), value) if isinstance(value, _PLAIN) else object()
+
+
+_PLAIN = (int, float, bool, str, type(None))
