@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
@@ -38,6 +39,8 @@ def cases(group: str) -> Iterator[Case]:
         torch.manual_seed(0)
         layer = info.module_cls(*made.args, **made.kwargs).to(getattr(torch, kind))
         layer.train(mode == "train")
+        if isinstance(layer, LazyModuleMixin):
+            layer(*given.args, **given.kwargs)  # which gives it its weights
         for look, (args, kwargs) in looks((given.args, given.kwargs)):
             model, inputs = _as_model(layer, args, kwargs)
             yield Case(f"{group} {number} {look}", model, inputs)
