@@ -184,6 +184,15 @@ cores apart and together meanwhile.
 python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines-avx2.json
 ```"""
 
+ENGINES_BATCH_4 = """\
+Ten models of the two suites at batch 4, on the processor of the table above.
+
+```
+python benchmarks/engines.py resnet18 resnet50 vgg16 mobilenet_v2 densenet121 googlenet \\
+    shufflenet_v2_x1_0 squeezenet1_1 mnasnet0_5 resnext50_32x4d --batch 4 --threads 2 \\
+    --seconds 1 -o benchmarks/results/engines-batch-4.json
+```"""
+
 VOLTA = """\
 The models of the `volta` suite that `icelake` does not have, two threads.
 
@@ -328,6 +337,7 @@ def _ruler(path: Path) -> str:
 
 SECTIONS = (
     ("Every engine", ENGINES, "engines.json", _suite),
+    ("Every engine, batch 4", ENGINES_BATCH_4, "engines-batch-4.json", _suite),
     ("Every engine, on a Zen 4", ENGINES_ZEN4, "engines-zen4.json", _suite),
     ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),

@@ -16,7 +16,7 @@ from ..models.preserve import mark_generators, undrawn
 from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
 from .copies import check_copies, own_copy
 from .edit import attribute
-from .layers import Spread
+from .layers import Spread, assert_none
 from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
@@ -62,8 +62,19 @@ def capture(
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
+    _say_what_is_fixed(graph.graph, concrete)
     notes = tuple(f"{name} is fixed to {value!r}" for name, value in concrete.items())
     return Captured(graph, tuple(opaque), notes)
+
+
+def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:
+    """Let the guards of fixed arguments say what to do instead."""
+    for node in [node for node in graph.nodes if node.target in (torch._assert, assert_none)]:
+        name = str(node.args[1]).partition(" has been specialized")[0]
+        if name in fixed:
+            said = f"{name} is fixed to {fixed[name]!r} in this graph"
+            way = "Give nhwc.optimize an example with the other value, or call the model itself"
+            node.args = (node.args[0], f"{said}. {way}.")
 
 
 def _settle(model: nn.Module) -> None:
