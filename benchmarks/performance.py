@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 SUMMED = (
     ("models of this suite and of `volta` against every engine", "engines.json"),
+    ("models of both against every engine, batch 4", "engines-batch-4.json"),
     ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
     ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
     ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),

@@ -181,8 +181,8 @@ class _Recorder(TorchFunctionMode):
         if name == "__setitem__":
             return self._assign(*args)
         if name == "type_as" and not self._is_unknown(args[0]):
-            like = {"dtype": args[1].dtype, "device": args[1].device}
-            return self._make(Tensor.to, args[:1], like)
+            like = given[1]
+            return self._make(Tensor.to, args[:1], {"dtype": like.dtype, "device": like.device})
         if name in _FILLED:
             return self._fill(name, function, args, kwargs)
         return self._called(self.noted.call(function, args, kwargs), function, args, kwargs)
