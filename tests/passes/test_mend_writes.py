@@ -37,7 +37,24 @@ def _box(self, x):
     return y.sigmoid() + 1
 
 
+def _queries(self, x):
+    """As attention scales its queries, which are seen in another order of their dimensions."""
+    queries = (x * 2).flatten(2).transpose(1, 2)
+    queries.mul_(0.5)
+    return queries @ x.flatten(2)
+
+
+def _one_hot(self, x):
+    """As codebooks choose their entries: what `to` returns may be what it was called on."""
+    nearest = x.flatten(1).argmax(1, keepdim=True)
+    chosen = torch.zeros(x.shape[0], 120).to(x)
+    chosen.scatter_(1, nearest, 1)
+    return chosen + x.flatten(1)
+
+
 GOES = {
+    "one of a codebook": (_one_hot, 1),
+    "queries": (_queries, 1),
     "centre of a box": (_box, 1),
     "half of a bias": (_half_of_a_bias, 1),
     "lines, then a column": (_lines, 2),
@@ -98,4 +115,32 @@ def test_a_write_that_others_may_see_stays(name):
     model = block(function)
     graph, (report,) = rewrite(model, mend_writes)
     assert [site.reason for site in report.sites] == [reason]
+    assert_same(model, graph, X)
+
+
+def _seen_through_another_view(self, x):
+    y = x * 2
+    y.transpose(1, 2).mul_(0.5)
+    return y
+
+
+def _of_the_inputs_view(self, x):
+    x.transpose(1, 2).mul_(0.5)
+    return x + 1
+
+
+def _of_another_type(self, x):
+    """Without a write the sum would be in float64."""
+    y = (x * 2).transpose(1, 2)
+    y.add_(x.transpose(1, 2).double())
+    return y
+
+
+@pytest.mark.parametrize(
+    "function", [_seen_through_another_view, _of_the_inputs_view, _of_another_type]
+)
+def test_a_write_into_a_view_stays_if_it_may_be_seen(function):
+    model = block(function)
+    graph, (report,) = rewrite(model, mend_writes)
+    assert report.sites == ()
     assert_same(model, graph, X)

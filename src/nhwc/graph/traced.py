@@ -101,11 +101,17 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     if node.op == "call_module":
         return node.all_input_nodes if node.meta.get("may_return_input") else []
     name = str(getattr(node.target, "__name__", node.target))
+    if name in _LIKE_ANOTHER:
+        return node.all_input_nodes[:1]
     # A view may be of any argument: the first of `einsum` is text, and some come by name.
     if may_be_view(node.target if node.op == "call_function" else name):
         return [value for value in node.all_input_nodes if not is_size(value)]
     source = written_into(node)
     return [source] if isinstance(source, fx.Node) else []
+
+
+_LIKE_ANOTHER = ("to", "type_as", "view_as", "expand_as", "reshape_as")
+"""They look at the type or shape of their second argument, and may return a view of the first."""
 
 
 class Attribute(Asked, fx.proxy.Attribute):

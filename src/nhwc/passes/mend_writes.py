@@ -1,9 +1,12 @@
-"""Turn a write into a slice of a fresh tensor into a new tensor.
+"""Turn a write into a part or a view of a fresh tensor into a new tensor.
 
 `bias = bias.clone(); bias[n:].zero_()`, as Swin's second version has it, writes into memory that
 two nodes share: a plan, which gives each value a place of its own, could not have it, and what
 follows from parameters alone could not be computed beforehand. The same said without a write is
 `slice_scatter`, which `x[key] = value` is already.
+
+`q = q.transpose(1, 2); q.mul_(scale)` writes into a view of all of it, and is `q * scale` where
+nothing reads the other views any more.
 """
 
 from __future__ import annotations
@@ -17,15 +20,21 @@ from ..graph import clean, may_be_view, module_of, written_into
 from ..graph.assigned import assigned
 from ..graph.report import PassReport, Site
 from ..graph.shapes import is_size
+from ..graph.traced import seen_later
 from ._folding_sites import name_of
 
 
 def mend_writes(gm: fx.GraphModule) -> PassReport:
-    """Replace methods such as `zero_` of slices that nothing else reads."""
+    """Replace methods such as `zero_` of slices, and `mul_` of views, that nothing else reads."""
     sites = []
     for node in list(gm.graph.nodes):
         part = node.args[0] if node.op == "call_method" and written_into(node) else None
-        if not isinstance(part, fx.Node) or part.target is not operator.getitem:
+        if not isinstance(part, fx.Node):
+            continue
+        if part.target is not operator.getitem:
+            if _may_share(part) and _keeps_type(node) and not _seen_later(gm, node):
+                node.target = _without_write(node)
+                sites.append(Site(name_of(node), str(node.target), True))
             continue
         reason = _unfit(gm, node, part)
         sites.append(Site(name_of(node), str(node.target), not reason, reason))
@@ -34,6 +43,19 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("mend_writes", tuple(sites))
+
+
+_KEEPING = ("index_add_", "index_copy_", "index_fill_", "masked_fill_", "scatter_", "scatter_add_")
+
+
+def _keeps_type(node: fx.Node) -> bool:
+    """Whether the same without a write has the type and shape of what is written into."""
+    numbers = not node.kwargs and all(type(value) in (int, float) for value in node.args[1:])
+    return (numbers or node.target in _KEEPING) and hasattr(Tensor, _without_write(node))
+
+
+def _seen_later(gm: fx.GraphModule, node: fx.Node) -> bool:
+    return seen_later(node, {node: place for place, node in enumerate(gm.graph.nodes)})
 
 
 def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
