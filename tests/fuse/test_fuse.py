@@ -385,8 +385,8 @@ def test_optional_arguments_are_fixed_to_their_defaults_aloud():
     fused = fuse_checked(model, X)
     assert has_no_norm(fused)
     assert fused.report.notes == (
-        "scale is fixed to None",
-        "flip is fixed to False",
+        "scale is fixed to its default, None",
+        "flip is fixed to its default, False",
     )
     assert_same(model, lambda x: fused(x, flip=False), X)
     with pytest.raises(AssertionError, match="flip is fixed to False"):

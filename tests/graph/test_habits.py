@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import nhwc
 from nhwc import fuse
-from nhwc.graph import graphs
+from nhwc.graph import capture_closed, graphs
+from nhwc.graph.sized import capture_sized
 
 from ..fusing import outputs, random_
 
@@ -507,6 +508,12 @@ class Centers(nn.Module):
         return self.norm(self.conv(x - self.mean)) + self.mean
 
 
+class CentersLike(Centers):
+    def forward(self, x):
+        self.mean = self.mean.to(x)
+        return self.norm(self.conv(x - self.mean)) + self.mean
+
+
 class CentersTwice(nn.Module):
     def __init__(self):
         super().__init__()
@@ -533,6 +540,14 @@ def test_a_tensor_that_is_kept_in_the_type_of_the_input_is_no_change(kind):
         wide = copy.deepcopy(model).to(x.dtype)
         torch.testing.assert_close(fused.to(x.dtype)(x), wide(x), rtol=1e-4, atol=1e-4)
     assert type(getattr(model, "part", model).mean) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Centers, CentersLike, CentersTwice])
+def test_nor_is_it_one_where_sizes_are_known(kind):
+    model = random_(kind())
+    sized, opaque = capture_sized(capture_closed(model, "it is to be recorded").module, [X])
+    assert not opaque
+    torch.testing.assert_close(sized(X), model(X), rtol=1e-4, atol=1e-4)
 
 
 def test_a_tensor_that_is_kept_with_other_numbers_is_one():

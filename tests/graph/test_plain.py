@@ -140,7 +140,7 @@ def test_settings_of_layers(tmp_path):
         nn.LeakyReLU(np.float64(0.3)),
         nn.MaxPool2d(two, one),
         nn.Upsample(scale_factor=np.float64(2), mode="bilinear"),
-        nn.AdaptiveAvgPool2d((three, two)),
+        nn.AdaptiveAvgPool2d([three, two]),
         nn.ConvTranspose2d(8, np.int64(4), (three, three), two, one),
         nn.Flatten(one),
         nn.Linear(np.int64(4 * 5 * 3), np.int64(5)),

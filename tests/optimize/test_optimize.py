@@ -24,6 +24,7 @@ from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._bench.peak import resident_bytes
 from nhwc._optimize.contest import winner
 from nhwc._optimize.verdict import Judge
+from nhwc.graph.arguments import fixed_arguments
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import Comparison, Samples
@@ -958,6 +959,11 @@ def test_examples_may_give_optional_arguments_otherwise(image):
         close(fast(*inputs), model(*inputs))
 
 
+def test_a_call_of_other_arguments_than_those_of_forward_is_left_to_the_run():
+    assert fixed_arguments(Scaling(), [(1, 2, 3, 4)]) == {"scale": None, "flip": False}
+
+
 def test_inputs_are_described_without_their_numbers():
     found = describe(({"a": torch.ones(2, 3)}, np.ones(9), np.float64(2), [torch.ones(4)]))
     assert found == ("{'a': 2x3 float32}", "a ndarray", "2.0", "[4 float32]")
+    assert describe((torch.float16, 2j)) == ("torch.float16", "2j")

@@ -100,7 +100,15 @@ def _written_again(self, x):
     return y
 
 
+def _compared_and_read(self, x):
+    """Without a write the comparison would answer in booleans."""
+    y = x + 1
+    chosen = y[:, 1:2].gt_(1)
+    return y.sum(1) + chosen.sum(1), chosen
+
+
 STAYS = {
+    "a comparison that is read": (_compared_and_read, "what it returns is read"),
     "the input": (_of_the_input, "what it writes into may be a part of another tensor"),
     "a view": (_of_a_view, "what it writes into may be a part of another tensor"),
     "another part": (_taken_before, "another part was taken before"),
@@ -136,9 +144,22 @@ def _of_another_type(self, x):
     return y
 
 
-@pytest.mark.parametrize(
-    "function", [_seen_through_another_view, _of_the_inputs_view, _of_another_type]
-)
+def _compared(self, x):
+    y = (x * 2).transpose(1, 2)
+    y.gt_(0.5)
+    return y
+
+
+def _counted(self, x):
+    y = (x > 0).int().transpose(1, 2)
+    y.cumsum_(1)
+    return y
+
+
+OTHERWISE = [_seen_through_another_view, _of_the_inputs_view, _of_another_type]
+
+
+@pytest.mark.parametrize("function", [*OTHERWISE, _compared, _counted])
 def test_a_write_into_a_view_stays_if_it_may_be_seen(function):
     model = block(function)
     graph, (report,) = rewrite(model, mend_writes)

@@ -22,7 +22,7 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
     the model's input, even if its default is None.
     """
     signature = inspect.signature(module.forward)
-    given = [signature.bind_partial(*call).arguments for call in calls] or [{}]
+    given = [_by_name(signature, call) for call in calls] or [{}]
     fixed: dict[str, Any] = {}
     for place, (name, parameter) in enumerate(signature.parameters.items()):
         if parameter.default is parameter.empty:
@@ -33,6 +33,14 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
         if agreed and type(value) in _PLAIN and (place or value is not None):
             fixed[name] = value
     return fixed
+
+
+def _by_name(signature: inspect.Signature, call: tuple[Any, ...]) -> dict[str, Any]:
+    try:
+        return signature.bind_partial(*call).arguments
+    except TypeError:
+        # A `__call__` of the model's own takes others than its `forward`.
+        return {}
 
 
 def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:

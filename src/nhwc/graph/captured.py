@@ -63,7 +63,9 @@ def capture(
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque))
     _say_what_is_fixed(graph.graph, concrete)
-    notes = tuple(f"{name} is fixed to {value!r}" for name, value in concrete.items())
+    # What the calls give is no news to the caller.
+    fixed = {} if calls else concrete
+    notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
     return Captured(graph, tuple(opaque), notes)
 
 
@@ -89,7 +91,8 @@ def _settle(model: nn.Module) -> None:
     for layer in filter(is_leaf, model.modules()):
         settings = vars(layer)
         for name, value in settings.items():
-            if is_derived(value) or (isinstance(value, tuple) and any(map(is_derived, value))):
+            held = value if isinstance(value, tuple | list) else (value,)
+            if any(map(is_derived, held)):
                 settings[name] = all_plain(value)
 
 

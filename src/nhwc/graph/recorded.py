@@ -180,9 +180,11 @@ class _Recorder(TorchFunctionMode):
             self.noted.refuse("it asks for the numbers of a traced value")
         if name == "__setitem__":
             return self._assign(*args)
-        if name == "type_as" and not self._is_unknown(args[0]):
-            like = given[1]
-            return self._make(Tensor.to, args[:1], {"dtype": like.dtype, "device": like.device})
+        if name in ("to", "type_as") and len(given) == 2 and not self._is_unknown(given[0]):
+            # The other one is unknown, but for its type and device.
+            like = {"dtype": given[1].dtype, "device": given[1].device}
+            rest = {key: value for key, value in kwargs.items() if key != "other"}
+            return self._make(Tensor.to, (given[0],), like | rest)
         if name in _FILLED:
             return self._fill(name, function, args, kwargs)
         return self._called(self.noted.call(function, args, kwargs), function, args, kwargs)

@@ -130,7 +130,7 @@ def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
     Models that restore images begin so. The graph converts the numbers that the model was made of.
     """
     node = node_of(value)
-    if node is None or node.op != "call_method" or node.target not in ("to", "type_as"):
+    if node is None or node.op != "call_method" or node.target != "type_as":
         return False
     source: Any = node.args[0]
     if not isinstance(source, fx.Node) or source.op != "get_attr":

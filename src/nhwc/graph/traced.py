@@ -101,7 +101,7 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     if node.op == "call_module":
         return node.all_input_nodes if node.meta.get("may_return_input") else []
     name = str(getattr(node.target, "__name__", node.target))
-    if name in _LIKE_ANOTHER:
+    if node.op == "call_method" and name in _LIKE_ANOTHER:
         return node.all_input_nodes[:1]
     # A view may be of any argument: the first of `einsum` is text, and some come by name.
     if may_be_view(node.target if node.op == "call_function" else name):

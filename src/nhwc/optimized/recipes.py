@@ -60,7 +60,7 @@ def _described(x: Any) -> str:
         return f"{{{', '.join(f'{key!r}: {_described(value)}' for key, value in x.items())}}}"
     if not isinstance(x, Tensor):
         x = as_plain(x)
-        return repr(x) if isinstance(x, _PLAIN) else f"a {type(x).__name__}"
+        return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else f"a {type(x).__name__}"
     last = format_of(x).is_last
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     return " ".join([*words, "channels_last"] if last else words)
@@ -87,3 +87,5 @@ def _hashable(value: Any) -> Hashable:
 
 
 _PLAIN = (int, float, bool, str, type(None))
+_TELLING = (complex, torch.dtype, torch.device, torch.memory_format)
+"""Others whose text says all of them."""

@@ -45,13 +45,18 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
     return PassReport("mend_writes", tuple(sites))
 
 
-_KEEPING = ("index_add_", "index_copy_", "index_fill_", "masked_fill_", "scatter_", "scatter_add_")
+_COMPUTING = {
+    *("add_", "sub_", "mul_", "div_", "pow_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "abs_"),
+    *("exp_", "log_", "sqrt_", "rsqrt_", "relu_", "sigmoid_", "tanh_"),
+}
+_PLACING = {"index_add_", "index_copy_", "index_fill_", "masked_fill_", "scatter_", "scatter_add_"}
+"""Their results have the type of what they write into without a write, too: `gt_` has booleans."""
 
 
 def _keeps_type(node: fx.Node) -> bool:
     """Whether the same without a write has the type and shape of what is written into."""
     numbers = not node.kwargs and all(type(value) in (int, float) for value in node.args[1:])
-    return (numbers or node.target in _KEEPING) and hasattr(Tensor, _without_write(node))
+    return node.target in _PLACING or (numbers and node.target in _COMPUTING)
 
 
 def _seen_later(gm: fx.GraphModule, node: fx.Node) -> bool:
@@ -63,7 +68,7 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     whole = part.args[0]
     if [*part.users] != [node]:
         return "what it writes into is read by others"
-    if node.users and node.target == "zero_":
+    if node.users and node.target not in _COMPUTING | _PLACING:
         return "what it returns is read"
     if any(written_into(user) is not None or _may_share(user) for user in node.users):
         return "what it returns may be written into"
