@@ -29,7 +29,7 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     captured = capture(rewritable(model, "fuse"))
     unseen = _unseen(captured)
     reports = run_passes(captured.module, passes)
-    report = FuseReport((*reports, unseen), captured.opaque, captured.notes)
+    report = FuseReport((*captured.baked, *reports, unseen), captured.opaque, captured.notes)
     return attach_report(captured.module, report)
 
 

@@ -220,8 +220,7 @@ STAYS = {
     ),
     "a layer with hooks": (
         lambda: Block(_norm_of_two, n=_hooked(nn.LayerNorm(6))),
-        "n: it has hooks (weight_norm and spectral_norm are hooks too: bake them in with "
-        "torch.nn.utils.remove_weight_norm)",
+        "n: it has hooks",
     ),
     "a layer of a class of its own": (
         lambda: Block(_norm_of_two, n=_Centred(6)), "n: it is a _Centred, a class of its own",

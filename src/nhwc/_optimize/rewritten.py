@@ -46,7 +46,7 @@ def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:
     trim()
     # A pass may have put another layer in the place of a model that is one layer of torch's.
     opaque = tuple(part for part in captured.opaque if part.path or hasattr(graph, "model"))
-    return Rewritten(graph, opaque, reports)
+    return Rewritten(graph, opaque, (*captured.baked, *reports))
 
 
 def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten:

@@ -14,13 +14,14 @@ from ..errors import InputError
 from ..models.kinds import check_initialized
 from ..models.preserve import mark_generators, undrawn
 from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
+from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .edit import attribute
 from .layers import Spread, assert_none
 from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
-from .report import Opaque
+from .report import Opaque, PassReport
 from .shells import TraceChild, open_shell
 from .state import State
 from .traced import check_writes, is_constant
@@ -34,6 +35,7 @@ class Captured:
     module: fx.GraphModule
     opaque: tuple[Opaque, ...]
     notes: tuple[str, ...] = ()
+    baked: tuple[PassReport, ...] = ()
 
 
 def capture(
@@ -57,16 +59,18 @@ def capture(
     with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
         _settle(own)
+        report = bake_weights(own)
+        baked = (report,) if report.sites else ()
         opaque: list[Opaque] = []
         concrete = fixed_arguments(own, calls)
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
-            return Captured(_as_one_call(own), tuple(opaque))
+            return Captured(_as_one_call(own), tuple(opaque), baked=baked)
     _say_what_is_fixed(graph.graph, concrete)
     # What the calls give is no news to the caller.
     fixed = {} if calls else concrete
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
-    return Captured(graph, tuple(opaque), notes)
+    return Captured(graph, tuple(opaque), notes, baked)
 
 
 def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:

@@ -100,10 +100,7 @@ def layer_unfit(layer: nn.Module) -> str | None:
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
     if opaque_by_nature(layer):
-        return (
-            "it has hooks (weight_norm and spectral_norm are hooks too: "
-            "bake them in with torch.nn.utils.remove_weight_norm)"
-        )
+        return "it has hooks"
     if "forward" in vars(layer) or not _of_torch(layer):
         return f"{type(layer).__name__} has a forward of its own"
     if is_lazy(fields.weight):
