@@ -153,6 +153,27 @@ def test_a_copied_forward_runs_with_the_weights_of_the_copy():
     torch.testing.assert_close(outputs(fused, (X,)), before, rtol=1e-4, atol=1e-4)
 
 
+class Scaled(Base):
+    """A call of it takes more than its forward does."""
+
+    def __call__(self, x, *, by, plus=0.0):
+        return super().__call__(x) * by + plus
+
+
+class ScaledInOrder(Scaled):
+    def __call__(self, x, by, plus=0.0):
+        return super().__call__(x, by=by, plus=plus)
+
+
+def test_a_call_that_takes_more_than_forward():
+    model = random_(Scaled())
+    torch.testing.assert_close(fuse(model)(X, by=2.0, plus=1), model(X, by=2.0, plus=1))
+    model = random_(ScaledInOrder())
+    for more in ((2.0,), (2.0, 1.0), (torch.tensor(3.0),)):
+        assert_same(model, fuse(model), X, *more)
+        assert_same(model, optimize(model, X, *more), X, *more)
+
+
 class NotCopied(Base):
     def __deepcopy__(self, memo):
         return self

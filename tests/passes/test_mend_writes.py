@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from nhwc.graph import puts_back
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.mend_writes import mend_writes
 
@@ -165,3 +166,104 @@ def test_a_write_into_a_view_stays_if_it_may_be_seen(function):
     graph, (report,) = rewrite(model, mend_writes)
     assert report.sites == ()
     assert_same(model, graph, X)
+
+
+def _scaled(self, x):
+    x.div_(2)
+    return x + 1
+
+
+def _scaled_and_shifted(self, x):
+    early = x.mean()
+    x.sub_(0.5).div_(0.25)
+    y = x * early
+    x.add_(1)
+    return y + x.permute(0, 2, 3, 1).sum()
+
+
+def _by_a_layer(self, x):
+    return self.relu(x) + x
+
+
+def _by_a_function(self, x):
+    y = nn.functional.leaky_relu(x, 0.1, inplace=True)
+    torch.add(y, 1, out=x)
+    return x.flatten(1) + 1
+
+
+PUT_BACK = {_scaled: 1, _scaled_and_shifted: 3, _by_a_layer: 1, _by_a_function: 2}
+
+
+def _called(model, x):
+    """What the model answers, and what it left in its input."""
+    x = x.clone(memory_format=torch.preserve_format)
+    return model(x), x
+
+
+@pytest.mark.parametrize("function", PUT_BACK)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_is_written_into_the_input_is_put_back(function, layout):
+    model = block(function, relu=nn.ReLU(inplace=True))
+    graph, (report, again) = rewrite(model, mend_writes, mend_writes)
+    assert [site.applied for site in report.sites] == [True] * PUT_BACK[function]
+    assert again.sites == ()
+    assert [node for node in graph.graph.nodes if puts_back(node)]
+    x = X.to(memory_format=layout)
+    torch.testing.assert_close(_called(graph, x), _called(model, x), rtol=0, atol=0)
+
+
+def test_an_input_of_integers_is_refused_as_by_the_model():
+    model = block(_scaled)
+    graph, _ = rewrite(model, mend_writes)
+    for one in (model, graph):
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            one((X * 100).int())
+
+
+def _returned(self, x):
+    x.div_(2)
+    return x
+
+
+def _returned_as_a_view(self, x):
+    return x.div_(2).flatten(1)
+
+
+def _seen_through_a_view(self, x):
+    part = x[:, :1]
+    x.div_(2)
+    return x + part
+
+
+def _after_a_view(self, x):
+    x.div_(2)
+    x.flatten(1).add_(1)
+    return x + 1
+
+
+SHOWN = {
+    _returned: "the input is returned, or a view of it",
+    _returned_as_a_view: "the input is returned, or a view of it",
+    _seen_through_a_view: "a view of the input is read again",
+    _after_a_view: "it writes into a view of the input",
+}
+
+
+@pytest.mark.parametrize("function", SHOWN)
+def test_a_write_that_the_result_shows_stays_in_the_input(function):
+    model = block(function)
+    graph, (report,) = rewrite(model, mend_writes)
+    assert {site.reason for site in report.sites} == {SHOWN[function]}
+    torch.testing.assert_close(_called(graph, X), _called(model, X), rtol=0, atol=0)
+
+
+def test_two_inputs_may_be_one():
+    class Both(nn.Module):
+        def forward(self, x, y):
+            x.div_(2)
+            return x + y
+
+    graph, (report,) = rewrite(Both(), mend_writes)
+    assert [site.reason for site in report.sites] == ["two inputs may share memory"]
+    x, y = X.clone(), X.clone()
+    assert torch.equal(graph(x, x), Both()(y, y))

@@ -342,6 +342,33 @@ def test_writing_into_what_nobody_else_sees_is_planned(function, ledger, image):
     assert torch.equal(image, kept)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@torch.no_grad()
+def test_what_is_put_back_into_an_input_is_there_after_a_call(layout, ledger, image):
+    convolution = nn.Conv2d(image.shape[1], 4, 3)
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = convolution
+
+        def forward(self, x):
+            scaled = x * 2 + 1
+            result = torch.relu(self.convolution(scaled))
+            x.copy_(scaled)
+            return result
+
+    graph = traced(Scales())
+    plan = make_plan(graph, (image,), ledger)
+    for _ in range(2):  # A program that kept what it was given would answer alike.
+        given, expected = (torch.randn_like(image, memory_format=layout) for _ in range(2))
+        expected.copy_(given)
+        strides = given.stride()
+        torch.testing.assert_close(plan.program(given), graph(expected), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(given, expected)
+        assert given.stride() == strides
+
+
 def test_a_varying_number_of_arguments_is_not_planned():
     class Any(nn.Module):
         def forward(self, *xs):

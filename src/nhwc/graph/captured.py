@@ -177,7 +177,7 @@ def _trace(
 
 def _unlike_forward(module: nn.Module) -> str | None:
     """Say why a graph of `module`'s `forward` could not replace a call of it; None if it could."""
-    if not isinstance(module, fx.GraphModule) and type(module).__call__ is not nn.Module.__call__:
+    if _calls_otherwise(module):
         return "it has a __call__ of its own"
     if "forward" in vars(module):
         return "its forward was set from outside"
@@ -185,6 +185,12 @@ def _unlike_forward(module: nn.Module) -> str | None:
         if not is_sayable_argument(parameter):
             return f"generated code cannot have its argument {parameter.name}"
     return None
+
+
+def _calls_otherwise(module: nn.Module) -> bool:
+    """Whether a call of `module` runs other code of the user's before its `forward`."""
+    own = type(module).__call__ is not nn.Module.__call__
+    return own and not isinstance(module, fx.GraphModule)
 
 
 def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
@@ -272,14 +278,15 @@ def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
 
 
 def _as_one_call(module: nn.Module) -> fx.GraphModule:
-    """Make a GraphModule with the signature of `module` that does nothing but call it."""
+    """Make a GraphModule that takes what `module` takes and does nothing but call it."""
     root = nn.Module()
     root.training = module.training
     graph = fx.Graph()
     args: list[fx.Node] = []
     kwargs: dict[str, Any] = {}
     star = double = None
-    parameters = list(inspect.signature(module.forward).parameters.values())
+    called = module.__call__ if _calls_otherwise(module) else module.forward
+    parameters = list(inspect.signature(called).parameters.values())
     if not all(map(is_sayable_argument, parameters)):
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
@@ -297,14 +304,14 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     if star is not None or double is not None:
         root.model = Spread(module)
         root.model.training = module.training
-        called = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
+        result = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
     else:
         root.model = module
-        called = graph.call_module("model", tuple(args), kwargs)
-    graph.output(called)
-    result = fx.GraphModule(root, graph, type(module).__name__)
-    result.meta["path"] = ""
-    return result
+        result = graph.call_module("model", tuple(args), kwargs)
+    graph.output(result)
+    whole = fx.GraphModule(root, graph, type(module).__name__)
+    whole.meta["path"] = ""
+    return whole
 
 
 def _is_optional(parameter: inspect.Parameter) -> bool:

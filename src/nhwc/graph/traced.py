@@ -94,6 +94,15 @@ def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
     return False
 
 
+def sharing(node: fx.Node) -> list[fx.Node]:
+    """Return `node` and, in their order, all whose results may lie in its memory."""
+    found = {node: None}
+    for later in node.graph.nodes:
+        if any(one in found for one in _shared(later)):
+            found[later] = None
+    return [*found]
+
+
 def _shared(node: fx.Node) -> list[fx.Node]:
     """Return the nodes whose memory the result of `node` may share."""
     if is_size(node):

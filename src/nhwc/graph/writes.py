@@ -13,6 +13,14 @@ from ..operators.kinds import writes_first, written_arguments
 from .edit import module_of
 
 
+def puts_back(node: fx.Node) -> bool:
+    """Whether `node` does nothing but copy a result into an input when all else is done."""
+    last = node.next.op == "output" or puts_back(node.next)
+    target = node.args[0] if node.target == "copy_" else None
+    given = isinstance(target, fx.Node) and target.op == "placeholder"
+    return node.op == "call_method" and given and last and not node.users
+
+
 def written_into(node: fx.Node) -> Any:
     """Return what `node` writes into (`add_`, `out=`, `inplace=True`); None if nothing.
 

@@ -7,26 +7,33 @@ follows from parameters alone could not be computed beforehand. The same said wi
 
 `q = q.transpose(1, 2); q.mul_(scale)` writes into a view of all of it, and is `q * scale` where
 nothing reads the other views any more.
+
+`x.div_(255)` writes into the input, which the caller sees: a copy of it is written into, and put
+back into the input when all else is done.
 """
 
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, fx
 
-from ..graph import clean, may_be_view, module_of, written_into
+from ..graph import clean, may_be_view, module_of, puts_back, written_into
 from ..graph.assigned import assigned
 from ..graph.report import PassReport, Site
 from ..graph.shapes import is_size
-from ..graph.traced import seen_later
+from ..graph.traced import seen_later, sharing
 from ._folding_sites import name_of
 
 
 def mend_writes(gm: fx.GraphModule) -> PassReport:
-    """Replace methods such as `zero_` of slices, and `mul_` of views, that nothing else reads."""
-    sites = []
+    """Replace methods such as `zero_` of slices, and `mul_` of views, that nothing else reads.
+
+    What writes into the input writes into a copy, which is put back at the end.
+    """
+    sites = _put_back(gm)
     for node in list(gm.graph.nodes):
         part = node.args[0] if node.op == "call_method" and written_into(node) else None
         if not isinstance(part, fx.Node):
@@ -43,6 +50,47 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("mend_writes", tuple(sites))
+
+
+def _put_back(gm: fx.GraphModule) -> list[Site]:
+    """Write into a copy of the input instead, and put it back at the end."""
+    [output] = gm.graph.find_nodes(op="output")
+    given = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
+    alike = sharing(given[0]) if given else []
+    writes = [node for node in alike if written_into(node) is not None]
+    if all(puts_back(node) or written_into(node) not in given for node in writes):
+        return []
+    reason = "two inputs may share memory" if len(given) > 1 else _shown(gm, alike, writes)
+    if not reason:
+        with gm.graph.inserting_before(writes[0]):
+            copied = gm.graph.call_method("clone", (given[0],))
+        writes[0].replace_input_with(given[0], copied)
+        order = {node: place for place, node in enumerate(gm.graph.nodes)}
+        for before, write in pairwise((given[0], *writes)):
+            for user in [user for user in before.users if order[user] > order[write]]:
+                user.replace_input_with(before, write)
+        with gm.graph.inserting_before(output):
+            gm.graph.call_method("copy_", (given[0], writes[-1]))
+        clean(gm)
+    return [Site(name_of(node), str(node.target), not reason, reason) for node in writes]
+
+
+def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> str:
+    """Why it shows when a write into the input goes elsewhere; empty if it does not.
+
+    `alike` are the input and all that may lie in its memory, `writes` those that write there.
+    """
+    order = {node: place for place, node in enumerate(gm.graph.nodes)}
+    whole = [alike[0], *writes]
+    if any(user.op == "output" for one in alike for user in one.users):
+        return "the input is returned, or a view of it"
+    if any(written_into(write) not in whole for write in writes):
+        return "it writes into a view of the input"
+    last = {one: max(map(order.__getitem__, one.users)) for one in alike if one.users}
+    views = [one for one in last if one not in whole]
+    if any(order[one] < order[write] < last[one] for one in views for write in writes):
+        return "a view of the input is read again"
+    return ""
 
 
 _COMPUTING = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
+from ..graph import puts_back
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim
@@ -158,9 +159,14 @@ class _Binder:
                 self._add(layer)
         (result,) = self.graph.graph.find_nodes(op="output")
         output = fx.node.map_arg(result.args[0], self._returned)
-        steps = with_drops(self.steps, output, constants)
+        back = [
+            (self._raw(node.args[0]), self.slots[node.args[1], None])
+            for node in self.graph.graph.nodes
+            if puts_back(node)
+        ]
+        steps = with_drops(self.steps, output, back, constants)
         start = [constants.get(slot) for slot in range(len(self.slots))]
-        return PlanProgram(steps, start, feeds, output, shelf)
+        return PlanProgram(steps, start, feeds, output, shelf, back)
 
     def _without_end(self, unit: Sequence[Layer]) -> tuple[list[Layer], list[Layer]]:
         """The layers of a stretch without those at its ends that only move data, and these.

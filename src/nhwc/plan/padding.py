@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import padding
 
-from ..graph import bound, module_of
+from ..graph import bound, module_of, puts_back
 from ..graph.mended import CircularPad
 from ..graph.ordered import Repeat
 from .recording import Record
@@ -71,10 +71,11 @@ def pad_arguments(module: nn.Module) -> dict[str, Any] | None:
 
 
 def readers_of(graph: fx.GraphModule, layers: Iterable[Layer]) -> dict[fx.Node, set[fx.Node]]:
-    """The nodes that read each value while a plan runs: layers, and the graph's output."""
-    (output,) = graph.graph.find_nodes(op="output")
+    """The nodes that read each value while a plan runs: layers, and what ends the graph."""
+    ends = [node for node in graph.graph.nodes if node.op == "output" or puts_back(node)]
     found: dict[fx.Node, set[fx.Node]] = {}
-    for reader, values in ((output, output.all_input_nodes), *((x.node, x.inputs) for x in layers)):
+    pairs = (*((x, x.all_input_nodes) for x in ends), *((x.node, x.inputs) for x in layers))
+    for reader, values in pairs:
         for value in values:
             found.setdefault(value, set()).add(reader)
     return found

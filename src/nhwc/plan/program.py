@@ -24,7 +24,8 @@ class PlanStep:
 class PlanProgram:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
-    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. On `shelf`
+    `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. `back`
+    pairs the slot of an input with that of what is copied into it at the end of a call. On `shelf`
     lies what its kernels packed, where other programs find it as long as this one lives. A program
     keeps nothing from one call to the next, so threads may share it.
     """
@@ -36,6 +37,7 @@ class PlanProgram:
         feeds: Sequence[int | None],
         output: Any,
         shelf: WeightShelf | None = None,
+        back: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.steps = tuple(steps)
         self.shelf = shelf
@@ -43,6 +45,7 @@ class PlanProgram:
         self._start = start
         self._feeds = tuple(feeds)
         self._output = output
+        self._back = tuple(back)
 
     def __call__(self, *inputs: Any) -> Any:
         values = self._fed(inputs)
@@ -50,6 +53,8 @@ class PlanProgram:
             values[write] = run(*[values[slot] for slot in read])
             for slot in drops:
                 values[slot] = None
+        for given, value in self._back:
+            values[given].copy_(values[value])
         return _filled(self._output, values)
 
     def step_seconds(self, inputs: Sequence[Any], calls: int = 3) -> dict[str, float]:
@@ -86,9 +91,11 @@ class Slot:
     number: int
 
 
-def with_drops(steps: Sequence[PlanStep], output: Any, keep: dict[int, Any]) -> list[PlanStep]:
+def with_drops(
+    steps: Sequence[PlanStep], output: Any, back: Sequence[tuple[int, int]], keep: dict[int, Any]
+) -> list[PlanStep]:
     """The same steps, each dropping the values that no later one reads."""
-    needed = {slot.number for slot in _slots_in(output)}
+    needed = {slot.number for slot in _slots_in(output)}.union(*back)
     kept = []
     for step in reversed(steps):
         # A value that nobody reads need not be computed: no step does more than return one.

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from .. import kernels
 from ..formats import Format
-from ..graph import may_be_view, written_into
+from ..graph import may_be_view, puts_back, written_into
 from ..graph.shapes import is_size
 from ..models.preserve import drawn_so_far
 from ..models.trees import tensors_of
@@ -162,14 +162,15 @@ def why_impure(graph: fx.GraphModule) -> str | None:
 
     A plan gives every value a layout of its own, by copying where needed: a node that writes into
     another node's value would write into the copy. Writing into a value that nobody else can see is
-    no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case.
+    no harm, and `ReLU(inplace=True)` right behind its convolution is the most common case; nor is
+    putting a result into an input at the very end.
     """
     for node in graph.graph.nodes:
         # Those that are never read do no harm: no plan serves a call that gives any.
         if node.op == "placeholder" and str(node.target).startswith("*") and node.users:
             return f"it takes a varying number of arguments ({node.target})"
         target = written_into(node)
-        reason = None if target is None else why_seen(graph, node, target)
+        reason = None if target is None or puts_back(node) else why_seen(graph, node, target)
         if reason is not None:
             return reason
     return None
