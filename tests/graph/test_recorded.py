@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten
 
 import nhwc
 from nhwc.graph import capture
@@ -300,6 +301,48 @@ def test_tensors_that_code_makes_and_writes_into_are_right_in_every_call(does):
     assert not closed
     for other in random_inputs((x,), 3) * 2:
         close(graph(*other), model(*other))
+
+
+def best(self, x):
+    return torch.Tensor.max(self.patches(x), 1)
+
+
+def best_of_all(self, x):
+    y = self.patches(x)
+    return {"best": y.topk(2, 1), "order": [y.sort(1), y.flatten(2).median(2).values]}
+
+
+def changed(self, x):
+    found = self.patches(x).max(1)
+    found.values.add_(1)
+    return found
+
+
+@pytest.mark.parametrize("does", [best, best_of_all], ids=lambda does: does.__name__)
+@torch.no_grad()
+def test_named_tuples_of_torchs_come_back_as_such(does, tmp_path):
+    def forward(self, x, **kwargs):
+        return does(self, x)
+
+    model, x = woken(type("Found", (Vision,), {"forward": forward})), image()
+    fast = force(model, x)
+    assert type(fast(x)) is type(model(x))
+    nhwc.save(fast, tmp_path / "found.nhwc")
+    for one in (fast, nhwc.load(tmp_path / "found.nhwc")):
+        found, expected = (tree_flatten(each(x)) for each in (one, model))
+        assert found[1] == expected[1]
+        close(found[0], expected[0])
+
+
+@torch.no_grad()
+def test_a_named_tuple_whose_parts_were_written_to_keeps_its_kind():
+    def forward(self, x, **kwargs):
+        return changed(self, x)
+
+    model, x = woken(type("Found", (Vision,), {"forward": forward})), image()
+    found, expected = nhwc.optimize(model, x)(x), model(x)
+    assert type(found) is type(expected)
+    close(list(found), list(expected))
 
 
 @torch.no_grad()

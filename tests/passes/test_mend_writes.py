@@ -108,7 +108,21 @@ def _compared_and_read(self, x):
     return y.sum(1) + chosen.sum(1), chosen
 
 
+def _one_of_two(self, x):
+    values, places = (x + 1).max(1)
+    values.neg_()
+    return values, places
+
+
+def _one_of_a_layers(self, x):
+    values, places = self.pool(x + 1)
+    values.mul_(2)
+    return values, places
+
+
 STAYS = {
+    "one of two results": (_one_of_two, "what it writes into may be one of several results"),
+    "one of a layer's": (_one_of_a_layers, "what it writes into may be one of several results"),
     "a comparison that is read": (_compared_and_read, "what it returns is read"),
     "the input": (_of_the_input, "what it writes into may be a part of another tensor"),
     "a view": (_of_a_view, "what it writes into may be a part of another tensor"),
@@ -121,7 +135,7 @@ STAYS = {
 @pytest.mark.parametrize("name", STAYS)
 def test_a_write_that_others_may_see_stays(name):
     function, reason = STAYS[name]
-    model = block(function)
+    model = block(function, pool=nn.MaxPool2d(2, return_indices=True))
     graph, (report,) = rewrite(model, mend_writes)
     assert [site.reason for site in report.sites] == [reason]
     assert_same(model, graph, X)

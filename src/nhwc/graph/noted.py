@@ -86,6 +86,8 @@ class Noted:
             self._places[id(result)] = place
             self.kept.append(result)
         elif isinstance(result, tuple | list):
+            if _is_named_by_torch(result):
+                self._places[id(result)] = place
             for index, item in enumerate(result):
                 self.keep(item, (place, index))
         elif isinstance(result, dict):
@@ -110,6 +112,15 @@ class Noted:
         holder, key = place
         return self.graph.call_function(operator.getitem, (self._at(holder), key))
 
+    def _returned_by(self, value: tuple[Tensor, ...]) -> fx.Node:
+        """The node that returned this tuple, which no code of a graph can make of its parts."""
+        node: fx.Node | None = self._places.get(id(value))
+        places = [self._places.get(id(item)) for item in value]
+        parts = [p.args if isinstance(p, fx.Node) else p for p in places]
+        if node is None or parts != [(node, index) for index in range(len(value))]:
+            self.refuse(f"it changes what is in a {type(value).__qualname__}")
+        return node
+
     def _constant(self, tensor: Tensor) -> fx.Node:
         name = self._names.get(id(tensor))
         if name is None:
@@ -126,6 +137,8 @@ class Noted:
         """`value` with nodes in the place of tensors, as a graph holds it."""
         if isinstance(value, Tensor):
             return self.node_of(value)
+        if _is_named_by_torch(value):
+            return self._returned_by(value)
         if isinstance(value, tuple):
             items = [self.argument(item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -187,3 +200,8 @@ def _sign(name: str) -> Any:
     if name in _SIGNS:
         return _SIGNS[name]
     return getattr(operator, name, None) if name.startswith("__") else None
+
+
+def _is_named_by_torch(value: Any) -> bool:
+    """Whether it is a tuple such as `x.max(1)` returns, which code cannot make of its parts."""
+    return isinstance(value, tuple) and type(value).__module__ == torch.return_types.__name__

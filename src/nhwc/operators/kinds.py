@@ -134,6 +134,21 @@ def keeps_rank(name: str) -> bool:
     return name in _KEEPS_RANK
 
 
+def returns_several(called: Any) -> bool:
+    """Whether an operator may return a tuple or a list, by its name alone.
+
+    >>> [returns_several(name) for name in ("max", "chunk", "clone", torch.sort, "conv2d")]
+    [True, True, False, True, False]
+    """
+    name = str(getattr(called, "__name__", called)).partition(".")[0]
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return any(
+        len(schema.returns) > 1 or isinstance(schema.returns[0].type, torch.ListType)
+        for schema in schemas
+        if schema.returns
+    )
+
+
 def _plain(name: str) -> str:
     """The name without its overload, and without what says that it is private or writes."""
     return name.partition(".")[0].lower().strip("_")

@@ -25,6 +25,7 @@ from ..graph.assigned import assigned
 from ..graph.report import PassReport, Site
 from ..graph.shapes import is_size
 from ..graph.traced import seen_later, sharing
+from ..operators.kinds import returns_several
 from ._folding_sites import name_of
 
 
@@ -122,6 +123,8 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "what it returns may be written into"
     if not isinstance(whole, fx.Node) or not whole.op.startswith("call") or _may_share(whole):
         return "what it writes into may be a part of another tensor"
+    if isinstance(part.args[1], int) and _may_be_several(whole):
+        return "what it writes into may be one of several results"
     if node.target != "zero_" and not hasattr(Tensor, _without_write(node)):
         return "nothing else computes the same"
     earlier = _earlier(gm, node)
@@ -133,6 +136,11 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
 
 def _may_share(node: fx.Node) -> bool:
     return may_be_view(module_of(node) or node.target)
+
+
+def _may_be_several(node: fx.Node) -> bool:
+    """Whether an index takes one of the results of `node`, and not a part of its only one."""
+    return node.op == "call_module" or returns_several(node.target)
 
 
 def _without_write(node: fx.Node) -> str:
