@@ -61,6 +61,11 @@ class Does(nn.Module):
         return self.does(self, self.block(x), x)
 
 
+class Unsaid(Does):
+    def __repr__(self) -> str:
+        return self.loaded_from  # type: ignore[no-any-return]
+
+
 class Anything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -353,6 +358,7 @@ CASES: dict[str, Case] = {
     "nothing at all": Case(lambda: Does(lambda s, y, x: None)),
     "a module registered twice": Case(Twice),
     "shared parameters": Case(Shared),
+    "a text that fails": Case(lambda: Unsaid(lambda s, y, x: y)),
     "a hook that changes the output": Case(lambda: hooked(forward_hook=lambda m, a, y: y * 2)),
     "a pre-hook that changes the input": Case(
         lambda: hooked(forward_pre_hook=lambda m, a: (a[0] + 1,))

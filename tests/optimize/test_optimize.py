@@ -555,6 +555,15 @@ def test_a_verdict_of_float64_is_remembered_for_the_same_weights(image):
     assert not force(model, image + 1).report.verification.remembered
 
 
+def test_a_verdict_is_not_remembered_for_another_setting(image):
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.375)
+    force(model, image)
+    model.scale = 2.0  # Its code could read this, though no text of it says so.
+    assert not force(model, image).report.verification.remembered
+
+
 def test_a_remembered_verdict_hides_no_wrong_pass(image):
     changes = {"by": 0.0}
 

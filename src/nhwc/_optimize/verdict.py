@@ -192,7 +192,7 @@ def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
 
 
 def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
-    """The same for the same class, structure, weights and inputs.
+    """The same for the same classes, settings, weights and inputs.
 
     >>> net, x = nn.Linear(2, 2), torch.ones(1, 2)
     >>> before = digest_of(net, [x])
@@ -200,7 +200,11 @@ def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
     >>> digest_of(net, [x]) == before
     False
     """
-    found = hashlib.sha256(f"{type(model)} {model} {rest}".encode())
+    found = hashlib.sha256(str(rest).encode())
+    for path, part in model.named_modules(remove_duplicate=False):
+        # What a model prints is for its author to say, and may fail.
+        settings = sorted((name, value) for name, value in vars(part).items() if _is_plain(value))
+        found.update(f"{path} {type(part)} {settings!r}".encode())
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         _add(found, name, value)
     leaves, structure = tree_flatten(list(inputs))
@@ -208,6 +212,13 @@ def digest_of(model: nn.Module, inputs: Sequence[Any], *rest: object) -> str:
     for number, value in enumerate(leaves):
         _add(found, str(number), value)
     return found.hexdigest()[:32]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number, a text or None, or a tuple or list of such."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, complex, str, type(None), torch.dtype)
 
 
 def recall(ledger: Ledger, digest: str, kernels: str) -> Verification | None:
