@@ -186,12 +186,12 @@ python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines
 ```"""
 
 ENGINES_BATCH_4 = """\
-Ten models of the two suites at batch 4, on the processor of the table above.
+The models of the two suites that were raced at batch 4, on the processor of the table above; the
+command goes on with the others.
 
 ```
-python benchmarks/engines.py resnet18 resnet50 vgg16 mobilenet_v2 densenet121 googlenet \\
-    shufflenet_v2_x1_0 squeezenet1_1 mnasnet0_5 resnext50_32x4d --batch 4 --threads 2 \\
-    --seconds 1 -o benchmarks/results/engines-batch-4.json
+python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
+    -o benchmarks/results/engines-batch-4.json
 ```"""
 
 VOLTA = """\

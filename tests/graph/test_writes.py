@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from nhwc import fuse
-from nhwc.graph import written_into
+from nhwc.graph import puts_back, written_into
 
 
 class Calls(nn.Module):
@@ -111,3 +111,13 @@ def test_a_schema_tells_what_an_overload_writes_into():
     assert written_into(graph.call_function(aten.add.Tensor, (x, 1))) is None
     assert written_into(graph.call_method("__imul__", (x, 2))) is x
     assert written_into(y) is None
+
+
+def test_a_long_graph_is_searched_for_what_is_put_back_at_its_end():
+    graph = fx.Graph()
+    x = y = graph.placeholder("x")
+    for _ in range(3000):
+        y = graph.call_method("neg", (y,))
+    back = graph.call_method("copy_", (x, y))
+    graph.output(y)
+    assert [node for node in graph.nodes if puts_back(node)] == [back]

@@ -15,10 +15,11 @@ from .edit import module_of
 
 def puts_back(node: fx.Node) -> bool:
     """Whether `node` does nothing but copy a result into an input when all else is done."""
-    last = node.next.op == "output" or puts_back(node.next)
-    target = node.args[0] if node.target == "copy_" else None
+    if node.op != "call_method" or node.target != "copy_" or node.users:
+        return False
+    target = node.args[0]
     given = isinstance(target, fx.Node) and target.op == "placeholder"
-    return node.op == "call_method" and given and last and not node.users
+    return given and (node.next.op == "output" or puts_back(node.next))
 
 
 def written_into(node: fx.Node) -> Any:
