@@ -272,3 +272,8 @@ def test_the_page_and_the_readme_say_what_the_results_hold():
     assert ledgers
     assert page(ledgers) == (README.parent / "docs" / "conformance.md").read_text()
     assert f"{BEGIN}\n{summary(ledgers)}\n{END}" in README.read_text()
+
+
+def test_a_network_may_lose_all_its_channels_as_it_grows():
+    model, inputs = networks.network(5425)
+    model(*inputs)

@@ -214,7 +214,7 @@ class _Heads(nn.Module):
 
 
 def tokens(b: Builder, x: Tensor) -> Made | None:
-    if not spatial(x) or not x.shape[0] or x.shape[1] > 64 or x[0, 0].numel() > 256:
+    if not spatial(x) or 0 in x.shape or x.shape[1] > 64 or x.shape[2:].numel() > 256:
         return None
     draw, width = b.draw, x.shape[1]
     heads = divisor(draw, width)

@@ -118,6 +118,6 @@ def _bake_parametrized(part: nn.Module) -> None:
     for name, (value, sources) in values.items():
         if sources:
             wanted = any(source.requires_grad for source in sources)
-            part.register_parameter(name, nn.Parameter(value, wanted))
+            setattr(part, name, nn.Parameter(value, wanted))  # An LSTM lists it then.
         else:
             part.register_buffer(name, value)
