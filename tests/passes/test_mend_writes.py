@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from nhwc import Format, format_of, fuse
+from nhwc._optimize.returned import return_as
 from nhwc.graph import puts_back
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.mend_writes import mend_writes
@@ -269,6 +271,43 @@ def test_a_write_that_the_result_shows_stays_in_the_input(function):
     graph, (report,) = rewrite(model, mend_writes)
     assert {site.reason for site in report.sites} == {SHOWN[function]}
     torch.testing.assert_close(_called(graph, X), _called(model, X), rtol=0, atol=0)
+
+
+def test_an_argument_that_is_fixed_is_no_second_input():
+    class Options(nn.Module):
+        def forward(self, x, by=2.0, mask=None, flip=False):
+            x.div_(by)
+            y = x + 1 if mask is None else x * mask
+            return y.flip(1) if flip else y
+
+    fused = fuse(Options(), passes=(mend_writes,))
+    assert [site.applied for site in fused.report.passes[0].sites] == [True]
+    torch.testing.assert_close(_called(fused, X), _called(Options(), X), rtol=0, atol=0)
+    with pytest.raises(AssertionError, match=r"by is fixed to 2\.0"):
+        fused(X.clone(), 3.0)
+
+
+def test_a_result_that_is_compared_may_be_the_input():
+    class Compares(nn.Module):
+        def forward(self, x, y):
+            x.div_(2)
+            return x + (y == 1)
+
+    _, (report,) = rewrite(Compares(), mend_writes)
+    assert [site.applied for site in report.sites] == [False]
+
+
+def test_a_result_is_given_its_layout_before_the_input_is_put_back():
+    class Turned(nn.Module):
+        def forward(self, x):
+            x.div_(2)
+            return x + 1
+
+    graph, _ = rewrite(Turned(), mend_writes)
+    wanted = X.to(memory_format=torch.channels_last)
+    return_as(graph, (X,), {"output": wanted})
+    assert format_of(graph(X.clone())) is Format.CHANNELS_LAST
+    assert [node for node in graph.graph.nodes if puts_back(node)]
 
 
 def test_two_inputs_may_be_one():

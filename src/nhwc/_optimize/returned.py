@@ -34,7 +34,8 @@ def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str,
             continue
         asked = CHANNELS_LAST_OF[found[path].ndim] if layout.is_last else Format.CONTIGUOUS
         memory = MEMORY_FORMATS[asked]
-        with graph.graph.inserting_before(result):
+        # Not behind what the graph puts back into an input, which is its end.
+        with graph.graph.inserting_after(node):
             converted = graph.graph.call_method("contiguous", (node,), {"memory_format": memory})
         result.replace_input_with(node, converted)
         changed = True

@@ -32,34 +32,33 @@ def bake_weights(model: nn.Module) -> PassReport:
     code of the model reads what a tensor is computed from.
     """
     start = time.perf_counter()
-    found = [(path, part) for path, part in model.named_modules() if not part.training]
-    computed = {path: made for path, part in found if (made := _computed(part))}
-    gone = _ASKS.union(*(_parts_of(model.get_submodule(path)) for path in computed))
-    reason = _reads(model, gone) if computed else ""
+    found = [(path, part, _computed(part)) for path, part in model.named_modules()]
+    found = [one for one in found if one[2]]
+    reason = _reads(model, _ASKS.union(*(_parts_of(part) for _, part, _ in found))) if found else ""
     sites: list[Site] = []
-    for path, made in computed.items():
+    for path, part, computed in found:
         if not reason:
-            _bake(model.get_submodule(path))
-        sites += (Site(path, f"{name} by {how}", not reason, reason) for name, how in made.items())
+            _bake(part)
+        sites += (Site(path, f"{name} by {how}", not reason, reason) for name, how in computed)
     return PassReport(bake_weights.__name__, tuple(sites), time.perf_counter() - start)
 
 
-def _computed(part: nn.Module) -> dict[str, str]:
-    """Name the tensors of `part` that torch's own code computes, and what does; {} if others do."""
-    if isinstance(part, jit.ScriptModule):
-        return {}
+def _computed(part: nn.Module) -> list[tuple[str, str]]:
+    """Name the tensors of `part` that torch's own code computes, and what does; [] if others do."""
+    if part.training or isinstance(part, jit.ScriptModule):
+        return []
     if is_parametrized(part):
         lists: Any = part.parametrizations
         steps = [step for made in lists.values() for step in made]
         own = all(type(s).__module__ == "torch.nn.utils.parametrizations" for s in steps)
         if not own or hooks_of(part) or any(step.training for step in steps):
-            return {}
-        return {name: ", ".join(type(s).__name__ for s in made) for name, made in lists.items()}
+            return []
+        return [(name, ", ".join(type(s).__name__ for s in made)) for name, made in lists.items()]
     hooks = hooks_of(part)
     names = [_computed_by(hook) for hook in hooks]
     if not all(names) or len({*names}) < len(names):
-        return {}
-    return {name: type(hook).__name__ for name, hook in zip(names, hooks, strict=True)}
+        return []
+    return [(name, type(hook).__name__) for name, hook in zip(names, hooks, strict=True)]
 
 
 def _computed_by(hook: Any) -> str:

@@ -18,10 +18,12 @@ import operator
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ..graph import clean, may_be_view, module_of, puts_back, written_into
 from ..graph.assigned import assigned
+from ..graph.layers import assert_none
 from ..graph.report import PassReport, Site
 from ..graph.shapes import is_size
 from ..graph.traced import seen_later, sharing
@@ -56,7 +58,7 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
 def _put_back(gm: fx.GraphModule) -> list[Site]:
     """Write into a copy of the input instead, and put it back at the end."""
     [output] = gm.graph.find_nodes(op="output")
-    given = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
+    given = [node for node in gm.graph.find_nodes(op="placeholder") if not _is_fixed(node)]
     alike = sharing(given[0]) if given else []
     writes = [node for node in alike if written_into(node) is not None]
     if all(puts_back(node) or written_into(node) not in given for node in writes):
@@ -74,6 +76,15 @@ def _put_back(gm: fx.GraphModule) -> list[Site]:
             gm.graph.call_method("copy_", (given[0], writes[-1]))
         clean(gm)
     return [Site(name_of(node), str(node.target), not reason, reason) for node in writes]
+
+
+def _is_fixed(argument: fx.Node) -> bool:
+    """Whether the graph does no more with it than to check what it is fixed to."""
+    return all(
+        user.target is assert_none
+        or (user.target is operator.eq and all(one.target is torch._assert for one in user.users))
+        for user in argument.users
+    )
 
 
 def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> str:
