@@ -115,3 +115,11 @@ def test_torchvision_calls_them():
     found = ops.roi_align(image, [boxes[:3]], (2, 2), sampling_ratio=2)
     rois = torch.cat((boxes.new_zeros(3, 1), boxes[:3]), 1)
     torch.testing.assert_close(found, by_definition(image, rois, 1.0, 2, 2, False))
+
+
+def test_torchscript_compiles_code_that_calls_them():
+    """effdet does so when it is imported."""
+    nms_of_theirs = import_torchvision().ops.nms
+    boxes, scores = boxes_of(50), drawn(50, seed=2)
+    scripted = torch.jit.script(nms_of_theirs)
+    assert scripted(boxes, scores, 0.2).tolist() == greedy(boxes, scores, 0.2)

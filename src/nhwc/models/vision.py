@@ -87,7 +87,15 @@ def _supply() -> None:
     for name in ("boxes", "roi_align"):
         # Each module asks by a name of its own whether the operators are there.
         module = importlib.import_module(f"torchvision.ops.{name}")
-        vars(module).update(_has_ops=lambda: True, _assert_has_ops=lambda: None)
+        vars(module).update(_has_ops=_has_ops, _assert_has_ops=_assert_has_ops)
+
+
+def _has_ops() -> bool:
+    return True
+
+
+def _assert_has_ops() -> None:
+    """Torchvision's raises where its operators are missing. Functions, since TorchScript reads them."""
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
