@@ -72,6 +72,15 @@ class WritesAfterABreak(Two):
         return self.last(F.relu(y, inplace=True)), y
 
 
+class KeepsWhatIsWrittenInto(Two):
+    """Features that are taken before the next layer writes into them."""
+
+    def forward(self, x):
+        y = self.first(x)
+        z = self.last(F.relu(y, inplace=True))
+        return z, z + y[:, :1]
+
+
 class WritesInItsMidst(Two):
     def forward(self, x):
         y = self.first(x)
@@ -140,7 +149,7 @@ class Conditional(Two):
 
 PLANNED = (
     *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
-    *(AsksForSizes, SetsContexts, Sorts),
+    *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto),
 )
 LEFT = {
     WritesInItsMidst: "iadd writes into",

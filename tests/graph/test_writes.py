@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from nhwc import fuse
-from nhwc.graph import puts_back, written_into
+from nhwc.graph import follow_writes, puts_back, written_into
 
 
 class Calls(nn.Module):
@@ -121,3 +121,36 @@ def test_a_long_graph_is_searched_for_what_is_put_back_at_its_end():
     back = graph.call_method("copy_", (x, y))
     graph.output(y)
     assert [node for node in graph.nodes if puts_back(node)] == [back]
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda m, y: m.inplace(y),
+        lambda m, y: F.relu(y, inplace=True),
+        lambda m, y: y.relu_(),
+        lambda m, y: torch.relu_(y),
+    ],
+)
+def test_a_value_that_was_written_into_stands_for_the_result(does):
+    """As features that a model keeps, before the next layer writes into them."""
+
+    def kept(m, y):
+        written = does(m, y)
+        return written * 2, y
+
+    model = Calls(kept)
+    x = torch.randn(2, 3)
+    for gm in (fuse(model), follow_writes(fx.symbolic_trace(model))):
+        [output] = gm.graph.find_nodes(op="output")
+        assert written_into(output.args[0][1]) is not None
+        torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+
+
+def test_what_returns_nothing_stands_for_nothing():
+    graph = fx.Graph()
+    y = graph.call_method("exp", (graph.placeholder("x"),))
+    graph.call_function(operator.setitem, (y, 0, 3.0))
+    graph.output(y)
+    gm = follow_writes(fx.GraphModule(nn.Module(), graph))
+    assert gm(torch.zeros(2)).tolist() == [3.0, 1.0]

@@ -1,5 +1,6 @@
 """optimize: the same answers, whatever the model and the call; the model left as it was."""
 
+import collections
 import copy
 import dataclasses
 import json
@@ -976,3 +977,36 @@ def test_inputs_are_described_without_their_numbers():
     found = describe(({"a": torch.ones(2, 3)}, np.ones(9), np.float64(2), [torch.ones(4)]))
     assert found == ("{'a': 2x3 float32}", "a ndarray", "2.0", "[4 float32]")
     assert describe((torch.float16, 2j)) == ("torch.float16", "2j")
+
+
+class Taps(nn.Module):
+    """Features before and behind activations in place, as in nets for perceptual losses."""
+
+    def __init__(self, *, asks):
+        super().__init__()
+        self.asks = asks
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.second = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, padding=1))
+        self.third = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, padding=1))
+
+    def forward(self, x):
+        if self.asks and x.shape[2] > 100:
+            x = x[:, :, :100]
+        names = collections.namedtuple("Names", ["first", "second", "third"])
+        first = self.first(x)
+        second = self.second(first)
+        kept = names(first, second, self.third(second))
+        return kept.first + kept.second, kept.third
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_features_that_a_later_layer_writes_into_are_in_the_plan(asks):
+    """Where the code asks for sizes, its parts are graphs first, and each has an input then."""
+    model, x = randomize_batchnorm_(Taps(asks=asks)).eval(), torch.randn(1, 3, 12, 12)
+    found = nhwc.optimize(model, x)
+    [plan] = [plan for plan in found.report.plans if not plan.part]
+    assert plan.reason == ""
+    assert {*found.report.opaque} == {*plan.opened}
+    assert bool(plan.opened) == asks
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-4)

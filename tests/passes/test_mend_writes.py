@@ -236,6 +236,68 @@ def test_an_input_of_integers_is_refused_as_by_the_model():
             one((X * 100).int())
 
 
+def _in_a_whole(self, x):
+    y = self.conv(x)
+    copied = y.clone()
+    copied.relu_()
+    z = copied + 1
+    y.copy_(copied)
+    return y * z
+
+
+def _read_between(self, x):
+    y = self.conv(x)
+    copied = y.clone()
+    copied.relu_()
+    z = y + 1
+    y.copy_(copied)
+    return y * z
+
+
+def _copy_is_written_again(self, x):
+    y = self.conv(x)
+    copied = y.clone()
+    copied.relu_()
+    y.copy_(copied)
+    copied.add_(1)
+    return y * copied
+
+
+def _value_is_written_again(self, x):
+    y = self.conv(x)
+    copied = y.clone()
+    copied.relu_()
+    y.copy_(copied)
+    y.flatten(1).add_(1)
+    return y * copied
+
+
+def _copy_is_returned(self, x):
+    y = self.conv(x)
+    copied = y.clone()
+    copied.relu_()
+    y.copy_(copied)
+    return y, copied
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _in_a_whole,
+        _read_between,
+        _copy_is_written_again,
+        _value_is_written_again,
+        _copy_is_returned,
+    ],
+)
+def test_a_copy_that_is_put_back_into_an_inner_value_is_none(function):
+    model = block(function, conv=nn.Conv2d(6, 4, 3))
+    graph, _ = rewrite(model, mend_writes)
+    copies = [node for node in graph.graph.nodes if node.target == "copy_"]
+    assert bool(copies) == (function is not _in_a_whole)
+    torch.testing.assert_close(graph(X), model(X), rtol=0, atol=0)
+
+
 def _returned(self, x):
     x.div_(2)
     return x

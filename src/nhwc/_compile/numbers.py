@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import fx
 
+from ..graph import follow_writes
+
 
 @dataclass(frozen=True)
 class Unwrapped:
@@ -47,4 +49,4 @@ def unwrapped(graph: fx.GraphModule) -> Unwrapped:
             for item in items:
                 values[item].replace_all_uses_with(values[node])
                 copied.erase_node(values[item])
-    return Unwrapped(fx.GraphModule(graph, copied) if places else graph, tuple(places))
+    return Unwrapped(follow_writes(fx.GraphModule(graph, copied)), tuple(places))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import inspect
@@ -58,7 +59,8 @@ def _followed(
         if not isinstance(function, types.FunctionType) or function.__code__ in found:
             continue
         todo.append(getattr(function, "__wrapped__", None))
-        if is_of_torch(function):
+        # A class of tuples is made of names alone, here and there at each call.
+        if is_of_torch(function) or function is collections.namedtuple:
             continue
         found[function.__code__] = function
         for name in names_in(function.__code__):

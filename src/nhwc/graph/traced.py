@@ -78,8 +78,12 @@ def is_constant(node: fx.Node) -> bool:
     return node.op == "get_attr" and name.startswith(CONSTANT)
 
 
-def seen_later(write: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Whether anything but the result of `write` shows that it changed its first argument."""
+def seen_later(write: fx.Node, order: dict[fx.Node, int] | None = None) -> bool:
+    """Whether anything but the result of `write` shows that it changed its first argument.
+
+    `order` has the place of each node in the graph, for callers who ask about many.
+    """
+    order = order or {node: place for place, node in enumerate(write.graph.nodes)}
     found, todo = {write}, [write.args[0]]
     while todo:
         node = todo.pop()

@@ -259,8 +259,7 @@ class Tracer(fx.Tracer):
             self._check_none()
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
-            return result
-        written = written_into(result.node)
+        written = self._written_into(result.node)
         if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
             raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
         if isinstance(written, fx.Node):
@@ -269,6 +268,14 @@ class Tracer(fx.Tracer):
                 if isinstance(value, fx.Proxy) and value.node is written:
                     self.rename(value, result.node)
         return result
+
+    def _written_into(self, node: fx.Node) -> Any:
+        """As `written_into`, which needs a finished graph to find a layer."""
+        if node.op != "call_module":
+            return written_into(node)
+        layer = self.root.get_submodule(str(node.target))
+        inplace = getattr(layer, "inplace", False) and str(node.target) not in self.opaque
+        return node.args[0] if inplace and node.args else None
 
     def _check_counted(self, given: tuple[Any, ...]) -> None:
         """Refuse to count sizes in numpy's narrow types, which round where Python's do not."""

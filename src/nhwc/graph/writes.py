@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any
 
 import torch.nn.functional as F
@@ -51,3 +52,30 @@ def written_into(node: fx.Node) -> Any:
         if dict(zip(parameters, node.args, strict=False)).get("inplace") is True:
             return first
     return None
+
+
+def follow_writes(gm: fx.GraphModule) -> fx.GraphModule:
+    """Let what comes behind a write read the result of the write, not what was written into.
+
+    >>> gm = fx.symbolic_trace(lambda x: (x.exp(), x))
+    >>> x, y, _ = gm.graph.nodes
+    >>> with gm.graph.inserting_after(y):
+    ...     written = gm.graph.call_method("relu_", (y,))
+    >>> [str(one) for one in follow_writes(gm).graph.output_node().args[0]]
+    ['relu_', 'x']
+
+    They are one tensor, and a graph that says so can be planned.
+    """
+    order = {node: place for place, node in enumerate(gm.graph.nodes)}
+    for write in gm.graph.nodes:
+        value = written_into(write)
+        inner = isinstance(value, fx.Node) and value.op.startswith("call")
+        if not inner or write.target in _RETURNING_NOTHING:
+            continue
+        for user in [user for user in value.users if order[user] > order[write]]:
+            user.replace_input_with(value, write)
+    gm.recompile()
+    return gm
+
+
+_RETURNING_NOTHING = (operator.setitem, "__setitem__", operator.delitem, "__delitem__")

@@ -87,6 +87,7 @@ def _supply() -> None:
     for name in ("boxes", "roi_align"):
         # Each module asks by a name of its own whether the operators are there.
         module = importlib.import_module(f"torchvision.ops.{name}")
+        # Functions, since TorchScript compiles them.
         vars(module).update(_has_ops=_has_ops, _assert_has_ops=_assert_has_ops)
 
 
@@ -95,7 +96,7 @@ def _has_ops() -> bool:
 
 
 def _assert_has_ops() -> None:
-    """Torchvision's raises where its operators are missing. Functions, since TorchScript reads them."""
+    """Torchvision's own raises where its operators are missing."""
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

@@ -9,7 +9,8 @@ follows from parameters alone could not be computed beforehand. The same said wi
 nothing reads the other views any more.
 
 `x.div_(255)` writes into the input, which the caller sees: a copy of it is written into, and put
-back into the input when all else is done.
+back into the input when all else is done. The input of a part is no input once the part stands in
+a graph of the whole: there, no copy is made any more.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
 
     What writes into the input writes into a copy, which is put back at the end.
     """
-    sites = _put_back(gm)
+    sites = [*_without_copies(gm), *_put_back(gm)]
     for node in list(gm.graph.nodes):
         part = node.args[0] if node.op == "call_method" and written_into(node) else None
         if not isinstance(part, fx.Node):
             continue
         if part.target is not operator.getitem:
-            if _may_share(part) and _keeps_type(node) and not _seen_later(gm, node):
+            if _may_share(part) and _keeps_type(node) and not seen_later(node):
                 node.target = _without_write(node)
                 sites.append(Site(name_of(node), str(node.target), True))
             continue
@@ -76,6 +77,39 @@ def _put_back(gm: fx.GraphModule) -> list[Site]:
             gm.graph.call_method("copy_", (given[0], writes[-1]))
         clean(gm)
     return [Site(name_of(node), str(node.target), not reason, reason) for node in writes]
+
+
+def _without_copies(gm: fx.GraphModule) -> list[Site]:
+    """Write into a value itself where a copy of it is written into, and put back at once."""
+    sites = []
+    for back in gm.graph.find_nodes(op="call_method", target="copy_"):
+        value, result = back.args[:2]
+        copied = result
+        while isinstance(copied, fx.Node) and copied.target != "clone":
+            copied = written_into(copied)
+        fits = isinstance(copied, fx.Node) and copied.args == (value,) and not copied.kwargs
+        if not fits or value.op == "placeholder":
+            continue
+        if _shows(gm, value, copied, back):
+            continue
+        copied.replace_all_uses_with(value)
+        back.replace_all_uses_with(result)
+        for node in (back, copied):
+            gm.graph.erase_node(node)
+        sites.append(Site(name_of(back), "copy_", True))
+    return sites
+
+
+def _shows(gm: fx.GraphModule, value: fx.Node, copied: fx.Node, back: fx.Node) -> bool:
+    """Whether it shows that a value and its copy, which is put back, are two tensors."""
+    until, after = _earlier(gm, back), {*gm.graph.nodes} - _earlier(gm, back) - {back}
+    between = until - _earlier(gm, copied) - {copied}
+    of_value, of_copy = sharing(value), sharing(copied)
+    return (
+        any(between & one.users.keys() for one in of_value)
+        or any(user.op == "output" for one in of_copy for user in one.users)
+        or any(written_into(one) is not None for one in (*of_value, *of_copy) if one in after)
+    )
 
 
 def _is_fixed(argument: fx.Node) -> bool:
@@ -117,10 +151,6 @@ def _keeps_type(node: fx.Node) -> bool:
     """Whether the same without a write has the type and shape of what is written into."""
     numbers = not node.kwargs and all(type(value) in (int, float) for value in node.args[1:])
     return node.target in _PLACING or (numbers and node.target in _COMPUTING)
-
-
-def _seen_later(gm: fx.GraphModule, node: fx.Node) -> bool:
-    return seen_later(node, {node: place for place, node in enumerate(gm.graph.nodes)})
 
 
 def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
