@@ -44,6 +44,23 @@ def test_an_audit_refuses_what_it_would_not_survive(made):
     assert nhwc.audit(model, x, convert=False).clean
 
 
+def test_weights_of_one_pixel_say_channels_last_by_strides_that_nothing_needs():
+    """Behind a contiguous input, too: torch looks at the strides of dimensions of size 1."""
+    flat = {"stride": 2, "padding": (0, 1), "dilation": (1, 3)}
+
+    class Reshaped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 6, 1, **flat)
+
+        def forward(self, x):
+            return self.last(self.first(x).contiguous())
+
+    model, x = Reshaped().eval(), torch.randn(2, 3, 18, 1)
+    with pytest.raises(ModelFailed, match="all of its taps in the padding"):
+        nhwc.audit(model, x)
+
+
 def test_an_audit_in_channels_last_that_torch_survives():
     flat = {"stride": 2, "padding": (0, 1), "dilation": (1, 3), "bias": False}
     assert nhwc.audit(nn.Conv2d(2, 24, 1, **flat), torch.randn(4, 2, 6, 1)).converted

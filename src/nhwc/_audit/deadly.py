@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ModelFailed
-from ..formats import Format, format_of
 from ..operators.unseen import sees_no_column
 
 
@@ -39,8 +38,8 @@ def _survived(
     dilation: Any = 1,
     groups: int = 1,
 ) -> None:
-    plain = format_of(input) is Format.CONTIGUOUS and format_of(weight) in _NOT_LAST
-    if bias is None or plain or input.device.type != "cpu":
+    last = _taken_for_last(input) or _taken_for_last(weight)
+    if bias is None or not last or input.device.type != "cpu":
         return
     size, dilation = weight.shape[-1], _last(dilation)
     if isinstance(padding, str):
@@ -55,7 +54,27 @@ def _survived(
         )
 
 
-_NOT_LAST = (Format.CONTIGUOUS, Format.AMBIGUOUS)
+def _taken_for_last(tensor: Tensor) -> bool:
+    """Whether a convolution of torch's takes the strides for channels last.
+
+    It looks at those of dimensions of size 1, too: at two tensors that lie alike it does not do
+    the same, and one of `audit`'s copies may die where the model did not.
+
+    >>> strides = (16, 1, 16, 16)
+    >>> [_taken_for_last(torch.ones(6, 16, 1, 1).as_strided((6, 16, 1, 1), s))
+    ...  for s in (strides, (16, 1, 1, 1))]
+    [True, False]
+    """
+    if tensor.ndim not in (4, 5):
+        return False
+    least = 0
+    for dim in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        tied = dim == 0 and least == tensor.stride(1)
+        if size == 0 or stride < least or stride == 0 or tied:
+            return False
+        least = stride * size
+    return True
 
 
 def _last(numbers: Any) -> int:
