@@ -6,6 +6,7 @@ from torch import nn
 
 import nhwc
 from nhwc.graph import capture
+from nhwc.graph.sized import capture_sized
 
 from ..fusing import script
 
@@ -125,7 +126,62 @@ def picked(y, x):
     return y
 
 
+def all_of_a_slice(y, x):
+    part = y[:, :2]
+    part[:] = y[:, 2:] * 2
+    return y
+
+
+def all_of_a_view(y, x):
+    turned = y.permute(0, 2, 3, 1)
+    turned[...] = turned.flip(1)
+    return y
+
+
+def all_of_the_input(y, x):
+    x[:] = x * 2
+    return y + x.sum()
+
+
+def all_of_a_part_that_is_seen_later(y, x):
+    before = y.flatten(1)
+    y[:] = y * 2
+    return y.flatten(1) + before
+
+
+def put_elsewhere(y, x):
+    part = y[:, :2]
+    part *= 2
+    y[:, 2:] = part
+    return y
+
+
+def put_into_itself(y, x):
+    y[:, 0] = 0
+    before = y[:, ::2]
+    y -= 1
+    y[...] = y
+    return y[:, ::2] + before
+
+
+def assigned_and_then_written(y, x):
+    """The one is not the other, whatever is written into it."""
+    z = x.repeat(1, 2, 1, 1)[:, :4]
+    y[:] = z
+    y += 1
+    return y * z
+
+
+ASSIGNED += [assigned_and_then_written]
 SEEN = [slice_seen_later, input_written, stored_and_changed, view_written, axis_added, picked]
+SEEN += [
+    put_elsewhere,
+    put_into_itself,
+    all_of_a_slice,
+    all_of_a_view,
+    all_of_the_input,
+    all_of_a_part_that_is_seen_later,
+]
 
 
 def image():
@@ -139,6 +195,44 @@ def check(net):
         torch.testing.assert_close(captured.module(x), net(same))
     torch.testing.assert_close(x, same)
     return captured
+
+
+def made_of_sizes(y, x):
+    made = torch.zeros(y.shape)
+    for channel in range(4):
+        made[:, channel] = y[:, 3 - channel]
+    made[:, 1:3].copy_(y[:, :2])
+    return made.relu()
+
+
+def made_whole(y, x):
+    made = torch.empty(y.shape)
+    made[...] = y
+    kept = made * 2
+    made[:, 0] = x[:, 0]
+    return made + kept
+
+
+def made_and_seen_through_a_view(y, x):
+    made = torch.zeros(y.shape)
+    part = made[:, :2]
+    part[:] = y[:, 2:]
+    return made + y
+
+
+@pytest.mark.parametrize("code", [made_of_sizes, made_whole, made_and_seen_through_a_view])
+def test_a_tensor_that_code_makes_and_fills(code):
+    """Where sizes are known it is a constant, which each call fills anew."""
+    net, x = Net(code).eval(), image()
+    graph = capture(net).module
+    opened = code is not made_and_seen_through_a_view
+    if opened:
+        sized, opaque = capture_sized(graph, (x,))
+        assert not opaque
+        graph = sized
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(graph(x), net(x))
 
 
 @pytest.mark.parametrize("code", ASSIGNED)

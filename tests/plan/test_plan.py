@@ -66,7 +66,7 @@ def shifted(x, by):
 
 @torch.no_grad()
 def test_writes_that_no_name_tells_of(ledger, image):
-    seen = traced(lambda x: shifted(y := x.relu() + 1, 1) + y * 2)
+    seen = traced(lambda x: (y := x.relu() + 1) * 2 + shifted(y, 1))
     with pytest.raises(Unplannable, match="shifted writes into add, which others may read"):
         make_plan(seen, (image,), ledger)
     before = image.clone()
@@ -313,7 +313,8 @@ def test_shuffles_take_volumes_as_a_plan_lays_them(shuffle):
         (lambda x: x.relu_(), "writes into x, which outlives the call"),
         (lambda x: (y := x + 1).add_(1) + y, "writes into add, which others may read"),
         (lambda x: (x + 1)[:, :2].mul_(2), "writes into getitem, which others may read"),
-        (lambda x: (z := (y := x + 1).flatten(2), y.relu_())[1].sum() + z, "which others may read"),
+        # Also what is read before: a step may be joined with a later one.
+        (lambda x: (y := x + 1) * 2 + y.relu_(), "writes into add, which others may read"),
         (lambda x: torch.relu_(torch.flatten(x, 1)), "writes into flatten"),
         (lambda x: nn.functional.relu(x, True), "writes into x"),
         (lambda x: torch.add(x, 1, out=x), "writes into x"),
@@ -332,12 +333,6 @@ def test_graphs_that_write_into_shared_values_are_not_planned(function, says, le
         lambda x: (x + 1).relu_(),
         lambda x: nn.functional.relu(x + 1, inplace=True),
         lambda x: (x * 2).add_(x),
-        # What was read before the write is no harm.
-        lambda x: (y := x + 1) * 2 + y.relu_(),
-        lambda x: (
-            torch.cat([y := x + 1, y], 1) + nn.functional.hardswish(y, True).repeat(1, 2, 1, 1)
-        ),
-        lambda x: (y := x + 1).mean() + (z := y * 2) + y.add_(z),
     ],
 )
 @torch.no_grad()

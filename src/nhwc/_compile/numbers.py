@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from ..graph import follow_writes
+from ..passes.mend_writes import write_anew
 
 
 @dataclass(frozen=True)
@@ -49,4 +50,7 @@ def unwrapped(graph: fx.GraphModule) -> Unwrapped:
             for item in items:
                 values[item].replace_all_uses_with(values[node])
                 copied.erase_node(values[item])
-    return Unwrapped(follow_writes(fx.GraphModule(graph, copied)), tuple(places))
+    own = follow_writes(fx.GraphModule(graph, copied))
+    write_anew(own)
+    own.recompile()
+    return Unwrapped(own, tuple(places))

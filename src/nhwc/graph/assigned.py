@@ -6,6 +6,7 @@ one's memory and would miss the change: `traced.check_writes` refuses such code.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,15 @@ def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
     source = node_of(value)
     if source is not None and source.meta.get("meant_in_place") is True:
         # `x[key] *= 2` multiplies in place and then assigns the product to the place it is in.
-        source.meta["meant_in_place"] = next(reversed(source.users))
+        where = fx.node.map_aggregate(key, lambda one: getattr(one, "node", one))
+        if _is_part(source.args[0], x.node, where):
+            source.meta["meant_in_place"] = next(reversed(source.users))
     return result.node
+
+
+def _is_part(value: Any, whole: fx.Node, key: Any) -> bool:
+    taken = isinstance(value, fx.Node) and value.target is operator.getitem
+    return taken and value.args == (whole, key)
 
 
 def _places(keys: tuple[Any, ...]) -> Iterator[_Place]:

@@ -52,7 +52,8 @@ def as_elements(value: Tensor, like: Tensor) -> Tensor:
     """`value` as it is stored in `like[...] = value`."""
     while value.dim() > like.dim() and value.size(0) == 1:
         value = value[0]
-    return value.to(like).expand_as(like)
+    # In memory of its own: graphs write into the one and go on to read the other.
+    return torch.empty_like(like).copy_(value)
 
 
 class Spread(nn.Module):

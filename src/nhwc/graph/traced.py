@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from ..operators import activations
 from .asked import Asked, asking
 from .assigned import assigned
+from .layers import as_elements
 from .plain import all_plain, as_plain
 from .shapes import is_size
 from .writes import may_be_view, written_into
@@ -66,7 +67,7 @@ def check_writes(graph: fx.Graph) -> None:
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         meant = node.meta.get("meant_in_place")
-        if not meant or is_size(node.args[0]):
+        if not meant or is_size(_target(node)):
             continue
         if [*node.users] != [meant] and seen_later(node, order):
             raise fx.proxy.TraceError("it writes in place into a value that is used again")
@@ -78,24 +79,36 @@ def is_constant(node: fx.Node) -> bool:
     return node.op == "get_attr" and name.startswith(CONSTANT)
 
 
-def seen_later(write: fx.Node, order: dict[fx.Node, int] | None = None) -> bool:
-    """Whether anything but the result of `write` shows that it changed its first argument.
+def seen_later(
+    write: fx.Node, order: dict[fx.Node, int] | None = None, *, besides: fx.Node | None = None
+) -> bool:
+    """Whether anything but the result of `write`, and the value `besides`, shows what it wrote.
 
     `order` has the place of each node in the graph, for callers who ask about many.
     """
     order = order or {node: place for place, node in enumerate(write.graph.nodes)}
-    found, todo = {write}, [write.args[0]]
+    found, todo = {write}, [_target(write)]
     while todo:
         node = todo.pop()
         if not isinstance(node, fx.Node) or node in found:
             continue
-        if node.op in ("placeholder", "get_attr"):
+        if node.op in ("placeholder", "get_attr") and not is_constant(node):
             return True
-        if any(order[user] > order[write] and not is_size(user) for user in node.users):
+        later = {user for user in node.users if order[user] > order[write]}
+        views = [user for user in node.users if node in _shared(user)]
+        if node is besides:
+            # What is made of it later is made of the result.
+            views = [user for user in views if user not in later]
+        elif not all(map(is_size, later)):
             return True
         found.add(node)
-        todo += [*_shared(node), *(user for user in node.users if node in _shared(user))]
+        todo += [*_shared(node), *views]
     return False
+
+
+def _target(write: fx.Node) -> Any:
+    """What `write` writes into; `x[:] = y` is said as y in the shape of x."""
+    return write.args[1] if write.target is as_elements else write.args[0]
 
 
 def sharing(node: fx.Node) -> list[fx.Node]:

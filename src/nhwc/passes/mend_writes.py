@@ -6,7 +6,7 @@ follows from parameters alone could not be computed beforehand. The same said wi
 `slice_scatter`, which `x[key] = value` is already.
 
 `q = q.transpose(1, 2); q.mul_(scale)` writes into a view of all of it, and is `q * scale` where
-nothing reads the other views any more.
+nothing reads the other views any more. So is a write into a value that others have read before.
 
 `x.div_(255)` writes into the input, which the caller sees: a copy of it is written into, and put
 back into the input when all else is done. The input of a part is no input once the part stands in
@@ -15,14 +15,17 @@ a graph of the whole: there, no copy is made any more.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import operator
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ..graph import clean, may_be_view, module_of, puts_back, written_into
+from ..graph import clean, may_be_view, module_of, puts_back, replace_module, written_into
 from ..graph.assigned import assigned
 from ..graph.layers import assert_none
 from ..graph.report import PassReport, Site
@@ -39,21 +42,75 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
     """
     sites = [*_without_copies(gm), *_put_back(gm)]
     for node in list(gm.graph.nodes):
-        part = node.args[0] if node.op == "call_method" and written_into(node) else None
-        if not isinstance(part, fx.Node):
-            continue
-        if part.target is not operator.getitem:
-            if _may_share(part) and _keeps_type(node) and not seen_later(node):
-                node.target = _without_write(node)
-                sites.append(Site(name_of(node), str(node.target), True))
+        part = written_into(node)
+        if node.op != "call_method" or getattr(part, "target", None) is not operator.getitem:
             continue
         reason = _unfit(gm, node, part)
         sites.append(Site(name_of(node), str(node.target), not reason, reason))
         if not reason:
             _replace(gm, node, part)
+    sites += write_anew(gm)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("mend_writes", tuple(sites))
+
+
+def write_anew(gm: fx.GraphModule) -> list[Site]:
+    """Make a new tensor of what is written into one that others have read, or into a view.
+
+    >>> gm = fx.symbolic_trace(lambda x: (y := x.exp()).sum() + y.relu_())
+    >>> [site.what for site in write_anew(gm)], [str(node) for node in gm.graph.nodes]
+    (['relu'], ['x', 'exp', 'sum_1', 'relu_', 'add', 'output'])
+    """
+    sites = []
+    for node in list(gm.graph.nodes):
+        value = written_into(node)
+        if not isinstance(value, fx.Node) or not value.op.startswith("call"):
+            continue
+        read = any(user is not node and not is_size(user) for user in value.users)
+        if (read or _may_share(value)) and not seen_later(node) and _made_anew(gm, node, value):
+            sites.append(
+                Site(name_of(node), str(getattr(node.target, "__name__", node.target)), True)
+            )
+    return sites
+
+
+def _made_anew(gm: fx.GraphModule, node: fx.Node, value: fx.Node) -> bool:
+    """Let `node` return what it writes without writing it; whether that was possible."""
+    layer = module_of(node)
+    if layer is not None:
+        layer = copy.copy(layer)
+        layer.inplace = False  # type: ignore[assignment]
+        replace_module(node, layer)
+        return True
+    if node.op == "call_function":
+        return _called_without_write(node)
+    if _keeps_type(node):
+        node.target = _without_write(node)
+        return True
+    if node.target not in _ASSIGNING and not hasattr(Tensor, _without_write(node)):
+        return False
+    node.replace_all_uses_with(_assigned(gm, node, value, ())[1])
+    gm.graph.erase_node(node)
+    return True
+
+
+def _called_without_write(node: fx.Node) -> bool:
+    """As `_made_anew`, for `F.relu(x, inplace=True)` and for `torch.relu_(x)`."""
+    function: Any = node.target
+    if node.kwargs.get("out") is not None:
+        return False
+    if getattr(function, "__module__", "") == F.__name__:
+        given = inspect.signature(function).bind(*node.args, **node.kwargs).arguments
+        given.pop("inplace", None)
+        node.args, node.kwargs = (given.pop("input"),), given
+        return True
+    name = str(getattr(function, "__name__", ""))
+    home = next((one for one in (F, torch) if getattr(one, name, None) is function), None)
+    if name not in _COMPUTING or home is None:
+        return False
+    node.target = getattr(home, name.removesuffix("_"))
+    return True
 
 
 def _put_back(gm: fx.GraphModule) -> list[Site]:
@@ -142,9 +199,13 @@ def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> s
 _COMPUTING = {
     *("add_", "sub_", "mul_", "div_", "pow_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "abs_"),
     *("exp_", "log_", "sqrt_", "rsqrt_", "relu_", "sigmoid_", "tanh_"),
+    *("leaky_relu_", "elu_", "celu_", "selu_", "hardtanh_", "threshold_"),
 }
 _PLACING = {"index_add_", "index_copy_", "index_fill_", "masked_fill_", "scatter_", "scatter_add_"}
 """Their results have the type of what they write into without a write, too: `gt_` has booleans."""
+
+_ASSIGNING = {"zero_", "fill_", "copy_"}
+"""They do what `part[...] = value` does."""
 
 
 def _keeps_type(node: fx.Node) -> bool:
@@ -166,12 +227,13 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "what it writes into may be a part of another tensor"
     if isinstance(part.args[1], int) and _may_be_several(whole):
         return "what it writes into may be one of several results"
-    if node.target != "zero_" and not hasattr(Tensor, _without_write(node)):
+    if node.target not in _ASSIGNING and not hasattr(Tensor, _without_write(node)):
         return "nothing else computes the same"
-    earlier = _earlier(gm, node)
-    views = [user for user in whole.users if user in earlier and user is not part]
-    if any(_may_share(user) and not is_size(user) for user in views):
-        return "another part was taken before"
+    if seen_later(node, besides=whole):
+        return "another name of the same memory is read again"
+    later = {*gm.graph.nodes} - _earlier(gm, node) - {node}
+    if node.users and any(written_into(one) in sharing(whole) for one in later):
+        return "what it returns may be written into"
     return ""
 
 
@@ -198,14 +260,7 @@ def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
     assert isinstance(whole, fx.Node)
     earlier = _earlier(gm, node)
     readers = [user for user in whole.users if user not in earlier]
-    tracer = fx.proxy.GraphAppendingTracer(gm.graph)
-    proxied: Any = lambda one: fx.Proxy(one, tracer)
-    with gm.graph.inserting_before(node):
-        value: Any = 0
-        if node.target != "zero_":
-            name = _without_write(node)
-            value = proxied(gm.graph.call_method(name, node.args, node.kwargs))
-        made = assigned(proxied(whole), fx.node.map_arg(key, proxied), value)
+    value, made = _assigned(gm, node, whole, key)
     for reader in readers:
         reader.replace_input_with(whole, made)
     if node.users:
@@ -213,3 +268,17 @@ def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
     gm.graph.erase_node(node)
     if not part.users:
         gm.graph.erase_node(part)
+
+
+def _assigned(gm: fx.GraphModule, node: fx.Node, whole: fx.Node, key: Any) -> tuple[Any, fx.Node]:
+    """What `node` writes, and `whole` with that at `key`."""
+    tracer = fx.proxy.GraphAppendingTracer(gm.graph)
+    proxied: Any = lambda one: fx.Proxy(one, tracer)
+    with gm.graph.inserting_before(node):
+        if node.target in _ASSIGNING:
+            given = node.kwargs.get("src", node.kwargs.get("value", 0))
+            value: Any = node.args[1] if len(node.args) > 1 else given
+        else:
+            value = gm.graph.call_method(_without_write(node), node.args, node.kwargs)
+        value = proxied(value) if isinstance(value, fx.Node) else value
+        return value, assigned(proxied(whole), fx.node.map_arg(key, proxied), value)

@@ -17,7 +17,6 @@ from .. import kernels
 from ..formats import Format
 from ..graph import may_be_view, puts_back, written_into
 from ..graph.shapes import is_size
-from ..graph.traced import seen_later
 from ..models.preserve import drawn_so_far
 from ..models.trees import tensors_of
 from .following import note_constants, note_tokens
@@ -181,9 +180,10 @@ def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None
     """Why something else may see that `node` writes into `target`, or None if nothing can."""
     if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
         return f"{node.name} writes into {target}, which outlives the call"
+    # Reading only its shape, as timm's norms do, does not count: no write changes that. What was
+    # read before the write does: a step may be joined with a later one.
+    readers = [user for user in target.users if user is not node and not is_size(user)]
     module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
-    # What was read before the write is no harm, nor is a shape, which timm's norms read.
-    read = any(user is not node and not is_size(user) for user in target.users)
-    if may_be_view(module or target.target) or (read and seen_later(node)):
+    if readers or may_be_view(module or target.target):
         return f"{node.name} writes into {target.name}, which others may read"
     return None

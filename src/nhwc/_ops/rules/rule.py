@@ -108,6 +108,10 @@ class _CannotTry(Exception):
     """This machine lacks something that the rule needs."""
 
 
+_LACKED = ("compiler", "compile error", "triton")
+"""Words of torch's where there is no compiler, or there are no headers of Python's for it."""
+
+
 def _outcome(program: str, names: dict[str, Any], device: torch.device) -> object:
     *lines, last = ast.parse(program).body
     assert isinstance(last, ast.Expr)
@@ -122,7 +126,7 @@ def _outcome(program: str, names: dict[str, Any], device: torch.device) -> objec
             return eval(compile(ast.Expression(last.value), "rule", "eval"), names)
     except Exception as error:
         words = str(error).strip().splitlines() or [""]
-        if "compile(" in program and any(w in str(error).lower() for w in ("compiler", "triton")):
+        if "compile(" in program and any(w in str(error).lower() for w in _LACKED):
             raise _CannotTry(f"torch.compile: {words[0]}") from error
         return f"{type(error).__name__}: {words[0]}"
     finally:
