@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import fx
 
 from ..graph import clean, may_be_view, module_of, puts_back, replace_module, written_into
 from ..graph.assigned import assigned
@@ -88,7 +88,7 @@ def _made_anew(gm: fx.GraphModule, node: fx.Node, value: fx.Node) -> bool:
     if _keeps_type(node):
         node.target = _without_write(node)
         return True
-    if node.target not in _ASSIGNING and not hasattr(Tensor, _without_write(node)):
+    if node.target not in _OF_ITS_SHAPE:
         return False
     node.replace_all_uses_with(_assigned(gm, node, value, ())[1])
     gm.graph.erase_node(node)
@@ -207,6 +207,12 @@ _PLACING = {"index_add_", "index_copy_", "index_fill_", "masked_fill_", "scatter
 _ASSIGNING = {"zero_", "fill_", "copy_"}
 """They do what `part[...] = value` does."""
 
+_OF_ITS_SHAPE = {
+    *(*_COMPUTING, *_PLACING, *_ASSIGNING),
+    *("gt_", "ge_", "lt_", "le_", "eq_", "ne_", "floor_", "ceil_", "round_", "trunc_", "cumsum_"),
+}
+"""Methods without which a part can be had by assigning: `squeeze_` changes what it is called on."""
+
 
 def _keeps_type(node: fx.Node) -> bool:
     """Whether the same without a write has the type and shape of what is written into."""
@@ -227,7 +233,7 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "what it writes into may be a part of another tensor"
     if isinstance(part.args[1], int) and _may_be_several(whole):
         return "what it writes into may be one of several results"
-    if node.target not in _ASSIGNING and not hasattr(Tensor, _without_write(node)):
+    if node.target not in _OF_ITS_SHAPE:
         return "nothing else computes the same"
     if seen_later(node, besides=whole):
         return "another name of the same memory is read again"
