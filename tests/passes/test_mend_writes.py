@@ -132,6 +132,21 @@ def _one_of_a_layers(self, x):
     return values, places
 
 
+def _squeezed(self, x):
+    """What `squeeze_` writes is the shape of what it is called on, and no number."""
+    y = x + 1
+    y[:, :1].squeeze_(1)
+    y[:, 1:].transpose_(2, 3)
+    return y * 2
+
+
+def _squeezed_as_a_whole(self, x):
+    y = x + 1
+    z = y.sum()
+    y.unsqueeze_(1)
+    return y * z
+
+
 STAYS = {
     "one of two results": (_one_of_two, "what it writes into may be one of several results"),
     "one of a layer's": (_one_of_a_layers, "what it writes into may be one of several results"),
@@ -150,6 +165,14 @@ def test_a_write_that_others_may_see_stays(name):
     model = block(function, pool=nn.MaxPool2d(2, return_indices=True))
     graph, (report,) = rewrite(model, mend_writes)
     assert [site.reason for site in report.sites] == [reason]
+    assert_same(model, graph, X)
+
+
+@pytest.mark.parametrize("function", [_squeezed, _squeezed_as_a_whole])
+def test_what_changes_shapes_stays(function):
+    model = block(function)
+    graph, (report,) = rewrite(model, mend_writes)
+    assert not report.applied
     assert_same(model, graph, X)
 
 
