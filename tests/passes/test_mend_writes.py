@@ -187,6 +187,13 @@ def _of_the_inputs_view(self, x):
     return x + 1
 
 
+def _overwritten_by_name(self, x):
+    y = x * 2
+    z = self.conv(y)
+    y.copy_(other=x[:1])
+    return y.sum() + z
+
+
 def _of_another_type(self, x):
     """Without a write the sum would be in float64."""
     y = (x * 2).transpose(1, 2)
@@ -253,7 +260,7 @@ def _overwritten(self, x):
 
 
 READ_BEFORE = [_in_place, _in_place_by_name, _in_place_by_place, _by_an_underscore, _added]
-READ_BEFORE += [_overwritten, _of_another_type, _compared, _counted]
+READ_BEFORE += [_overwritten, _overwritten_by_name, _of_another_type, _compared, _counted]
 
 
 @pytest.mark.parametrize("function", READ_BEFORE)

@@ -140,7 +140,7 @@ def _without_copies(gm: fx.GraphModule) -> list[Site]:
     """Write into a value itself where a copy of it is written into, and put back at once."""
     sites = []
     for back in gm.graph.find_nodes(op="call_method", target="copy_"):
-        value, result = back.args[:2]
+        value, result, *_ = (*back.args, None)
         copied = result
         while isinstance(copied, fx.Node) and copied.target != "clone":
             copied = written_into(copied)
@@ -282,7 +282,7 @@ def _assigned(gm: fx.GraphModule, node: fx.Node, whole: fx.Node, key: Any) -> tu
     proxied: Any = lambda one: fx.Proxy(one, tracer)
     with gm.graph.inserting_before(node):
         if node.target in _ASSIGNING:
-            given = node.kwargs.get("src", node.kwargs.get("value", 0))
+            given = node.kwargs.get("other", node.kwargs.get("value", 0))
             value: Any = node.args[1] if len(node.args) > 1 else given
         else:
             value = gm.graph.call_method(_without_write(node), node.args, node.kwargs)
