@@ -140,17 +140,16 @@ def _without_copies(gm: fx.GraphModule) -> list[Site]:
     """Write into a value itself where a copy of it is written into, and put back at once."""
     sites = []
     for back in gm.graph.find_nodes(op="call_method", target="copy_"):
-        value, result, *_ = (*back.args, None)
-        copied = result
+        value, *results = back.args
+        copied: Any = results[0] if results else None
         while isinstance(copied, fx.Node) and copied.target != "clone":
             copied = written_into(copied)
-        fits = isinstance(copied, fx.Node) and copied.args == (value,) and not copied.kwargs
-        if not fits or value.op == "placeholder":
+        if not isinstance(copied, fx.Node) or copied.args != (value,) or copied.kwargs:
             continue
-        if _shows(gm, value, copied, back):
+        if value.op == "placeholder" or _shows(gm, value, copied, back):
             continue
+        back.replace_all_uses_with(value if results[0] is copied else results[0])
         copied.replace_all_uses_with(value)
-        back.replace_all_uses_with(result)
         for node in (back, copied):
             gm.graph.erase_node(node)
         sites.append(Site(name_of(back), "copy_", True))
