@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import nhwc
+from nhwc._audit.deadly import NoDeath
 from nhwc.errors import ModelFailed
 from nhwc.operators.unseen import sees_no_column
 
@@ -59,6 +60,16 @@ def test_weights_of_one_pixel_say_channels_last_by_strides_that_nothing_needs():
     model, x = Reshaped().eval(), torch.randn(2, 3, 18, 1)
     with pytest.raises(ModelFailed, match="all of its taps in the padding"):
         nhwc.audit(model, x)
+
+
+def test_an_image_without_a_batch_is_looked_at_as_torch_does():
+    flat = {"stride": 2, "padding": (0, 1), "dilation": (1, 3)}
+    model, x = nn.Conv2d(2, 24, 1, **flat).eval(), torch.randn(6, 1, 2).permute(2, 0, 1)
+    with NoDeath():
+        assert model(x).shape == (24, 3, 2)
+        model.to(memory_format=torch.channels_last)
+        with pytest.raises(ModelFailed, match="all of its taps in the padding"):
+            model(x)
 
 
 def test_an_audit_in_channels_last_that_torch_survives():

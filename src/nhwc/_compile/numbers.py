@@ -12,9 +12,6 @@ from typing import Any
 
 from torch import fx
 
-from ..graph import follow_writes
-from ..passes.mend_writes import write_anew
-
 
 @dataclass(frozen=True)
 class Unwrapped:
@@ -50,7 +47,4 @@ def unwrapped(graph: fx.GraphModule) -> Unwrapped:
             for item in items:
                 values[item].replace_all_uses_with(values[node])
                 copied.erase_node(values[item])
-    own = follow_writes(fx.GraphModule(graph, copied))
-    write_anew(own)
-    own.recompile()
-    return Unwrapped(own, tuple(places))
+    return Unwrapped(fx.GraphModule(graph, copied) if places else graph, tuple(places))

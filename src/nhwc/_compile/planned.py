@@ -20,6 +20,7 @@ from ..verify import cloned, compare, flatten
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .numbers import unwrapped
+from .sides import with_fewer_writes
 from .weights import Weights, weights_of
 
 _MOST = 4
@@ -148,7 +149,7 @@ class PlannedGraph:
 
     def _made(self, inputs: Sequence[Any], places: _Places) -> _Plan | None:
         """A plan for the shapes of `inputs`; None where the graph is as good or has to do."""
-        graph = self._unwrapped.graph
+        graph = with_fewer_writes(self._unwrapped.graph)
         try:
             seen = behaviour(graph, inputs)
             nodes = graph.graph.find_nodes(op="placeholder")

@@ -17,10 +17,22 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..graph import written_into
+from ..graph import follow_writes, written_into
 from ..models.trees import tensors_of
+from ..passes.mend_writes import write_anew
 from ..plan.scene import why_seen
 from .behaviour import Behaviour, Unserved, is_idle
+
+
+def with_fewer_writes(graph: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `graph`, without the writes in its midst that can be said as new values."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))  # type: ignore[arg-type]
+    own = fx.GraphModule(graph, copied)
+    follow_writes(own)
+    write_anew(own)
+    own.recompile()
+    return own
 
 
 @dataclass(frozen=True)

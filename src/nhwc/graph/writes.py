@@ -54,14 +54,15 @@ def written_into(node: fx.Node) -> Any:
     return None
 
 
-def follow_writes(gm: fx.GraphModule) -> fx.GraphModule:
+def follow_writes(gm: fx.GraphModule) -> None:
     """Let what comes behind a write read the result of the write, not what was written into.
 
     >>> gm = fx.symbolic_trace(lambda x: (x.exp(), x))
     >>> x, y, _ = gm.graph.nodes
     >>> with gm.graph.inserting_after(y):
     ...     written = gm.graph.call_method("relu_", (y,))
-    >>> [str(one) for one in follow_writes(gm).graph.output_node().args[0]]
+    >>> follow_writes(gm)
+    >>> [str(one) for one in gm.graph.output_node().args[0]]
     ['relu_', 'x']
 
     They are one tensor, and a graph that says so can be planned.
@@ -74,8 +75,6 @@ def follow_writes(gm: fx.GraphModule) -> fx.GraphModule:
             continue
         for user in [user for user in value.users if order[user] > order[write]]:
             user.replace_input_with(value, write)
-    gm.recompile()
-    return gm
 
 
-_RETURNING_NOTHING = (operator.setitem, "__setitem__", operator.delitem, "__delitem__")
+_RETURNING_NOTHING = (operator.setitem, "__setitem__")

@@ -146,7 +146,7 @@ def _without_copies(gm: fx.GraphModule) -> list[Site]:
             copied = written_into(copied)
         if not isinstance(copied, fx.Node) or copied.args != (value,) or copied.kwargs:
             continue
-        if value.op == "placeholder" or _shows(gm, value, copied, back):
+        if value.op == "placeholder" or _are_two(gm, value, copied, back):
             continue
         back.replace_all_uses_with(value if results[0] is copied else results[0])
         copied.replace_all_uses_with(value)
@@ -156,10 +156,9 @@ def _without_copies(gm: fx.GraphModule) -> list[Site]:
     return sites
 
 
-def _shows(gm: fx.GraphModule, value: fx.Node, copied: fx.Node, back: fx.Node) -> bool:
+def _are_two(gm: fx.GraphModule, value: fx.Node, copied: fx.Node, back: fx.Node) -> bool:
     """Whether it shows that a value and its copy, which is put back, are two tensors."""
-    until, after = _earlier(gm, back), {*gm.graph.nodes} - _earlier(gm, back) - {back}
-    between = until - _earlier(gm, copied) - {copied}
+    between, after = _later(gm, copied) & _earlier(gm, back), _later(gm, back)
     of_value, of_copy = sharing(value), sharing(copied)
     return (
         any(between & one.users.keys() for one in of_value)
@@ -236,8 +235,8 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "nothing else computes the same"
     if seen_later(node, besides=whole):
         return "another name of the same memory is read again"
-    later = {*gm.graph.nodes} - _earlier(gm, node) - {node}
-    if node.users and any(written_into(one) in sharing(whole) for one in later):
+    alike = sharing(whole) if node.users else []
+    if any(written_into(one) in alike for one in _later(gm, node)):
         return "what it returns may be written into"
     return ""
 
@@ -258,6 +257,10 @@ def _without_write(node: fx.Node) -> str:
 def _earlier(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
     nodes = list(gm.graph.nodes)
     return {*nodes[: nodes.index(node)]}
+
+
+def _later(gm: fx.GraphModule, node: fx.Node) -> set[fx.Node]:
+    return {*gm.graph.nodes} - _earlier(gm, node) - {node}
 
 
 def _replace(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> None:
