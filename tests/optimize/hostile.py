@@ -353,6 +353,9 @@ CASES: dict[str, Case] = {
     "a dict with attributes": Case(lambda: Does(lambda s, y, x: Attributes(out=y))),
     "a NamedTuple": Case(lambda: Does(lambda s, y, x: Pair(y, y.mean((2, 3))))),
     "a namedtuple": Case(lambda: Does(lambda s, y, x: Plain(y, y.mean((2, 3))))),
+    "a field of what torch returns": Case(
+        lambda: Does(lambda s, y, x: torch.stack([y, y * 2]).max(0).values + y.sort(1).values)
+    ),
     "a dataclass": Case(lambda: Does(lambda s, y, x: Outputs(y, y.mean((2, 3))))),
     "None and numbers": Case(lambda: Does(lambda s, y, x: (y, None, 3, "text"))),
     "nothing at all": Case(lambda: Does(lambda s, y, x: None)),

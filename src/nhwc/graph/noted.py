@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..models.trees import tensors_of
+from ..models.trees import is_named_by_torch, tensors_of
 from .arguments import fields_of
 from .plain import all_plain, is_derived
 from .traced import CONSTANT
@@ -86,7 +86,7 @@ class Noted:
             self._places[id(result)] = place
             self.kept.append(result)
         elif isinstance(result, tuple | list):
-            if _is_named_by_torch(result):
+            if is_named_by_torch(result):
                 self._places[id(result)] = place
             for index, item in enumerate(result):
                 self.keep(item, (place, index))
@@ -137,7 +137,7 @@ class Noted:
         """`value` with nodes in the place of tensors, as a graph holds it."""
         if isinstance(value, Tensor):
             return self.node_of(value)
-        if _is_named_by_torch(value):
+        if is_named_by_torch(value):
             return self._returned_by(value)
         if isinstance(value, tuple):
             items = [self.argument(item) for item in value]
@@ -200,8 +200,3 @@ def _sign(name: str) -> Any:
     if name in _SIGNS:
         return _SIGNS[name]
     return getattr(operator, name, None) if name.startswith("__") else None
-
-
-def _is_named_by_torch(value: Any) -> bool:
-    """Whether it is a tuple such as `x.max(1)` returns, which code cannot make of its parts."""
-    return isinstance(value, tuple) and type(value).__module__ == torch.return_types.__name__

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -9,6 +13,21 @@ from torch.utils._pytree import tree_leaves
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def tuple_like(like: tuple[Any, ...], items: Iterable[Any]) -> Any:
+    """A tuple of `items` of the same kind as `like`: a named one, one such as `x.max(1)` returns.
+
+    >>> tuple_like(torch.ones(2).max(0), (1, 2)).indices
+    2
+    """
+    kind: Any = type(like)
+    return getattr(kind, "_make", kind)(items)
+
+
+def is_named_by_torch(value: object) -> bool:
+    """Whether it is a tuple such as `x.max(1)` returns, which code cannot make of its parts."""
+    return isinstance(value, tuple) and type(value).__module__ == torch.return_types.__name__
 
 
 def versions_of(tree: object) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..formats import Format
+from ..models.trees import tuple_like
 from .implementation import Implementation, Run
 from .specs import Convolution
 
@@ -78,9 +79,9 @@ def _cloned(value: Any) -> Any:
         return value.clone()
     if isinstance(value, dict):
         return {key: _cloned(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_cloned, value))
-    return type(value)(map(_cloned, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, tuple):
+        return tuple_like(value, map(_cloned, value))
+    return [*map(_cloned, value)] if isinstance(value, list) else value
 
 
 def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kernels.tape.pages import WeightShelf
+from ..models.trees import tuple_like
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,7 @@ def _filled(output: Any, values: list[Any]) -> Any:
     if isinstance(output, dict):
         return {key: _filled(item, values) for key, item in output.items()}
     if isinstance(output, tuple):
-        items = [_filled(item, values) for item in output]
-        # A torch.Size and its like take their items in one argument, as a tuple does.
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+        return tuple_like(output, [_filled(item, values) for item in output])
     if isinstance(output, list):
         return [_filled(item, values) for item in output]
     return output
