@@ -134,7 +134,7 @@ class Around(nn.Module):
 
 class ByName(Around):
     def forward(self, x):
-        y = self.part(x=x)
+        y = self.part(scale=2.0, x=x)
         return y if y.sum() > 1e9 else y + 1
 
 
@@ -170,6 +170,15 @@ class Rectified(nn.Module):
 
     def forward(self, x):
         return self.body(self.act(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = block(3, 4)
+
+    def forward(self, x, scale):
+        return self.body(x) * scale
 
 
 class Flat(nn.Module):
@@ -319,6 +328,15 @@ def test_several_outputs_and_a_number(image):
 
 
 @torch.no_grad()
+def test_a_part_called_by_name(image):
+    model = made(lambda: ByName(Scaled()))
+    fast = force(model, image)
+    assert planned(fast.report) == [("part", "2x3x20x18 float32", "2.0")]
+    assert served(fast, image) == {"part": (1, 0)}
+    same(fast(image), exact(model, image))
+
+
+@torch.no_grad()
 def test_the_whole_around_an_opaque_part_is_planned_too(image):
     model = made(Inside)
     fast = force(model, image)
@@ -345,7 +363,6 @@ def test_what_an_opaque_part_writes_into_is_not_the_example(image):
     ("around", "part", "says"),
     [
         (Writing, Flat, "shares memory"),
-        (ByName, Rectified, "by name"),
         (OfList, Summed, "more than tensors and numbers"),
     ],
 )

@@ -106,7 +106,7 @@ def close(a, b, tolerance=2e-5):
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-def runs_program(fast, *inputs):
+def runs_program(fast, *inputs, **by_name):
     """Whether a call with these inputs is served by a program."""
     kind, calls = type(fast.portable), []
     run = kind.__call__
@@ -116,7 +116,7 @@ def runs_program(fast, *inputs):
         return run(graph, *args, **named)
 
     with mock.patch.object(kind, "__call__", noting):
-        fast(*inputs)
+        fast(*inputs, **by_name)
     return not calls
 
 
@@ -135,6 +135,39 @@ def test_arguments_in_any_number_that_nobody_reads_are_no_hindrance():
     assert runs_program(fast, x)
     for given, named in (((x,), {}), ((x, 1), {}), ((x,), {"more": 2}), ((), {"x": x})):
         close(fast(*given, **named), model(x))
+
+
+class Optional(nn.Module):
+    """Takes what models of transformers and diffusers take: masks, flags, and more by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, mask=None, scale=1.0, return_dict=True, **more):
+        y = self.layer(x) * scale
+        y = y if mask is None else y * mask
+        return {"sample": y} if return_dict else (y,)
+
+
+@torch.no_grad()
+def test_what_is_given_by_name_is_planned():
+    model, x = Optional().eval(), torch.randn(1, 3, 8, 8)
+    named = {"mask": torch.rand(1, 1, 6, 6), "return_dict": False}
+    fast = force(model, x, kwargs=named, also=[torch.randn(2, 3, 8, 8)])
+    assert [one[1:] for one in fast.examples] == [("1x1x6x6 float32", "1.0", "False")] * 2
+    for given in (x, torch.randn(2, 3, 8, 8)):
+        assert runs_program(fast, given, **named)
+        assert runs_program(fast, given, named["mask"], return_dict=False)
+        close(fast(given, **named), model(given, **named))
+    for other in ({}, {"scale": 2.0}, {"return_dict": False}, {"more": 1}):
+        close(fast(x, **other), model(x, **other))
+
+
+@pytest.mark.parametrize("named", [{"more": 1}, {"x": 1}, {"mask": None, "self": 1}])
+def test_names_without_a_place_are_refused(named):
+    with pytest.raises(nhwc.InputError, match=r"has no place for each of .* beside 1 inputs"):
+        optimize(Optional().eval(), torch.randn(1, 3, 8, 8), kwargs=named)
 
 
 @torch.no_grad()

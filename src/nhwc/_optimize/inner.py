@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import graphs
+from ..graph.arguments import by_place
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, signature
@@ -98,26 +99,26 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
     running: dict[str, Use] = {}
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
-        key = signature(args)
+        given = by_place(graph.forward, args, named) if named else args
         # Arguments beyond tensors and plain values have another signature each time.
-        if named or key != signature(args):
-            reason = "it is given more than tensors and numbers, or by name"
+        if given is None or (key := signature(given)) != signature(given):
+            reason = "it is given more than tensors and numbers"
             use = found.setdefault(None, Use(path, graph, reason=reason))
         elif key in found:
             use = found[key]
         else:
-            use = found[key] = Use(path, graph, cloned(args))
+            use = found[key] = Use(path, graph, cloned(given))
         use.elements += sum(tensor.numel() for tensor in tensors_of((args, named)))
         running[path] = use
 
-    def leave(_: nn.Module, args: Any, result: Any) -> None:
-        if _shared(args, result):
+    def leave(_: nn.Module, args: Any, named: Any, result: Any) -> None:
+        if _shared((args, named), result):
             use = running[path]
             use.reason = "what it returns shares memory, and the code around it may write there"
 
     return [
         graph.register_forward_pre_hook(enter, with_kwargs=True),
-        graph.register_forward_hook(leave),
+        graph.register_forward_hook(leave, with_kwargs=True),
     ]
 
 

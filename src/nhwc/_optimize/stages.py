@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
+from ..graph.arguments import by_place
 from ..graph.copies import own_copy
 from ..machine.environment import Environment
 from ..machine.forks import check_threads
@@ -40,6 +41,7 @@ _AGAIN_S = 0.5
 def optimize(
     model: nn.Module,
     *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
     passes: Sequence[Pass] = PASSES,
     exact: bool = False,
     also: Sequence[Any] = (),
@@ -54,22 +56,23 @@ def optimize(
     True
 
     It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
-    tuple of tensors. Other shapes give right results without a plan. `exact` leaves out kernels
-    that reach their sums by other products than the layer names (Winograd): those round otherwise,
-    make NaN of all numbers in a tile of 4x4 that one NaN or infinity touches, and lose the digits
-    of a number beside one that is 1e7 times as large. `remeasure` asks for
-    all times and verdicts anew, after a run on a loaded machine, say. The result is for
-    inference: gradients take the slower graph. `report` has every decision; where nothing was
-    gained, the result holds a copy of `model` as it is.
+    tuple of tensors; each is completed by `kwargs`, what is given by name. Other shapes give right
+    results without a plan. `exact` leaves out kernels that reach their sums by other products than
+    the layer names (Winograd): those round otherwise, make NaN of all numbers in a tile of 4x4 that
+    one NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as
+    large. `remeasure` asks for all times and verdicts anew, after a run on a loaded machine, say.
+    The result is for inference: gradients take the slower graph. `report` has every decision; where
+    nothing was gained, the result holds a copy of `model` as it is.
     """
     start = time.perf_counter()
-    model = rewritable(model, "optimize")
+    model, named = rewritable(model, "optimize"), dict(kwargs or {})
+    example_inputs = _completed(model, example_inputs, named)
     _check(model, example_inputs)
     if isinstance(also, Tensor):
         raise InputError(
             f"also is one tensor, {describe((also,))[0]}. Give a list of inputs: also=[x]."
         )
-    examples = (example_inputs, *map(_as_tuple, also))
+    examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
@@ -265,6 +268,20 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
             f"{training[0] or type(model).__name__} is in training mode; optimizing is for "
             "inference. Call model.eval() first."
         )
+
+
+def _completed(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call by their places, as plans know them."""
+    if not named:
+        return inputs
+    placed = by_place(model.forward, inputs, named)
+    if placed is None:
+        raise InputError(
+            f"{type(model).__name__}.forward has no place for each of {', '.join(named)} beside "
+            f"{len(inputs)} inputs. Give by name what has a place among its arguments; for others, "
+            'torch.compile(model, backend="nhwc") takes calls as they come.'
+        )
+    return placed
 
 
 def _is_exported(module: nn.Module) -> bool:

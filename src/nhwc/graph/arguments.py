@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -29,8 +29,8 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
             continue
         value, *others = [arguments.get(name, parameter.default) for arguments in given]
         # The guard that torch.fx puts in front of a graph compares these types, and no others.
-        agreed = all(type(other) is type(value) and other == value for other in others)
-        if agreed and type(value) in _PLAIN and (place or value is not None):
+        plain = type(value) in _PLAIN and (place or value is not None)
+        if plain and all(type(other) is type(value) and other == value for other in others):
             fixed[name] = value
     return fixed
 
@@ -41,6 +41,31 @@ def _by_name(signature: inspect.Signature, call: tuple[Any, ...]) -> dict[str, A
     except TypeError:
         # A `__call__` of the model's own takes others than its `forward`.
         return {}
+
+
+def by_place(
+    forward: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """All arguments in their order, with defaults for those between that are left out.
+
+    >>> def forward(x, mask=None, size=8, *, scale=1): ...
+    >>> by_place(forward, (1,), {"size": 4}), by_place(forward, (1,), {"scale": 4})
+    ((1, None, 4), None)
+
+    None if an argument has no place.
+    """
+    signature = inspect.signature(forward)
+    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [one.name for one in signature.parameters.values() if one.kind in placed]
+    try:
+        bound = signature.bind(*inputs, **named)
+    except TypeError:
+        return None
+    if not names or not named.keys() <= {*names}:
+        return None
+    bound.apply_defaults()
+    last = max(map(names.index, named), default=0)
+    return tuple(bound.args[: max(len(inputs), last + 1)])
 
 
 def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
+from ..graph.arguments import by_place
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
@@ -114,7 +115,7 @@ class Optimized(nn.Module):
         if is_observed():
             return self.portable(*inputs, **named)
         if named:
-            placed = _placed(inputs, named, self.portable)
+            placed = by_place(self.portable.forward, inputs, named)
             if placed is None:
                 return self.portable(*inputs, **named)
             inputs, named = placed, {}
@@ -286,17 +287,6 @@ class Optimized(nn.Module):
     def extra_repr(self) -> str:
         shapes = [", ".join(recipe.inputs) for recipe in self.recipes]
         return f"planned for {'; '.join(shapes) or 'nothing'}"
-
-
-def _placed(
-    inputs: tuple[Any, ...], named: Mapping[str, Any], graph: nn.Module
-) -> tuple[Any, ...] | None:
-    """All arguments in their order, as plans know them; None if some between them are left out."""
-    arguments = inspect.signature(graph.forward).parameters.values()
-    # What is given for `**more` by that name is one of many, not the whole.
-    known = [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
-    names = known[len(inputs) :][: len(named)]
-    return (*inputs, *(named[name] for name in names)) if {*names} == {*named} else None
 
 
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
