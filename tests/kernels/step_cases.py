@@ -368,7 +368,7 @@ def transposed(choose):
     moves = {name: tuple(value) for name, value in where.items() if name != "groups"}
     shapes = tuple(x.shape), tuple(expected.shape)
     spec = Transposed(*shapes, size=tuple(size), groups=groups, **moves)
-    packed = pack_transposed(spec, weight, bias)
+    packed = pack_transposed(spec, weight, bias, joined=choose.randint(0, 3 if groups == 1 else 0))
     stacked = torch.zeros(spec.stacked).flatten(2, 3)
 
     def make(x, stacked, y):

@@ -27,6 +27,7 @@ from nhwc.graph.mended import (
     InstanceNorm,
     Interleave,
 )
+from nhwc.passes import PASSES, run_passes
 from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
 from nhwc.plan.binding import Packed, bind, stretches
@@ -425,6 +426,58 @@ def test_frames_in_three_colours_that_lie_as_planes():
         for given in (x, x.to(memory_format=torch.channels_last_3d)):
             program = alone(scene.record, layer, one, scene.constants(layer))
             torch.testing.assert_close(program(given), net(x), rtol=1e-4, atol=1e-5)
+
+
+FEW = {
+    "nhwc abreast": nn.Conv2d(8, 2, (3, 9), padding=(1, 4)),
+    "nhwc joined": nn.ConvTranspose2d(8, 2, 4, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+@torch.no_grad()
+def test_few_filters(name):
+    """Pixels abreast, and places of a stride as one product: neither is among the exact kernels."""
+    graph = fx.GraphModule(nn.Sequential(FEW[name]), _Tracer().trace(nn.Sequential(FEW[name])))
+    (x,) = images((2, 8, 12, 16))
+    scene = scene_of(graph, [x])
+    (layer,) = scene.layers
+    ours = [one for one in scene.implementations[layer.node] if one.ours]
+    assert name in [one.name for one in ours]
+    for one in ours:
+        program = alone(scene.record, layer, one, scene.constants(layer))
+        torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+    exact = scene_of(graph, [x], exact=True)
+    assert name not in [one.name for one in exact.implementations[layer.node]]
+
+
+@torch.no_grad()
+def test_pixels_abreast_beside_others():
+    """In a concatenation, and with a slice added, where they do not lie without gaps."""
+
+    class Beside(Net):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.few = nn.Conv2d(8, 12, 1), nn.Conv2d(8, 2, (3, 9), padding=(1, 4))
+
+        def forward(self, x):
+            wide = self.wide(x)
+            few = self.few(x) + wide[:, 3:5]
+            return torch.cat([wide, few], 1)
+
+    (x,) = images((2, 8, 12, 16))
+    net = Beside()
+    graph = fx.GraphModule(net, _Tracer().trace(net))
+    for residual in (False, True):
+        if residual:
+            run_passes(graph, PASSES)
+        scene = scene_of(graph, [x])
+        choice = chosen(scene)
+        [few] = [one for one in scene.layers if "few" in one.node.name]
+        assert len(few.inputs) == 1 + residual
+        offered = {one.name: one for one in scene.implementations[few.node]}
+        choice[few.node] = Timed(offered["nhwc abreast"], 0.0)
+        torch.testing.assert_close(bind(scene, choice)(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 DILATED = {

@@ -58,11 +58,12 @@ def optimize(
     It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
     tuple of tensors; each is completed by `kwargs`, what is given by name. Other shapes give right
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
-    the layer names (Winograd): those round otherwise, make NaN of all numbers in a tile of 4x4 that
-    one NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as
-    large. `remeasure` asks for all times and verdicts anew, after a run on a loaded machine, say.
-    The result is for inference: gradients take the slower graph. `report` has every decision; where
-    nothing was gained, the result holds a copy of `model` as it is.
+    the layer names: Winograd's round otherwise, make NaN of all numbers in a tile of 4x4 that one
+    NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
+    those for few filters make NaN of some beside it. `remeasure` asks for all times and verdicts
+    anew, after a run on a loaded machine, say. The result is for inference: gradients take the
+    slower graph. `report` has every decision; where nothing was gained, the result holds a copy of
+    `model` as it is.
     """
     start = time.perf_counter()
     model, named = rewritable(model, "optimize"), dict(kwargs or {})

@@ -16,7 +16,7 @@ from ..language.compiler import Kernel
 from ..product.microkernel import TILE
 from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
-from . import direct, grouped, stem, winograd
+from . import abreast, direct, grouped, stem, winograd
 from .spec import IMAGE, ConvSpec
 from .tiles import FORMS
 
@@ -41,6 +41,11 @@ class ConvKernel:
         spec, t = self.spec, self.spec.frames.t
         return (spec.k, spec.c // spec.groups, *[t] * (t > 1), spec.r, spec.s)
 
+    @property
+    def dense(self) -> bool:
+        """Whether what it writes and adds must lie without gaps."""
+        return self.name == "abreast"
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Weight and bias as one flat tensor, laid out for this kernel and this machine."""
         if tuple(weight.shape) != self.filters:
@@ -52,7 +57,10 @@ class ConvKernel:
     def steps(
         self, x: View, y: View, packed: Tensor | View, residual: View | None = None
     ) -> tuple[Step, ...]:
-        """The steps that compute `y` on a tape. Views may be channel slices of larger buffers."""
+        """The steps that compute `y` on a tape.
+
+        Views may be channel slices of larger buffers, unless the kernel is `dense`.
+        """
         return _method(self.name).steps(self.spec, x, y, packed, residual)
 
 
@@ -70,6 +78,8 @@ def _method(name: str) -> _Method:
         return _Method(direct.pack_direct, stem.stem_steps, direct.packed_floats)
     if name == "grouped":
         return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
+    if name == "abreast":
+        return _Method(abreast.pack_abreast, abreast.abreast_steps, abreast.packed_floats)
     form = FORMS[name]
     return _Method(
         partial(winograd.pack_winograd, form),
@@ -91,6 +101,8 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
         found.append(ConvKernel("stem", True, spec))
     if image and spec.wanted is None and grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))
+    if abreast.serves(spec):
+        found.append(ConvKernel("abreast", False, spec))
     if winograd.serves(spec):
         found += [ConvKernel(name, False, spec) for name in FORMS]
     return tuple(found)
@@ -131,6 +143,8 @@ def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | No
         if tuple(residual.shape) != shape:
             raise InputError(f"the residual is {tuple(residual.shape)}; the result is {shape}.")
         residual, residual_pixel = _pixels(residual)
+        if kernel.dense and residual_pixel != spec.k:
+            residual, residual_pixel = to_format(residual, Format.CHANNELS_LAST), spec.k
     call = _call(kernel, x_pixel, residual_pixel, isas.host().name, torch.get_num_threads())
     buffers = {"x": x, "y": y, "packed": packed.contiguous()}
     call(buffers if residual is None else {**buffers, "residual": residual})

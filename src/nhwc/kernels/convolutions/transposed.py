@@ -8,7 +8,10 @@ the odd pixels of a row are two ordinary convolutions of the input, each with ha
 
 `class_of` finds the taps of one side. The convolutions write next to one another, each in channels
 of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
-(2x2 with stride 2, as in a U-Net) they are one product with more columns.
+(2x2 with stride 2, as in a U-Net) they are one product with more columns. Where filters are so few
+that a vector has room for those of several classes, it is less work to let these see the window of
+all, with zeros for most taps (`joined_sides`). Then what is not finite reaches pixels that do not
+see it, since a zero times infinity is no zero.
 
 Where taps are dilated, those of a class are, too, by what dilation and stride do not share. Groups
 stay groups, and filters of a single channel go to the depthwise kernels.
@@ -27,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..language import isa as isas
 from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
@@ -82,6 +86,11 @@ class Side(NamedTuple):
     padding: int
     apart: int = 1
 
+    @property
+    def window(self) -> tuple[int, int, int]:
+        """What of the input it sees, whatever its taps are."""
+        return len(self.taps), self.padding, self.apart
+
 
 class Part(NamedTuple):
     """One of the convolutions: how many channels it writes, and the steps that compute it."""
@@ -110,29 +119,82 @@ def class_of(
     )
 
 
-def pack_transposed(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
-    """The convolutions with their packed filters; `weight` is as torch has it, with frames."""
+def pack_transposed(
+    spec: Transposed, weight: Tensor, bias: Tensor | None, *, joined: int = 0
+) -> tuple[Part, ...]:
+    """The convolutions with their packed filters; `weight` is as torch has it, with frames.
+
+    Along the last `joined` sides all classes are one product.
+    """
     grouped = weight.detach().unflatten(0, (spec.groups, -1))
     filled = F.pad(grouped.transpose(1, 2).flatten(0, 1), (0, 1) * 3)
-    places = itertools.product(*map(range, spec.stride))
-    moves = (spec.size, spec.stride, spec.padding, spec.dilation, spec.places)
-    sides = list(zip(*moves, strict=True))
-    classes = [
-        tuple(
-            class_of(at, *side, count=count)
-            for at, (*side, count) in zip(place, sides, strict=True)
+    return tuple(
+        _part(
+            spec,
+            members[0],
+            torch.cat([_taken(filled, sides) for sides in members]),
+            None if bias is None else bias.repeat(len(members)),
         )
-        for place in places
-    ]
-    parts = [_taken(filled, sides) for sides in classes]
-    windows = {
-        tuple((len(side.taps), side.padding, side.apart) for side in sides) for sides in classes
-    }
+        for members in _products(spec, joined)
+    )
+
+
+def joined_sides(spec: Transposed) -> int:
+    """For how many of the last sides all classes had better be one product, if filters are few.
+
+    >>> moves = {"size": (3, 3, 3), "stride": (2, 2, 2), "padding": (1, 1, 1)}
+    >>> joined_sides(Transposed((1, 32, 8, 8, 8), (1, 2, 16, 16, 16), **moves))
+    3
+    >>> joined_sides(Transposed((1, 128, 8, 8, 8), (1, 64, 16, 16, 16), **moves))
+    0
+    """
+    width = isas.host().width
+
+    def cost(joined: int) -> int:
+        """Products for a pixel of each class; to pack a tap takes as long as one by a vector."""
+        return sum(
+            math.prod(len(side.taps) for side in members[0])
+            * (1 - (-len(members) * spec.output[1] // width))
+            for members in _products(spec, joined)
+        )
+
+    return min(reversed(range(4 if spec.groups == 1 else 1)), key=cost)
+
+
+def _products(spec: Transposed, joined: int) -> list[list[tuple[Side, ...]]]:
+    """The classes, those together that are one product: they see the same window.
+
+    Along the last `joined` sides all classes see the window of all, most taps of which are zero.
+    """
+    moves = zip(spec.size, spec.stride, spec.padding, spec.dilation, spec.places, strict=True)
+    along = []
+    for dim, (size, stride, padding, dilation, count) in enumerate(moves):
+        sides = [
+            class_of(place, size, stride, padding, dilation, count=count)
+            for place in range(stride)
+        ]
+        along.append(_in_one_window(sides, size) if dim >= 3 - joined else sides)
+    classes = [*itertools.product(*along)]
+    windows = {tuple(side.window for side in sides) for sides in classes}
     if len(windows) == 1 and spec.groups == 1:
-        every = None if bias is None else bias.repeat(len(parts))
-        return (_part(spec, classes[0], torch.cat(parts), every),)
-    pairs = zip(classes, parts, strict=True)
-    return tuple(_part(spec, sides, part, bias) for sides, part in pairs)
+        return [classes]
+    each = math.prod(spec.stride[3 - joined :])
+    return [classes[first : first + each] for first in range(0, len(classes), each)]
+
+
+def _in_one_window(sides: Sequence[Side], size: int) -> list[Side]:
+    """The classes of one side, each with the taps under the window of all; its others are zero."""
+    if len({side.window for side in sides}) == 1:
+        return [*sides]
+    seen = [
+        {at * side.apart - side.padding: tap for at, tap in enumerate(side.taps) if tap < size}
+        for side in sides
+    ]
+    places = sorted({place for taps in seen for place in taps})
+    if not places:
+        return [*sides]
+    window = range(places[0], places[-1] + 1)
+    return [Side(tuple(taps.get(at, size) for at in window), -places[0]) for taps in seen]
 
 
 def _taken(filters: Tensor, sides: Sequence[Side]) -> Tensor:
@@ -221,7 +283,11 @@ def _emit_place(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         target = a.y.floats() + line * a.out_w * a.y_pixel
         with e.range(0, a.out_w, a.stride_w) as column:
             pixel = source + column // a.stride_w * a.x_pixel
-            with e.range(0, e.min(a.stride_w, a.out_w - column)) as j:
+            count = e.min(a.stride_w, a.out_w - column)
+            # Pixels without gaps between them are moved as one.
+            joined = a.y_pixel == a.k
+            floats = e.select(joined, count * a.k, a.k)
+            with e.range(0, e.select(joined, e.i64(1), count)) as j:
                 here, there = pixel + j * a.k, target + (column + j) * a.y_pixel
 
                 def copy(
@@ -229,7 +295,7 @@ def _emit_place(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
                 ) -> None:
                     e.store(e.load(here + c, mask), there + c, mask)
 
-                each_vector(e, e.i64(0), a.k, copy)
+                each_vector(e, e.i64(0), floats, copy)
 
 
 PLACE = Kernel(

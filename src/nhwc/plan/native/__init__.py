@@ -16,6 +16,7 @@ from ...formats import Format
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
+from .calls import kernels_in
 from .operators import operator
 from .pairs import joints_of as joints_of
 from .tokens import tokens
@@ -43,12 +44,9 @@ def kernels_of_ours(
 def _of_operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
     """Our kernel for an operator on images, on tokens, or on either."""
     if not _on_images(record, layer):
-        one = tokens(graph, record, layer)
-        return (one,) if one else _known(graph, record, layer)
-    known = _known(graph, record, layer)
+        return kernels_in(tokens(graph, record, layer)) or _known(graph, record, layer)
     # What no kernel for images knows may be one for rows: products of images that are heads, say.
-    one = None if known else tokens(graph, record, layer)
-    return known or ((one,) if one else ())
+    return _known(graph, record, layer) or kernels_in(tokens(graph, record, layer))
 
 
 def _on_images(record: Record, layer: Layer) -> bool:

@@ -85,8 +85,17 @@ class OperatorCall:
         return self.steps(make) if volumes else self.on_images(make)
 
 
-Lower = Callable[[OperatorCall], "Implementation | None"]
-"""Our kernel for a call; None where there is none."""
+Lowered = Implementation | tuple[Implementation, ...] | None
+"""Our kernel for a call, or several; None where there is none."""
+
+Lower = Callable[[OperatorCall], Lowered]
+
+
+def kernels_in(found: Lowered) -> tuple[Implementation, ...]:
+    """The kernels that were found, in a tuple."""
+    if isinstance(found, Implementation):
+        return (found,)
+    return found or ()
 
 
 def computing(emit: Emit) -> Implementation:

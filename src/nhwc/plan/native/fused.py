@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ...graph.mended import GroupNorm, InstanceNorm
 from ...operators.activations import of_module
-from ..implementation import Implementation
-from .calls import OperatorCall
+from .calls import Lowered, OperatorCall
 from .norms import normed_in_groups
 from .transposed import OF_SIGNALS, TRANSPOSED, convolved
 from .weighted import in_ours
 
 
-def fused(call: OperatorCall) -> Implementation | None:
+def fused(call: OperatorCall) -> Lowered:
     activation, op = of_module(call.module.activation), call.module.op
     code = in_ours(activation) if activation or call.module.activation is None else None
     if code is None or op._forward_hooks or op._forward_pre_hooks:

@@ -29,7 +29,7 @@ from ..padding import PADDING
 from ..recording import Record
 from ..specs import Layer
 from . import arithmetic, fused, norms, placing, pooling
-from .calls import Lower, OperatorCall
+from .calls import Lower, OperatorCall, kernels_in
 from .transposed import TRANSPOSED, transposed
 from .windows import MODULES as WINDOWS
 from .windows import average_pool, max_pool, resize
@@ -83,11 +83,10 @@ _EXACTLY: dict[type[nn.Module], Lower] = {
 
 
 def operator(graph: fx.GraphModule, record: Record, layer: Layer) -> tuple[Implementation, ...]:
-    """Our kernel for a layer without weights, if there is one."""
+    """Our kernels for a layer without weights, if there are any."""
     call = OperatorCall(graph, record, layer)
     lower = _of_module(call) if call.module is not None else _of_call(call)
-    found = lower(call) if lower else None
-    return (found,) if found else ()
+    return kernels_in(lower(call)) if lower else ()
 
 
 def _of_call(call: OperatorCall) -> Lower | None:

@@ -21,7 +21,7 @@ from ...kernels.layers.pooling import adaptive_avgpool_step
 from ..implementation import Implementation
 from ..recording import Seen
 from . import arithmetic, norms
-from .calls import Lower, OperatorCall
+from .calls import Lower, OperatorCall, kernels_in
 from .fused import fused
 from .rows import in_one_row
 from .transposed import OF_SIGNALS, transposed
@@ -39,15 +39,15 @@ class _RowCall(OperatorCall):
         return _with_row(super().seen(index))
 
 
-def signals(call: OperatorCall) -> Implementation | None:
-    """Our kernel for a call whose tensors are all signals."""
+def signals(call: OperatorCall) -> tuple[Implementation, ...]:
+    """Our kernels for a call whose tensors are all signals."""
     seen = [call.record.tensor(node) for node in (*call.layer.inputs, call.node)]
     if any(one is None or len(one.shape) != 3 for one in seen):
-        return None
+        return ()
     row = _RowCall(call.graph, call.record, call.layer)
     lower = _of_module(row.module) if row.module is not None else _FUNCTIONS.get(row.name)
-    found = lower(row) if lower else None
-    return in_one_row(found, call.out.shape) if found else None
+    found = kernels_in(lower(row)) if lower else ()
+    return tuple(in_one_row(one, call.out.shape) for one in found)
 
 
 def _with_row(seen: Seen) -> Seen:

@@ -28,7 +28,7 @@ from .arithmetic import (
     with_number,
 )
 from .attending import packed_attention, spelled_attention, torchs_attention
-from .calls import OperatorCall
+from .calls import Lowered, OperatorCall
 from .folding import fold
 from .moves import moving
 from .norms import norm_step, root_step, unit_eps
@@ -42,7 +42,7 @@ from .signals import signals
 _OF_SOFTMAX = ("input", "dim", "dtype", "_stacklevel")
 
 
-def tokens(graph: fx.GraphModule, record: Record, layer: Layer) -> Implementation | None:
+def tokens(graph: fx.GraphModule, record: Record, layer: Layer) -> Lowered:
     """Our kernel for an operator on tokens: rows in batches, or images whose channels are last."""
     found = moving(graph, record, layer)
     if found is not None or isinstance(record.values[layer.node], tuple):

@@ -13,12 +13,18 @@ from ...graph.folded import (
     FoldedConvTranspose2d,
     FoldedConvTranspose3d,
 )
-from ...kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
+from ...kernels.convolutions.transposed import (
+    Transposed,
+    joined_sides,
+    pack_transposed,
+    transposed_steps,
+)
 from ...kernels.layers.activations import Activation
 from ...kernels.layers.elementwise import add_step
 from ...kernels.programs.builder import Buffer, Builder
 from ..implementation import Implementation
 from .calls import OperatorCall, computing
+from .weighted import ours
 
 TRANSPOSED = (
     nn.ConvTranspose2d,
@@ -29,21 +35,21 @@ TRANSPOSED = (
 OF_SIGNALS = (nn.ConvTranspose1d, FoldedConvTranspose1d)
 
 
-def transposed(call: OperatorCall) -> Implementation | None:
+def transposed(call: OperatorCall) -> tuple[Implementation, ...]:
     """A transposed convolution, of one input."""
-    return convolved(call, call.module) if len(call.places()) == 1 else None
+    return convolved(call, call.module) if len(call.places()) == 1 else ()
 
 
 def convolved(
     call: OperatorCall, module: Any, activation: Activation = Activation.NONE, slope: float = 0.0
-) -> Implementation | None:
+) -> tuple[Implementation, ...]:
     """What `module` makes of the first input, the second added, if there is one; then activated."""
     x, y, places = call.seen(0).shape, call.out.shape, call.places()
     alone = all(isinstance(one, fx.Node) for one in call.node.args) and not call.node.kwargs
     alone = alone and all(call.seen(number).shape == y for number in range(1, len(places)))
     rank = len(call.record.values[call.node].shape)
     if not alone or rank != module.weight.ndim or len(x) < 4:
-        return None
+        return ()
     image = (1,) * (3 - len(module.kernel_size))
     spec = Transposed(
         _deep(x),
@@ -59,10 +65,10 @@ def convolved(
     last: dict[str, Any] = {"activation": activation, "slope": slope}
     spec = spec if len(places) == 2 else replace(spec, **last)
 
-    def emit(builder: Builder, constants: None, *given: Buffer) -> Buffer:
+    def emit(builder: Builder, constants: None, *given: Buffer, joined: int = 0) -> Buffer:
         x, *residual = (given[place] for place in places)
         weight = module.weight.view(*module.weight.shape[:2], *image, *module.kernel_size)
-        packed = pack_transposed(spec, weight, module.bias)
+        packed = pack_transposed(spec, weight, module.bias, joined=joined)
         stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
         builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
         if not residual:
@@ -71,7 +77,10 @@ def convolved(
         builder.add(partial(add_step, **last), result, *residual, added)
         return added
 
-    return computing(emit)
+    found, joined = computing(emit), joined_sides(spec)
+    if not joined:
+        return (found,)
+    return found, ours("nhwc joined", partial(emit, joined=joined), exact=False)
 
 
 def _deep(shape: tuple[int, ...]) -> Any:

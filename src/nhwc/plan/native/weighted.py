@@ -224,6 +224,8 @@ def _packed(
 
     def emit(builder: Builder, packed: Tensor, x: Buffer, *residual: Buffer) -> Buffer:
         y = builder.buffer(shape)
+        if kernel.dense:
+            y, residual = builder.dense(y), tuple(map(builder.dense, residual))
         builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
         return y
 
