@@ -170,8 +170,7 @@ def _products(spec: Transposed, joined: int) -> list[list[tuple[Side, ...]]]:
     along = []
     for dim, (size, stride, padding, dilation, count) in enumerate(moves):
         sides = [
-            class_of(place, size, stride, padding, dilation, count=count)
-            for place in range(stride)
+            class_of(place, size, stride, padding, dilation, count=count) for place in range(stride)
         ]
         along.append(_in_one_window(sides, size) if dim >= 3 - joined else sides)
     classes = [*itertools.product(*along)]
