@@ -321,14 +321,13 @@ class _Packer:
             self._copy(part.source + first, part.to + first * self.rows, last - first)
             self._clear(part.to + last * self.rows, a.run * a.c - last)
 
-        def by_floats() -> None:
-            # The padding ends in the middle of a vector: clear all, then copy what there is.
-            self._clear(part.to, a.run * a.c)
-            with e.range(first, last) as i:
-                chunk = i // e.width * e.width
-                e.write(e.read(part.source + i), part.to + (chunk * self.rows + i % e.width))
+        def by_lanes() -> None:
+            # The padding ends in the middle of a vector.
+            with e.range(0, a.run * a.c, e.width) as i:
+                inside = e.lanes(last - i) & ~e.lanes(first - i)
+                e.store(e.load(part.source + i, inside), part.to + i * self.rows)
 
-        e.branch(a.whole != 0, by_vectors, by_floats)
+        e.branch(a.whole != 0, by_vectors, by_lanes)
 
     def _copy(self, source: Value, to: Value, count: Value) -> None:
         """Copy `count` floats to chunks from `to` on; the last vector is filled with zeros."""
