@@ -169,6 +169,21 @@ def test_new_weights_are_noticed_and_packed(change, image):
         assert runs_program(fast, image)
 
 
+@pytest.mark.parametrize("slope", [0.7, -0.5, 1.5])
+@torch.no_grad()
+def test_a_learned_slope_that_is_part_of_a_kernel_may_change(slope, image):
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.PReLU(), nn.ConvTranspose2d(8, 2, 2, 2), nn.PReLU())
+    given = image.repeat(1, 3, 1, 1)[:, :8]
+    fast = force(net.eval(), given)
+    [first, second] = [one for one in fast.parameters() if one.numel() == 1]
+    assert runs_program(fast, given)
+    for parameter, mine in ((first, net[1].weight), (second, net[3].weight)):
+        parameter.fill_(slope)
+        mine.fill_(slope)
+        torch.testing.assert_close(fast(given), net(given), rtol=1e-4, atol=1e-5)
+        assert runs_program(fast, given)
+
+
 # Changes of what a call does: the graph is taken for as long as they are there.
 
 

@@ -94,6 +94,7 @@ MUST = {
     "in place, the other branch later": (two(lambda x, c, d: F.relu(c(x).add_(d(x)))), 1, 1),
     "broadcast": (two(lambda x, c, d: F.hardswish(c(x) + x.mean((2, 3), keepdim=True))), 1, 1),
     "called twice": (two(lambda x, c, d: F.relu(c(F.relu(c(x))))), 2, 0),
+    "a learned slope": (lambda: nn.Sequential(conv(), nn.PReLU(init=-0.3)), 1, 0),
     "linear": (lambda: nn.Sequential(nn.Linear(5, 3), nn.GELU()), 1, 0),
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 3, 2), nn.ReLU6()), 1, 0),
 }
@@ -135,6 +136,7 @@ MUST_NOT = {
     "the sum is written into the other operand": (two(writes_into_other), "written into"),
     "the input changes before the add": (two(input_changes_between), "in place before the add"),
     "added to itself": (two(lambda x, c, d: _doubled(c(x))), "added to itself"),
+    "a slope for each channel": (lambda: nn.Sequential(conv(), nn.PReLU(4)), ""),
     "a number is added": (two(lambda x, c, d: c(x) + 1), ""),
     "an activation with a threshold computed later": (
         two(lambda x, c, d: F.leaky_relu(c(x), x.mean())),

@@ -49,6 +49,16 @@ def _bounds(module: Any) -> tuple[float, ...]:
     return float(module.min_val), float(module.max_val)
 
 
+def _single(module: Any) -> tuple[float, ...] | None:
+    """The slope of a PReLU that has one for all channels, as it is now."""
+    weight = module.weight
+    return (float(weight.detach()),) if weight.numel() == 1 and not weight.is_meta else None
+
+
+def _leaky_relu(x: Tensor, slope: float) -> Tensor:
+    return F.leaky_relu(x, slope, inplace=True)
+
+
 def _hardtanh(x: Tensor, low: float, high: float) -> Tensor:
     return F.hardtanh(x, low, high, inplace=True)
 
@@ -70,10 +80,11 @@ _TABLE = (
         "leaky_relu",
         nn.LeakyReLU,
         (F.leaky_relu,),
-        lambda x, slope: F.leaky_relu(x, slope, inplace=True),
+        _leaky_relu,
         ("leaky_relu", ""),
         lambda module: (float(module.negative_slope),),
     ),
+    _Row("leaky_relu", nn.PReLU, (), _leaky_relu, ("leaky_relu", ""), _single),
     _Row(
         "hardswish",
         nn.Hardswish,

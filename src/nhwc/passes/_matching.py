@@ -14,7 +14,7 @@ from ..graph import bound, module_of
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Cat, ChannelNorm
-from ..operators.activations import MODULES, of_call
+from ..operators.activations import of_call, of_module
 from ..operators.kinds import arithmetic_of
 
 
@@ -31,7 +31,7 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     """Return an activation module that does the same as `node`; None if it is no activation."""
     module = module_of(node)
     if module is not None:
-        fit = type(module) in MODULES and not opaque_by_nature(module)
+        fit = of_module(module) is not None and not opaque_by_nature(module)
         return module if fit and "forward" not in vars(module) else None
     return of_call(node)
 
