@@ -17,13 +17,17 @@ from torch import Tensor, fx, nn
 
 @dataclass(frozen=True)
 class NamedActivation:
-    """An element-wise function at the end of a layer, by torch's name, with its numbers."""
+    """An element-wise function at the end of a layer, by torch's name, with its numbers.
+
+    A number that was learned is a weight, and no part of its text: a plan serves others, too.
+    """
 
     name: str
     numbers: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"{number:g}" for number in self.numbers)])
+        shown = () if self.name == "prelu" else self.numbers
+        return " ".join([self.name, *(f"{number:g}" for number in shown)])
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ _TABLE = (
         ("leaky_relu", ""),
         lambda module: (float(module.negative_slope),),
     ),
-    _Row("leaky_relu", nn.PReLU, (), _leaky_relu, ("leaky_relu", ""), _single),
+    _Row("prelu", nn.PReLU, (), _leaky_relu, ("leaky_relu", ""), _single),
     _Row(
         "hardswish",
         nn.Hardswish,

@@ -74,6 +74,7 @@ def code_of(name: str, numbers: Sequence[float] = ()) -> tuple[Activation, float
         if tuple(numbers) == (0.0, 6.0):
             return Activation.RELU6, 0.0
         return (Activation.AT_LEAST, numbers[0]) if numbers[1] == math.inf else None
+    name = "leaky_relu" if name == "prelu" else name
     if name.upper() not in Activation.__members__:
         return None
     return Activation[name.upper()], (*numbers, 0.0)[0]
