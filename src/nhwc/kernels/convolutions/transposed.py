@@ -158,7 +158,9 @@ def joined_sides(spec: Transposed) -> int:
             for members in _products(spec, joined)
         )
 
-    return min(reversed(range(4 if spec.groups == 1 else 1)), key=cost)
+    if spec.groups > 1 or len(_products(spec, 0)) == 1:
+        return 0
+    return min(reversed(range(4)), key=cost)
 
 
 def _products(spec: Transposed, joined: int) -> list[list[tuple[Side, ...]]]:
