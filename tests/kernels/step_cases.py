@@ -272,10 +272,14 @@ def attending(choose):
     bias = torch.randn(shape)
     bias[torch.rand(shape) < choose.choice([0.0, 0.2, 1.0])] = float("-inf")
     masked = choose.random() < 0.7
+    turns = (choose.choice([1, n]), choose.choice([1, heads]), choose.choice([1, queries]), count)
+    second = torch.randn(turns) if masked and choose.random() < 0.5 else None
     q, k, v = (part.double() for part in parts)
     scores = scale * q @ k.mT + (bias.double() if masked else 0.0)
+    scores = scores if second is None else scores + second
     weights = scores.softmax(3).nan_to_num(0.0) if safe else scores.softmax(3)
     sizes = abs(scale) * (q.abs() @ k.mT.abs()) + bias.nan_to_num(neginf=0.0).abs()
+    sizes = sizes if second is None else sizes + second.abs()
     sizes = (1 + sizes.amax(3, keepdim=True)) * v.abs().amax(2, keepdim=True)
     places = torch.randperm(n * queries)
 
@@ -285,18 +289,21 @@ def attending(choose):
 
     def make(*views):
         y = views[-1]
-        mask = attention.Mask(views[-2], *shape[:3]) if masked else None
         read = views[:3] if queries != count else views[:1] * 3
+        rows = views[3 if queries != count else 1 : -1]
+        masks = [
+            attention.Mask(view, *one.shape[:3]) for view, one in zip(rows, added, strict=True)
+        ]
         lies = tuple(
             attention.Lie(order * view.pixel + start, apart)
             for (order, start, apart), view in zip(kept, read, strict=True)
         )
-        where = {"lies": lies, "result": attention.Lie(places * y.pixel, outputs), "mask": mask}
+        where = {"lies": lies, "result": attention.Lie(places * y.pixel, outputs), "masks": masks}
         q, k, v = read
         return attention.attention_step(q, k, v, y, size=size, **where, scale=scale, safe=safe)
 
-    if masked:
-        inputs.append(bias.reshape(-1, count).t()[None, :, :, None])
+    added = [one for one in (bias if masked else None, second) if one is not None]
+    inputs += [one.reshape(-1, count).t()[None, :, :, None] for one in added]
     return StepCase(inputs, make, rows_of(weights @ v), rows_of(sizes))
 
 

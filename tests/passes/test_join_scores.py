@@ -45,12 +45,34 @@ class Plain(Spelled):
         return F.softmax(scores, dim=-1, _stacklevel=3, dtype=None)
 
 
+class Windows(Spelled):
+    """Windows that were shifted, as Swin has them: two in each image, with masks of their own."""
+
+    images, together = 1, -1
+
+    def __init__(self):
+        super().__init__()
+        masks = torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(3)) < 0.3
+        self.register_buffer("masks", masks.float() * -100.0)
+
+    def weights(self, scores):
+        apart = scores.view(self.images, 2, 4, 9, 9) + self.masks.unsqueeze(1).unsqueeze(0)
+        return apart.view(self.together, 4, 9, 9).softmax(-1)
+
+
+class WindowsWithoutBias(Windows):
+    images, together = -1, -1
+
+    def scores(self, q, k):
+        return q @ k.transpose(-2, -1)
+
+
 def parts(*shape):
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(2, 4, 9, 6, generator=generator) for _ in range(3)]
 
 
-@pytest.mark.parametrize("kind", [Spelled, QueriesScaled, Plain])
+@pytest.mark.parametrize("kind", [Spelled, QueriesScaled, Plain, Windows, WindowsWithoutBias])
 def test_spelled_attention_is_one_layer(kind):
     model = kind().eval()
     changed, (report,) = rewrite(model, join_scores)
@@ -92,8 +114,29 @@ class Squashed(Spelled):
         return torch.tanh(q @ k.transpose(-2, -1)) + self.bias
 
 
+class OtherHeads(Windows):
+    def weights(self, scores):
+        apart = scores.view(1, 2, 2, 18, 9) + self.masks.repeat(1, 2, 1).unsqueeze(1)
+        return apart.view(2, 4, 9, 9).softmax(-1)
+
+
+class Multiplied(Windows):
+    def weights(self, scores):
+        return (scores.view(1, 2, 4, 9, 9) * self.masks.unsqueeze(1)).view(2, 4, 9, 9).softmax(-1)
+
+
+class ApartRead(Windows):
+    def weights(self, scores):
+        apart = scores.view(1, 2, 4, 9, 9)
+        return ((apart + self.masks.unsqueeze(1)) * apart.mean()).view(2, 4, 9, 9).softmax(-1)
+
+
 @pytest.mark.parametrize(
-    "kind", [OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed]
+    "kind",
+    [
+        *(OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed),
+        *(OtherHeads, Multiplied, ApartRead),
+    ],
 )
 def test_what_is_no_attention_is_left_alone(kind):
     model = kind().eval()

@@ -95,6 +95,25 @@ class FewKeys(Net):
         return y.transpose(1, 2).reshape(n, c, h, w).relu()
 
 
+class MaskedWindows(Net):
+    """Four windows in each image, with masks of their own beside a bias, or alone."""
+
+    def __init__(self, biased):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.bias = nn.Parameter(torch.randn(2, 9, 9)) if biased else None
+        self.register_buffer("masks", (torch.rand(4, 9, 9) < 0.3).float() * -100.0)
+        self.attention = SpelledAttention(0.3)
+
+    def forward(self, x):
+        n, count, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, count, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        masks, shape = self.masks.unsqueeze(1).unsqueeze(0), [2, 4, 2, 9, 9]
+        y = self.attention(q, k.transpose(-2, -1), v, self.bias, masks, shape)
+        return self.out(y.transpose(1, 2).reshape(n, count, c)) + x
+
+
 @pytest.mark.parametrize(
     ("net", "shape"),
     [
@@ -113,6 +132,17 @@ def test_a_transformer_is_one_program(net, shape):
     assert len({step.name.rpartition(" of ")[2] for step in program.steps}) == 2
     result, wanted = program(x), graph(x)
     torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@torch.no_grad()
+def test_masks_of_windows_are_part_of_the_attention(biased):
+    (x,) = images((8, 9, 16))
+    graph, program, chosen = lowered(MaskedWindows(biased), x)
+    assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+    [step] = program.steps
+    assert count(step, "attention") == 1
+    torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

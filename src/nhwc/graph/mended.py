@@ -254,7 +254,9 @@ class Attention(nn.Module):
 class SpelledAttention(nn.Module):
     """Attention that a model spelled as products and a softmax, whose keys are transposed.
 
-    Unlike torch's own, a query whose scores are all minus infinity gives NaN.
+    Unlike torch's own, a query whose scores are all minus infinity gives NaN. Windows of an image
+    may have masks of their own, which are added to scores of this `shape`: images, windows of each,
+    heads, queries, keys.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -262,13 +264,21 @@ class SpelledAttention(nn.Module):
         self.scale = scale
 
     def forward(
-        self, query: Tensor, keys: Tensor, value: Tensor, bias: Tensor | None = None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        value: Tensor,
+        bias: Tensor | None = None,
+        masks: Tensor | None = None,
+        shape: list[int] | None = None,
     ) -> Tensor:
         scores = query @ keys
         if self.scale != 1.0:
             scores = scores * self.scale
         if bias is not None:
             scores = scores + bias
+        if masks is not None and shape is not None:
+            scores = (scores.view(shape) + masks).flatten(0, 1)
         return scores.softmax(-1) @ value
 
     def extra_repr(self) -> str:

@@ -4,7 +4,8 @@ scores = q @ k.transpose(-2, -1) * scale          y = SpelledAttention(scale)(q,
 y = (scores + bias).softmax(-1) @ v          ->                                v, bias)
 
 What is computed is what was spelled, up to where the scale is multiplied. As one layer it needs no
-matrix of scores in memory.
+matrix of scores in memory. Windows that were shifted add masks of their own, to scores that are
+seen as images of windows for as long: `scores.view(B, W, H, N, N) + masks`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..graph.leaves import opaque_by_nature
 from ..graph.mended import SpelledAttention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import arithmetic, only_user
+from ._matching import arithmetic, numbers_given, only_user
 
 _PRODUCTS = (torch.matmul, "matmul", torch.bmm, "bmm", "__matmul__")
 _SOFTMAXES = (torch.softmax, F.softmax, "softmax")
@@ -30,12 +31,24 @@ _SOFTMAXES = (torch.softmax, F.softmax, "softmax")
 @dataclass(frozen=True)
 class _Scores:
     """The product of queries and keys, the queries before they were multiplied by a number, all
-    numbers that the product is multiplied by, and what is added."""
+    numbers that the product is multiplied by, and what is added.
+
+    `masks` are of windows, and added to scores of this `shape`.
+    """
 
     product: fx.Node
     queries: fx.Node
     scale: float
     bias: Any
+    masks: Any
+    shape: list[int] | None
+
+    @property
+    def added(self) -> tuple[Any, ...]:
+        """The arguments that say what is added."""
+        if self.masks is not None:
+            return (self.bias, self.masks, self.shape)
+        return () if self.bias is None else (self.bias,)
 
 
 def join_scores(gm: fx.GraphModule) -> PassReport:
@@ -52,15 +65,14 @@ def join_scores(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "attention", not reason, reason))
         if scores is None:
             continue
-        args = (scores.queries, scores.product.args[1], mixing.args[1])
-        args += () if scores.bias is None else (scores.bias,)
+        args = (scores.queries, scores.product.args[1], mixing.args[1], *scores.added)
         with gm.graph.inserting_before(mixing):
             joined = add_module(
                 gm.graph, f"{node.name}_joined", SpelledAttention(scores.scale), args
             )
         first = mixing.args[0]
         erase(mixing, joined)
-        _erase_unused(first, until={*args})
+        _erase_unused(first, until={*joined.all_input_nodes})
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("join_scores", tuple(sites))
@@ -88,8 +100,9 @@ def _mixing(softmax: fx.Node) -> fx.Node | None:
 
 
 def _scores(softmax: fx.Node) -> _Scores | None:
-    """What the scores are made of: a product, perhaps scaled, and then perhaps a bias."""
+    """What the scores are made of: a product, perhaps scaled, and then perhaps a bias and masks."""
     node: Any = softmax.args[0] if softmax.args else None
+    node, masks, shape = _without_masks(node)
     bias = None
     if _is_own(node) and arithmetic(node) == "add" and len(node.args) == 2 and not node.kwargs:
         node, bias = _sum(node)
@@ -99,7 +112,32 @@ def _scores(softmax: fx.Node) -> _Scores | None:
     if not (_is_own(node) and _is_product(node)):
         return None
     queries, before = _unscaled(node.args[0])
-    return _Scores(node, queries, scale * before, bias)
+    return _Scores(node, queries, scale * before, bias, masks, shape)
+
+
+def _without_masks(node: Any) -> tuple[Any, Any, list[int] | None]:
+    """The scores before masks of windows were added, these, and the shape they were added in."""
+    together, plain = _shape_given(node), (node, None, None)
+    if together is None or arithmetic(node.args[0]) != "add" or not _is_own(node.args[0]):
+        return plain
+    first, second = (*node.args[0].args, None, None)[:2]
+    apart = _shape_given(first)
+    if apart is None or len(apart) != 5 or not isinstance(second, fx.Node):
+        return plain
+    images, windows, *rest = apart
+    counted = images > 0 and together[0] == images * windows
+    if together[1:] != rest or not (counted or together[0] == -1):
+        return plain
+    return first.args[0], second, apart
+
+
+def _shape_given(node: Any) -> list[int] | None:
+    """The numbers that `view` or `reshape` is given, of a value that one other reads."""
+    if not _is_own(node) or node.target not in ("view", "reshape"):
+        return None
+    numbers = numbers_given(node)
+    plain = isinstance(numbers, (list, tuple)) and all(type(one) is int for one in numbers)
+    return [*numbers] if plain else None
 
 
 def _unscaled(node: Any) -> tuple[Any, float]:

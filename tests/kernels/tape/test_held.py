@@ -43,7 +43,7 @@ def masked(images=1, heads=2, queries=2, pixels=4, keys=2):
     size = Attended(images=1, heads=2, queries=2, keys=2, depth=4, outputs=4)
     lie = Lie(torch.tensor([0, 0]), 4)
     mask = Mask(View(None, (1, keys, pixels, 1), 8), images, heads, queries)
-    attention_step(X, X, X, X, size=size, lies=(lie, lie, lie), result=lie, scale=1.0, mask=mask)
+    attention_step(X, X, X, X, size=size, lies=(lie, lie, lie), result=lie, scale=1.0, masks=[mask])
 
 
 TURNED = {"apart": -4, **dict.fromkeys(("query", "key", "value", "result"), 4)}

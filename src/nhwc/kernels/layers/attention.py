@@ -16,7 +16,7 @@ Nothing is permuted: for each head a thread copies what the product wants into m
                                                      +-------------->  result / sum
 
 Scores of a block of queries stay in the second-level cache between the two products, which are the
-convolutions' (`TILE`): keys and values are its panels, the mask is its residual. The exponentials
+convolutions' (`TILE`): keys and values are its panels, a mask is its residual. The exponentials
 are stored as the second product wants its rows packed, and divided by their sum only at the end,
 where a row has but D numbers.
 
@@ -26,8 +26,9 @@ the image as it lies, and the result is written to where the image wants it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,11 @@ _SCORES = 24 << 10
 values it should fit into a second-level cache."""
 _ROWS = 48
 """The most queries in a block: from here on reading a panel costs little beside using it."""
+
+
+_APART = ("pixel", "head", "n")
+_OF_MASK = ("", *(f"_{field}" for field in (*_APART, "images")))
+"""The ends of the names of a mask's fields."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +119,13 @@ def attention_step(
     lies: tuple[Lie, Lie, Lie],
     result: Lie,
     scale: float,
-    mask: Mask | None = None,
+    masks: Sequence[Mask] = (),
     safe: bool = False,
 ) -> Step:
-    """softmax(scale * queries @ keys + mask) @ values for each head of each image.
+    """softmax(scale * queries @ keys + masks) @ values for each head of each image.
 
-    `lies` are of queries, keys and values, `result` is of what the queries get.
+    `lies` are of queries, keys and values, `result` is of what the queries get. There are at most
+    two masks: a bias of all windows, say, and what each window does not see.
     A query whose scores are all minus infinity gives NaN, or zeros if `safe`.
     """
     isa = isas.host()
@@ -130,14 +137,14 @@ def attention_step(
         lies[2].table(values, size.heads, size.outputs),
         result.table(y, size.heads, size.outputs),
     ]
-    if mask and not mask.serves(size):
-        raise InputError(
-            f"a mask with rows for {mask.images} images, {mask.heads} heads and {mask.queries} "
-            f"queries does not serve {size}: a kernel would read the memory of others. Report this "
-            "model."
-        )
-    given = mask or Mask(View(None, (0, 0, 0, 0), 0), 1, 1, 1)
-    rows = given.queries if given.queries > 1 else 0
+    for mask in masks:
+        if not mask.serves(size):
+            raise InputError(
+                f"a mask with rows for {mask.images} images, {mask.heads} heads and {mask.queries} "
+                f"queries does not serve {size}: a kernel would read the memory of others. Report "
+                "this model."
+            )
+    first, second = (*masks, None, None)[:2]
     return step(
         ATTENTION,
         x=queries,
@@ -149,11 +156,8 @@ def attention_step(
         values=values,
         values_head=lies[2].apart,
         values_places=tables[2],
-        mask=mask.view if mask else None,
-        mask_pixel=given.view.pixel if rows else 0,
-        mask_head=given.queries * given.view.pixel if given.heads > 1 else 0,
-        mask_n=given.heads * given.queries * given.view.pixel,
-        masks=given.images,
+        **_mask_fields("mask", first),
+        **_mask_fields("second", second),
         y=y,
         y_head=result.apart,
         y_places=tables[3],
@@ -171,6 +175,20 @@ def attention_step(
         scratch_floats=floats,
         tile=TILE,
     )
+
+
+def _mask_fields(name: str, mask: Mask | None) -> dict[str, Any]:
+    """The fields of one mask: where it is, and how far its rows, heads and images are apart."""
+    if mask is None:
+        return {name: None, **{f"{name}_{field}": 0 for field in _APART}, f"{name}_images": 1}
+    row = mask.view.pixel
+    return {
+        name: mask.view,
+        f"{name}_pixel": row if mask.queries > 1 else 0,
+        f"{name}_head": mask.queries * row if mask.heads > 1 else 0,
+        f"{name}_n": mask.heads * mask.queries * row,
+        f"{name}_images": mask.images,
+    }
 
 
 def _cut(size: Attended, isa: Isa, threads: int) -> tuple[int, int]:
@@ -279,6 +297,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             block = _Block(row, rows, even(e, rows))
             _pack_queries(e, a, head, block, memory.queries)
             _score(e, a, head, block, memory, tile)
+            _add_second(e, a, head, block, memory)
             _exponentiate(e, a, block, memory)
             _mix(e, a, block, memory, tile)
             _put(e, a, head, block, memory)
@@ -375,7 +394,8 @@ def _score(
 ) -> None:
     """Multiply some queries by all keys, and add the mask."""
     wide, apart = panel_columns(e.isa), emit_whole(e, a.tokens)
-    own = head.image % a.masks * a.mask_n + head.head * a.mask_head + block.first * a.mask_pixel
+    own = head.image % a.mask_images * a.mask_n + head.head * a.mask_head
+    own = own + block.first * a.mask_pixel
     tile.set(rows=block.rows, each=block.each, a=memory.queries, a_row=emit_whole(e, a.depth))
     tile.set(segment=a.depth, y_row=apart, residual_row=a.mask_pixel)
     with e.range(0, a.tokens, wide) as column:
@@ -386,6 +406,19 @@ def _score(
             y=memory.scores + column,
             residual=e.select(a.mask != 0, masked.address(), e.i64(0)),
         )
+
+
+def _add_second(e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory) -> None:
+    """Add the second mask, if there is one, to the scores of some queries."""
+    own = head.image % a.second_images * a.second_n + head.head * a.second_head
+    with e.when(a.second != 0), e.range(0, block.rows) as row:
+        scores = memory.scores + row * emit_whole(e, a.tokens)
+        added = a.second.floats() + (own + (block.first + row) * a.second_pixel)
+
+        def add(key: Value, mask: Value | None) -> None:
+            e.store(e.load(scores + key, mask) + e.load(added + key, mask), scores + key, mask)
+
+        each_vector(e, 0, a.tokens, add)
 
 
 def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
@@ -452,7 +485,7 @@ ATTENTION = Kernel(
         *("x", "x_head", "x_places"),
         *("keys", "keys_head", "keys_places"),
         *("values", "values_head", "values_places"),
-        *("mask", "mask_pixel", "mask_head", "mask_n", "masks"),
+        *(f"{name}{end}" for name in ("mask", "second") for end in _OF_MASK),
         *("y", "y_head", "y_places"),
         *("n", "heads", "queries", "tokens", "depth", "outputs", "scale", "safe"),
         *("block", "row_parts", "scratch", "scratch_floats", "tile"),

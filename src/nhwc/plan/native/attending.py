@@ -37,7 +37,7 @@ def packed_attention(record: Record, layer: Layer, module: Attention) -> Impleme
         where = x.where[None] if len(shape) == 2 else turned(x.where)
         parts = where.unflatten(-1, (3, module.heads, depth)).permute(2, 0, 3, 1, 4)
         q, k, v = (Moved(x.buffer, part) for part in parts)
-        mixed = _attend(builder, (q, k, v), None, depth**-0.5, safe=True)
+        mixed = _attend(builder, (q, k, v), [], depth**-0.5, safe=True)
         heads = mixed.where.transpose(1, 2).flatten(2)
         return Moved(mixed.buffer, turned(heads))
 
@@ -66,8 +66,11 @@ def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
 def spelled_attention(
     record: Record, layer: Layer, module: SpelledAttention
 ) -> Implementation | None:
-    nodes = [*layer.node.args, None][:4]
-    return _attention(record, layer, nodes, module.scale, turned=True)
+    given: tuple[Any, ...] = (*layer.node.args, None, None, None)
+    *nodes, bias, masks, shape = given[:6]
+    added = [bias] if masks is None else [masks] if bias is None else [bias, masks]
+    windows = None if masks is None else tuple(shape)
+    return _attention(record, layer, [*nodes, *added], module.scale, turned=True, windows=windows)
 
 
 def _attention(
@@ -79,11 +82,13 @@ def _attention(
     turned: bool = False,
     grouped: bool = False,
     safe: bool = False,
+    windows: tuple[int, ...] | None = None,
 ) -> Implementation | None:
-    """Attention of queries, keys, values and perhaps a mask; None for shapes that it does not know.
+    """Attention of queries, keys, values and perhaps masks; None for shapes that it does not know.
 
     The keys may be `turned`, with their channels before their tokens. Heads are `grouped` if each
-    of the keys serves as many neighbours among the queries.
+    of the keys serves as many neighbours among the queries. The last mask is added to scores of the
+    shape `windows`, if there is one.
     """
     given = [one for one in nodes if one is not None]
     if not all(one in layer.inputs for one in given):
@@ -100,7 +105,13 @@ def _attention(
     if None in shared:
         return None
     scores = (*same, tokens, count)
-    if any(not _expands(mask, scores) for mask in masks):
+    seen = [scores] * len(masks)
+    if windows is not None:
+        images, count_of, *rest = windows
+        if images * count_of != same[0] or (*same[1:], tokens, count) != tuple(rest):
+            return None
+        seen[-1] = windows
+    if any(not _expands(mask, shape) for mask, shape in zip(masks, seen, strict=True)):
         return None
     factor = depth**-0.5 if scale is None else scale
     places = [layer.inputs.index(one) for one in given]
@@ -110,9 +121,12 @@ def _attention(
         k, v = (_for_all(one, same, share) for one, share in zip((k, v), shared, strict=True))
         if turned:
             k = Moved(k.buffer, k.where.transpose(-2, -1))
-        mask = Moved(masks[0].buffer, _filled_up(masks[0].where, scores)) if masks else None
+        added = [
+            Moved(mask.buffer, _filled_up(mask.where, shape))
+            for mask, shape in zip(masks, seen, strict=True)
+        ]
         parts = (_as_heads(q), _as_heads(k), _as_heads(v))
-        mixed = _attend(builder, parts, mask, factor, safe=safe)
+        mixed = _attend(builder, parts, added, factor, safe=safe)
         return Moved(mixed.buffer, mixed.where.reshape(*same, tokens, outputs))
 
     return as_it_lies(record, layer, emit)
@@ -160,7 +174,7 @@ def _as_heads(x: Moved) -> Moved:
 def _attend(
     builder: Builder,
     parts: tuple[Moved, ...],
-    mask: Moved | None,
+    masks: list[Moved],
     scale: float,
     *,
     safe: bool,
@@ -174,14 +188,13 @@ def _attend(
     own = q.pixels()
     rows = torch.arange(images * queries) if own is None else own
     buffers = [q.buffer, k.buffer, v.buffer]
-    masks = []
-    if mask is not None:
-        flat = Moved(mask.buffer, mask.where.flatten(0, 2))
-        masks.append(settled_rows(builder, flat))
+    rows_of_masks = [
+        settled_rows(builder, Moved(mask.buffer, mask.where.flatten(0, 2))) for mask in masks
+    ]
 
     def make(*views: View) -> Step:
         lies = [Lie(*one.lie(view)) for one, view in zip((q, k, v), views[:3], strict=True)]
-        given = Mask(views[3], *mask.shape[:3]) if mask is not None else None
+        given = zip(views[3:-1], masks, strict=True)
         return attention_step(
             views[0],
             views[1],
@@ -191,11 +204,11 @@ def _attend(
             lies=(lies[0], lies[1], lies[2]),
             result=Lie(rows * views[-1].pixel, outputs),
             scale=scale,
-            mask=given,
+            masks=[Mask(view, *mask.shape[:3]) for view, mask in given],
             safe=safe,
         )
 
-    builder.add(make, *buffers, *masks, y)
+    builder.add(make, *buffers, *rows_of_masks, y)
     places = rows.view(images, queries, 1, 1) * (heads * outputs) + torch.arange(
         heads * outputs
     ).view(1, 1, heads, outputs)
