@@ -343,6 +343,30 @@ def masks() -> tuple[Any, ...]:
     return (image(), image(1) > 0)
 
 
+class Both(tuple):
+    """A tuple of a class of its own, which no list of items makes."""
+
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return Both(x * 2, x + 1) if x.sum() > -1e9 else Both(x, x)
+
+
+class InTheMidst(nn.Module):
+    """A part that cannot be traced hands such a tuple on to layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.part, self.last = block(), Branching(), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        both = self.part(self.first(x))
+        return self.last(both[0]) + self.last(both[1])
+
+
 META = {"audit": "meta device", "optimize": "meta device"}
 LAZY = {"audit": "lazy", "optimize": "lazy", "fuse": "lazy"}
 
@@ -353,6 +377,7 @@ CASES: dict[str, Case] = {
     "a dict with attributes": Case(lambda: Does(lambda s, y, x: Attributes(out=y))),
     "a NamedTuple": Case(lambda: Does(lambda s, y, x: Pair(y, y.mean((2, 3))))),
     "a namedtuple": Case(lambda: Does(lambda s, y, x: Plain(y, y.mean((2, 3))))),
+    "a tuple of its own class in the midst": Case(InTheMidst),
     "a field of what torch returns": Case(
         lambda: Does(lambda s, y, x: torch.stack([y, y * 2]).max(0).values + y.sort(1).values)
     ),

@@ -30,6 +30,19 @@ def is_named_by_torch(value: object) -> bool:
     return isinstance(value, tuple) and type(value).__module__ == torch.return_types.__name__
 
 
+def can_be_remade(value: object) -> bool:
+    """Whether it is a tuple of a kind that `tuple_like` makes: a class of its own may ask for more.
+
+    >>> class Pair(tuple):
+    ...     def __new__(cls, first, second):
+    ...         return super().__new__(cls, (first, second))
+    >>> can_be_remade((1, 2)), can_be_remade(Pair(1, 2))
+    (True, False)
+    """
+    usual = type(value) in (tuple, torch.Size) or is_named_by_torch(value)
+    return usual or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
 def versions_of(tree: object) -> list[int]:
     """Torch's counter of writes to each tensor in `tree`; inference tensors have none."""
     return [tensor._version for tensor in tensors_of(tree) if not tensor.is_inference()]

@@ -21,7 +21,7 @@ from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
-from ..models.trees import is_named_by_torch, tuple_like, versions_of
+from ..models.trees import can_be_remade, tuple_like, versions_of
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,9 @@ def _memory(value: Tensor) -> int:
 def _seen(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Seen(tuple(value.shape), value.dtype, str(value.device), layout_of(value))
-    if type(value) in (list, tuple):
-        return tuple(map(_seen, value))
-    names = isinstance(value, tuple) and (hasattr(value, "_fields") or is_named_by_torch(value))
-    return tuple_like(value, map(_seen, value)) if names else value
+    if type(value) is list:
+        value = tuple(value)
+    return tuple_like(value, map(_seen, value)) if can_be_remade(value) else value
 
 
 _PURE: set[Any] = {

@@ -17,7 +17,7 @@ from ..kernels.programs.pool import from_nothing
 from ..kernels.tape.pages import side_by_side
 from ..machine.host_memory import apart
 from ..machine.timing import interleave
-from ..models.trees import tuple_like
+from ..models.trees import can_be_remade, tuple_like
 from .evidence import RivalTime
 from .implementation import Identifier, Implementation, Run
 from .recording import Seen, laid_out, layout_of
@@ -189,7 +189,7 @@ def entry() -> Callable[[], Any]:
 def sample(value: Any, layout: Format | None) -> Any:
     """A tensor, or a tuple of them, like the recorded one, in `layout` if one is given, else in its
     own; other values unchanged."""
-    if isinstance(value, tuple):
+    if can_be_remade(value):
         return tuple_like(value, [sample(item, layout) for item in value])
     if not isinstance(value, Seen):
         return value
@@ -244,7 +244,7 @@ def _bound(run: Run, inputs: Sequence[Any]) -> Callable[[], Any]:
 
 
 def _laid_out(value: Any, layout: Format | None) -> Any:
-    if isinstance(value, tuple):
+    if can_be_remade(value):
         return tuple_like(value, [_laid_out(item, layout) for item in value])
     if not isinstance(value, Tensor) or value.ndim not in CHANNELS_LAST_OF or not layout:
         return value
