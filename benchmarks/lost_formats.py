@@ -205,9 +205,9 @@ def left_of(name: str, swept: Row) -> list[dict[str, Any]]:
     import torch
 
     import nhwc
-    from nhwc._optimize.sizes import for_sizes
     from nhwc.graph import capture
     from nhwc.passes import PASSES, run_passes
+    from nhwc.passes.sizes import for_sizes
 
     from .zoo_row import shrink_, small_model, wake_
 

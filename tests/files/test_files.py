@@ -125,7 +125,7 @@ def test_a_loaded_plan_decides_as_the_graph_does():
     """Far from its own float64 run, any plan would be near enough."""
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3), LastDigits()).eval()
     graph, x = capture(net).module, torch.randn(1, 3, 32, 32)
-    plan = _plan_that_agrees(graph, (x,), Ledger.of(Environment.here()), Pool(), exact=False)
+    plan = _plan_that_agrees(graph, graph, (x,), Ledger.of(Environment.here()), Pool(), exact=False)
     assert plan is None or torch.equal(plan.program(x), graph(x))
 
 

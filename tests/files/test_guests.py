@@ -82,6 +82,25 @@ def test_a_transformer_of_torchvision_comes_back(tmp_path):
     assert torch.equal(nhwc.load(tmp_path / "swin.nhwc")(x), model(x))
 
 
+@torch.no_grad()
+def test_a_function_that_is_closed_in_the_file_is_open_in_the_plan(tmp_path):
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    windows = SwinTransformer([4, 4], 32, [2], [2], [4, 4], num_classes=10).eval()
+    x = torch.randn(2, 3, 32, 32)
+    nhwc.save(nhwc.optimize(windows, x), tmp_path / "windows.nhwc")
+    loaded = nhwc.load(tmp_path / "windows.nhwc")
+    called = [str(node.target) for node in loaded.recipes[0].graph.graph.nodes]
+    assert not any("shifted_window_attention" in target for target in called)
+    assert any("shifted_window_attention" in str(n.target) for n in loaded.portable.graph.nodes)
+    torch.testing.assert_close(loaded(x), windows(x), rtol=1e-5, atol=1e-5)
+    other = torch.randn(1, 3, 48, 64)
+    torch.testing.assert_close(loaded(other), windows(other), rtol=1e-5, atol=1e-5)
+    # The plan of a graph for its sizes ends with its weights.
+    loaded.portable.get_submodule("head").bias.add_(1)
+    torch.testing.assert_close(loaded(x), windows(x) + 1, rtol=1e-5, atol=1e-5)
+
+
 def test_without_the_package_the_file_says_what_to_install(tmp_path, monkeypatch):
     nhwc.save(Same().eval(), tmp_path / "same.nhwc")
     monkeypatch.setitem(sys.modules, "timm.layers.padding", None)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import nhwc
 from nhwc import InputError
-from nhwc._optimize.sizes import for_sizes
 from nhwc.graph import capture
 from nhwc.models.vision import import_torchvision
 from nhwc.passes import PASSES, run_passes
+from nhwc.passes.sizes import for_sizes
 from nhwc.render.optimize_text import optimize_text
 from nhwc.verify import observe, random_inputs, verify
 from nhwc.zoo import load_model, randomize_batchnorm_

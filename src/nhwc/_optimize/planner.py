@@ -11,12 +11,12 @@ from torch import Tensor, fx
 from ..graph import is_one_call, is_one_layer
 from ..models.preserve import preserved
 from ..optimized import Optimized, Served, describe, served
+from ..passes.sizes import Sized
 from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.implementation import Timed
 from .fallbacks import fallbacks
 from .inner import inner_graphs, put, twin, uses
 from .report import KernelTime, LayerReport, PlanReport, WholeTime
-from .sizes import Sized
 from .task import OptimizeTask
 
 

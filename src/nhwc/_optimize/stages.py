@@ -23,6 +23,7 @@ from ..models.preserve import preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, describe
 from ..passes import PASSES, Pass
+from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger
 from ..plan.measuring import Leisure
 from ..verify import Verification
@@ -30,7 +31,6 @@ from .contest import Turns, take_turns, winner
 from .planner import Planned, bare, plan_model
 from .report import OptimizeReport
 from .rewritten import Rewritten, captured_for, checked, closed, rewrite
-from .sizes import Sized, for_sizes
 from .task import OptimizeTask, Progress
 from .verdict import Judge
 

@@ -10,7 +10,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from torch import fx
+
 from ..errors import FileError, MissingPackage
+from ..graph.report import Opaque
 from ..models.vision import import_torchvision
 
 _WINDOWS = "window_reverse"
@@ -61,3 +64,12 @@ def guest(name: str) -> Callable[..., Any] | None:
         raise FileError(f"the model calls {name}. Install {package} to load it.") from None
     found: Callable[..., Any] | None = getattr(module, leaf, None)
     return found
+
+
+def guests_of(graph: fx.Graph) -> tuple[Opaque, ...]:
+    """The functions of the table that `graph` calls, each a part that no trace of it goes into."""
+    calls = (node.target for node in graph.nodes if node.op == "call_function")
+    names = dict.fromkeys(name for name in map(guest_name, calls) if name)
+    return tuple(
+        Opaque(name, "function", "its package keeps it closed to torch.fx") for name in names
+    )

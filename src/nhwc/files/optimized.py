@@ -22,6 +22,8 @@ from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
 from ..optimized import Optimized, PlanRecipe, Served, served
+from ..passes import PASSES
+from ..passes.sizes import for_sizes
 from ..plan import Plan, make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
@@ -30,6 +32,7 @@ from ..version import __version__
 from .budget import Budget, OverBudget
 from .container import damaged, read, write
 from .examples import Example
+from .guests import guests_of
 from .plain import Foreign
 from .serial import dump, restore
 
@@ -230,29 +233,45 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
 
 def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
     ledger, pool = Ledger.of(Environment.here()), Pool()
-    plans: list[Served] = []
-    for inputs in examples:
-        try:
-            plan = _plan_that_agrees(graph, inputs, ledger, pool, exact)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            continue  # Without a plan a call runs the graph, which says what is wrong.
-        if plan is not None:
-            plans.append(served(plan, graph, inputs))
+    found = [_served(graph, inputs, ledger, pool, exact) for inputs in examples]
+    plans = [one for one in found if one is not None]
     ledger.save()
     packed = (weight for one in plans for weight in one.weights)
     bring_back((*graph.parameters(), *graph.buffers()), packed)
     return Optimized(graph, plans, exact=exact, pool=pool)
 
 
-def _plan_that_agrees(
+def _served(
     graph: fx.GraphModule, inputs: tuple[Any, ...], ledger: Ledger, pool: Pool, exact: bool
+) -> Served | None:
+    """A plan for `inputs`, or none: of `graph`, or of one for their sizes that opens its guests."""
+    sized = for_sizes(graph, inputs, guests_of(graph.graph), PASSES)
+    for planned in (sized.graph, graph) if sized else (graph,):
+        try:
+            plan = _plan_that_agrees(planned, graph, inputs, ledger, pool, exact)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            continue  # Without a plan a call runs the graph, which says what is wrong.
+        if plan is not None:
+            one = served(plan, planned, inputs)
+            own = None if planned is graph else planned
+            return replace(one, recipe=replace(one.recipe, graph=own))
+    return None
+
+
+def _plan_that_agrees(
+    planned: fx.GraphModule,
+    graph: fx.GraphModule,
+    inputs: tuple[Any, ...],
+    ledger: Ledger,
+    pool: Pool,
+    exact: bool,
 ) -> Plan | None:
-    """A plan that answers as the graph does, with exact kernels if others round too freely."""
+    """A plan that answers as `graph` does, with exact kernels if others round too freely."""
     truth = observe(graph, [inputs], wide=False)
     for exactly in dict.fromkeys((exact, True)):
-        plan = make_plan(graph, inputs, ledger, exact=exactly, pool=pool)
+        plan = make_plan(planned, inputs, ledger, exact=exactly, pool=pool)
         with from_nothing():
             # What differs by roundings alone needs no run in float64.
             if verify(replace(truth, exact=truth.answers), plan.program).passed:

@@ -11,7 +11,7 @@ from torch import fx
 from ..graph.layers import Spread
 from ..graph.report import Opaque, PassReport
 from ..graph.sized import capture_sized, closed_functions
-from ..passes import Pass
+from . import Pass
 
 
 @dataclass(frozen=True)
