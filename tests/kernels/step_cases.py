@@ -406,6 +406,18 @@ def unit(choose):
     return StepCase([x], lambda x, y: to_unit.unit_step(x, y, eps=0.01), expected, 1.0, 40.0)
 
 
+def unit_channels(choose):
+    x = image(choose) * choose.choice([1.0, 1e-3])
+    n, c, h, w = x.shape
+    expected = F.normalize(x.double().flatten(2), dim=2, eps=0.01).view(x.shape)
+    room = torch.zeros(n * pieces_of(c, h * w), c, 1, 1), torch.zeros(n, c, 1, 1)
+
+    def make(x, pieces, factors, y):
+        return to_unit.unit_channel_steps(x, pieces, factors, y, eps=0.01)
+
+    return StepCase([x, *room], make, expected, 1.0, 40.0)
+
+
 def numbered(choose):
     """A number for each pixel or for all, or a divisor of each number."""
     x = image(choose)
@@ -544,6 +556,7 @@ MAKERS = (
         resized,
         moving,
         unit,
+        unit_channels,
         nchw,
         gathered,
         response,

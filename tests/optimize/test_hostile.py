@@ -322,3 +322,35 @@ def test_asking_for_a_shape_does_not_stand_in_the_way_of_a_plan():
     fast = force(model, image())
     assert fast.report.plans[0].reason == ""
     same(answers(fast, case), answers(model, case))
+
+
+class OfRange(nn.Module):
+    """It takes what it was given at first, and perhaps only that."""
+
+    def __init__(self, accepts):
+        super().__init__()
+        self.conv, self.accepts = nn.Conv2d(3, 8, 3), accepts
+
+    def forward(self, x):
+        if not self.accepts(x):
+            raise ValueError("no image")
+        return self.conv(x).relu()
+
+
+@pytest.mark.parametrize(
+    "accepts",
+    [
+        lambda x: x.min() >= 0 and x.max() <= 1,
+        lambda x: x.flatten()[0] == 0.5 and x.double().mean() < 0.6,
+    ],
+)
+@torch.no_grad()
+def test_a_model_that_checks_its_inputs_is_held_against_inputs_that_it_takes(accepts):
+    x = torch.rand(1, 3, 8, 8)
+    x[0, 0, 0, 0] = 0.5
+    model = OfRange(accepts).eval()
+    fast = nhwc.optimize(model, x)
+    assert {check.input for check in fast.report.verification.checks} == {0, 1, 2}
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(nhwc.ModelFailed, match="no image"):
+        nhwc.optimize(model, x - 2)

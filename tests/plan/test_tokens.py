@@ -146,6 +146,29 @@ def test_masks_of_windows_are_part_of_the_attention(biased):
 
 
 @torch.no_grad()
+def test_channels_are_normalized_and_multiplied_where_they_lie():
+    """Of attention between channels, only scores and the result are put in another order."""
+
+    def channels(x, part):
+        return (x * 2)[..., 16 * part :][..., :16].unflatten(-1, (4, 4)).permute(0, 2, 3, 1)
+
+    def scores(x):
+        q, k = F.normalize(channels(x, 0), dim=-1), F.normalize(channels(x, 1), dim=-1)
+        return q @ k.transpose(-2, -1)
+
+    def mixed(x):
+        return scores(x).softmax(dim=-1) @ channels(x, 2)
+
+    (x,) = images((2, 10, 48))
+    for function, gathered in ((scores, []), (mixed, [2 * 4 * 4 * 4, 2 * 16 * 10])):
+        graph, program, chosen = lowered(function, x)
+        assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
+        torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+        gathers = [one.given for step in program.steps for one in steps_of(step, "gather")]
+        assert [one["pieces"] * one["floats"] for one in gathers] == gathered
+
+
+@torch.no_grad()
 def test_windows_are_read_where_they_lie():
     """Partition and roll, and their way back, gather nothing."""
     (x,) = images((2, 8, 8, 16))
@@ -154,10 +177,14 @@ def test_windows_are_read_where_they_lie():
     assert sum(count(step, "attention") for step in program.steps) == 1
 
 
-def count(step, kernel):
+def steps_of(step, kernel):
     held = [cell.cell_contents for cell in getattr(step.run, "__closure__", None) or ()]
-    programs = [one for one in held if isinstance(one, kernels.Program)]
-    return sum(one.kernel.name == kernel for p in programs for one in p.schedule.steps)
+    programs = [one for one in (step.run, *held) if isinstance(one, kernels.Program)]
+    return [one for p in programs for one in p.schedule.steps if one.kernel.name == kernel]
+
+
+def count(step, kernel):
+    return len(steps_of(step, kernel))
 
 
 @torch.no_grad()

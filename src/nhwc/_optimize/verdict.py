@@ -31,6 +31,7 @@ from ..verify import (
     lost_nans,
     observe,
     random_inputs,
+    reordered_inputs,
     verify,
     without_numbers,
 )
@@ -156,10 +157,25 @@ class Judge:
     def _run(self, *, wide: bool) -> None:
         self.say("running the original" + " in float64" * wide)
         inputs = random_inputs(self.example, _TRIALS if wide else 1)
-        with _named(self.model, self.example):
+        try:
             self._truth: Answers = observe(self.model, inputs, wide=wide)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            with _named(self.model, self.example):
+                taken = [self._taken(*each) for each in enumerate(inputs)]
+                self._truth = observe(self.model, taken, wide=wide)
         _check_comparable(self.model, self.answers)
         trim()
+
+    def _taken(self, number: int, drawn: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`drawn`, or else the example in another order, or as it is: the first that the model
+        takes, which may check the range of its inputs."""
+        for inputs in (drawn, reordered_inputs(self.example, number)):
+            with contextlib.suppress(Exception):
+                answer(self.model, inputs)
+                return inputs
+        return self.example
 
 
 def _check_comparable(model: nn.Module, found: dict[str, Any]) -> None:

@@ -179,6 +179,25 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     ]
 
 
+def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
+    """The example with the numbers of each tensor in another order: within the same bounds.
+
+    >>> [turned] = reordered_inputs([torch.arange(4.0)])
+    >>> turned.sort().values
+    tensor([0., 1., 2., 3.])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def turned(value: Any) -> Any:
+        if not isinstance(value, Tensor) or wide_type(value) is None:
+            return value
+        order = torch.randperm(value.numel(), generator=generator).to(value.device)
+        numbers = value.detach().flatten()[order].view(value.shape)
+        return torch.empty_like(value, requires_grad=False).copy_(numbers)
+
+    return tuple(tree_map(turned, tuple(example)))
+
+
 def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
     """The example with NaN throughout the first image, or other first entry, of each tensor.
 

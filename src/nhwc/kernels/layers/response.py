@@ -43,25 +43,15 @@ def response_steps(
 
     `pieces` is room for c numbers of each piece of each image, `factors` for as many of each image.
     """
-    n, c, h, w = x.shape
-    cut: dict[str, Argument] = {"piece": piece_of(c), "pieces": pieces_of(c, h * w)}
+    n, c = x.shape[:2]
+    squares = squares_step(x, pieces)
     return [
-        step(
-            SQUARES,
-            x=x,
-            x_pixel=x.pixel,
-            **cut,
-            n=n,
-            c=c,
-            area=h * w,
-            y=pieces,
-            y_pixel=pieces.pixel,
-        ),
+        squares,
         step(
             RESPONSES,
             x=pieces,
             x_pixel=pieces.pixel,
-            pieces=cut["pieces"],
+            pieces=squares.given["pieces"],
             n=n,
             c=c,
             weights=pad_channels(weight, c),
@@ -71,6 +61,14 @@ def response_steps(
         ),
         multiply_step(x, factors, y, shift=bias),
     ]
+
+
+def squares_step(x: View, pieces: View) -> Step:
+    """The sum of the squares of each channel over each piece of each image."""
+    n, c, h, w = x.shape
+    cut: dict[str, Argument] = {"piece": piece_of(c), "pieces": pieces_of(c, h * w)}
+    sizes: dict[str, Argument] = {"n": n, "c": c, "area": h * w}
+    return step(SQUARES, x=x, x_pixel=x.pixel, **cut, **sizes, y=pieces, y_pixel=pieces.pixel)
 
 
 def _emit_squares(e: Emitter, a: Args, thread: Value, threads: Value) -> None:

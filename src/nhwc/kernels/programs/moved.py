@@ -113,6 +113,34 @@ def from_rows(rows: RowsInOrder, shape: Sequence[int]) -> Moved:
     return Moved(rows.buffer, (rows.order[:, None] * width + _count(width)).view(*shape))
 
 
+def channels_of(builder: Builder, x: Moved) -> Buffer | None:
+    """Images a pixel wide whose channels are the lines of the last dimension of `x`, in order.
+
+    None if they lie otherwise.
+
+    >>> builder = Builder()
+    >>> tokens = as_rows(builder.buffer((2, 5, 12)), (2, 5, 3, 4))
+    >>> middle = Moved(tokens.buffer, tokens.where[:, :, 1].transpose(1, 2))
+    >>> channels_of(builder, middle).shape
+    (2, 4, 5, 1)
+    >>> channels_of(builder, Moved(tokens.buffer, tokens.where)) is None
+    True
+    """
+    area, width = x.shape[-1], x.buffer.shape[1]
+    lines = x.where.reshape(-1, area)
+    images, left = divmod(math.prod(x.buffer.shape) // width, area)
+    if left or area == 1 or len(lines) % images or int(lines[0, 0]) < 0:
+        return None
+    first, count = int(lines[0, 0]), len(lines) // images
+    pixels = _count(images * area).view(images, 1, area) * width
+    if first + count > width or not torch.equal(
+        lines.view(images, count, area), first + _count(count)[:, None] + pixels
+    ):
+        return None
+    image = builder.reshaped(x.buffer, (images, width, area, 1))
+    return image if count == width else builder.slice(image, first, first + count)
+
+
 def is_everything(x: Moved) -> bool:
     """Whether each number of the buffer is a number of the tensor just once."""
     return x.where.numel() == _size(x) and _counts_each(x.where)

@@ -14,10 +14,14 @@ from ...kernels.layers.activations import Activation
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step
 from ...kernels.layers.response import response_steps
-from ...kernels.layers.unit import unit_step
+from ...kernels.layers.unit import unit_channel_steps, unit_step
 from ...kernels.programs.builder import Buffer, Builder, four
+from ...kernels.programs.moved import Moved, as_image, channels_of
 from ..implementation import Implementation
+from ..recording import Record
+from ..specs import Layer
 from .calls import OperatorCall, computing
+from .rows import as_it_lies, rowwise
 from .windows import Make
 
 _UNIT = ("input", "p", "dim", "eps", "out")
@@ -120,6 +124,29 @@ def normalize(call: OperatorCall) -> Implementation | None:
     if eps is None or not call.is_channels(bound(call.node, _UNIT).get("dim", 1)):
         return None
     return call.on_pixels(lambda x, y: unit_step(x, y, eps=eps))
+
+
+def unit_along(record: Record, layer: Layer, dim: int, eps: float) -> Implementation:
+    """`F.normalize` over one dimension of tokens: along their rows, or over the rows of images.
+
+    Attention of channels to channels normalizes each channel over all tokens.
+    """
+    along_rows = rowwise(record, layer, partial(unit_step, eps=eps), dim)
+
+    def emit(builder: Builder, constants: None, x: Moved) -> Moved:
+        image = channels_of(builder, Moved(x.buffer, x.where.movedim(dim, -1)))
+        if image is None:
+            assert along_rows.emit is not None
+            rows: Moved = along_rows.emit(builder, constants, x)
+            return rows
+        n, c, h, _ = image.shape
+        pieces, factors = builder.buffer((n * pieces_of(c, h), c)), builder.buffer((n, c))
+        y = builder.buffer(image.shape)
+        builder.add(partial(unit_channel_steps, eps=eps), image, pieces, factors, y)
+        lines = as_image(y, (n, c, h, 1)).where
+        return Moved(y, lines.reshape(x.where.movedim(dim, -1).shape).movedim(-1, dim))
+
+    return as_it_lies(record, layer, emit)
 
 
 def unit_eps(call: OperatorCall) -> float | None:

@@ -65,8 +65,8 @@ def matrix_product(record: Record, layer: Layer) -> Implementation | None:
             parts.append(Moved(given[place].buffer, whole.reshape(count, *where.shape[-2:])))
         x, factors = parts
         turned = [Moved(one.buffer, one.where.transpose(1, 2)) for one in parts]
-        if not runs_on(factors.where) and runs_on(turned[0].where):
-            # The transposed product needs no gathering: its result is turned on paper.
+        if _gathered(turned[0]) < _gathered(factors):
+            # The transposed product gathers less: its result is turned on paper.
             made = _product(builder, turned[1], turned[0])
             return Moved(made.buffer, made.where.transpose(1, 2).reshape(out))
         made = _product(builder, x, factors)
@@ -155,6 +155,11 @@ def _product(builder: Builder, x: Moved, factors: Moved) -> Moved:
 
     builder.add(make, left.buffer, right.buffer, y)
     return as_rows(y, (count, height, outputs))
+
+
+def _gathered(factors: Moved) -> int:
+    """How many numbers are gathered before a product by these matrices."""
+    return 0 if runs_on(factors.where) else factors.where.numel()
 
 
 def _matrices(builder: Builder, x: Moved, *, dense: bool) -> _Matrices:

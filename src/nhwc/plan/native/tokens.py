@@ -13,7 +13,6 @@ from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
-from ...kernels.layers.unit import unit_step
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..recognize import normalizes_rows
@@ -31,7 +30,7 @@ from .attending import packed_attention, spelled_attention, torchs_attention
 from .calls import Lowered, OperatorCall
 from .folding import fold
 from .moves import moving
-from .norms import norm_step, root_step, unit_eps
+from .norms import norm_step, root_step, unit_along, unit_eps
 from .padded import padded
 from .products import matrix_product, pair_product, with_number_of_row
 from .reducing import KINDS, reduced
@@ -156,7 +155,7 @@ class _TokensCall(OperatorCall):
         dim = bound(self.node, ("input", "p", "dim")).get("dim", 1)
         if eps is None or type(dim) is not int:
             return None
-        return rowwise(self.record, self.layer, lambda x, y: unit_step(x, y, eps=eps), dim)
+        return unit_along(self.record, self.layer, dim, eps)
 
     def _over_root(self) -> Implementation | None:
         """`over_root_mean_square` of each row of one dimension."""
