@@ -171,6 +171,21 @@ def test_what_weights_were_computed_from_is_gone():
     assert_same(model, changed, X)
 
 
+def _put_together(self, x):
+    """As models that are trained with more branches write the filters they run with."""
+    weight = torch.zeros(4, 4, 1, 1)
+    for number in range(4):
+        weight[number, number] = self.c.weight[number, number] * 2
+    return F.conv2d(x, weight, self.c.bias)
+
+
+def test_a_weight_that_is_written_filter_by_filter_is_a_constant():
+    model = call(_put_together, c=nn.Conv2d(4, 4, 1))
+    changed, _ = rewrite(model, fold_constants, lift_functional)
+    assert [node.op for node in changed.graph.nodes] == ["placeholder", "call_module", "output"]
+    assert_same(model, changed, X)
+
+
 def test_a_constant_may_be_read_by_calls_and_by_other_constants():
     def computed(self, x):
         doubled = self.c.weight * 2

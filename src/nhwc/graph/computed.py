@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from .layers import as_elements
 from .writes import written_into
 
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
@@ -17,7 +18,8 @@ def is_computed_from_arguments(node: fx.Node) -> bool:
     elif node.op == "call_function":
         name = str(getattr(node.target, "__name__", ""))
         home = str(getattr(node.target, "__module__", None) or "torch")
-        if home.split(".")[0] not in _HOMES and node.target is not getattr:
+        known = home.split(".")[0] in _HOMES or node.target in (getattr, as_elements)
+        if not known:
             return False
     else:
         return False
