@@ -50,6 +50,33 @@ def test_kinds_of_results(name):
     torch.testing.assert_close(ours, theirs)
 
 
+PASSING = {
+    "a sequence of its parts": lambda self, x: nn.Sequential(self.c, self.n, nn.ReLU())(x),
+    "a part of a list": lambda self, x: nn.ModuleList([self.n, self.c])[1](x),
+    "layers without weights": lambda self, x: nn.MaxPool2d(2)(nn.Sequential(nn.Softmax(1))(x)) * 2,
+    "a sequence in a sequence": lambda self, x: nn.Sequential(nn.Sequential(self.c), self.n)(x),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_modules_that_code_makes_for_a_call_are_traced_through(name):
+    model = random_(Block(PASSING[name], c=nn.Conv2d(3, 3, 1), n=nn.BatchNorm2d(3)).eval())
+    captured = capture(model)
+    assert not captured.opaque
+    assert_same(model, captured.module, X)
+
+
+def test_a_layer_with_weights_that_code_makes_for_a_call_is_its_own():
+    model = Block(lambda self, x: nn.Conv2d(3, 3, 1)(self.c(x)), c=nn.Conv2d(3, 3, 1)).eval()
+    captured = capture(model)
+    assert [part.path for part in captured.opaque] == [""]
+    found = []
+    for run in (model, captured.module):
+        torch.manual_seed(0)
+        found.append(outputs(run, (X,)))
+    torch.testing.assert_close(*found)
+
+
 class FromDict(nn.Module):
     def __init__(self):
         super().__init__()

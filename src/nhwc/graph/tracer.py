@@ -117,6 +117,10 @@ class Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if self._is_passing(m):
+            result = forward(*args, **kwargs)
+            self._doubts.check_code(m)
+            return result
         path = self.path_of_module(m)
         self._doubts.check_watched(m)
         reason = opaque_by_nature(m)
@@ -152,6 +156,13 @@ class Tracer(fx.Tracer):
             self.opaque[path] = explain(error)
             self._doubts.note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
+
+    def _is_passing(self, m: nn.Module) -> bool:
+        """Whether the code made this module for the call, of parts and tensors of the model."""
+        own = (*m.parameters(), *m.buffers())
+        return m not in (self.submodule_paths or {}) and all(
+            tensor in self._names for tensor in own
+        )
 
     def _check_drawn(self) -> None:
         """Refuse code that seeds, also if it puts the generator back when it has drawn."""
