@@ -66,6 +66,22 @@ def test_modules_that_code_makes_for_a_call_are_traced_through(name):
     assert_same(model, captured.module, X)
 
 
+class Keeps(nn.Module):
+    def forward(self, x):
+        self.last = x.mean()
+        return x
+
+
+def test_a_module_in_hiding_may_keep_what_it_saw():
+    hidden = [Keeps()]
+    model = Block(lambda self, x: hidden[0](self.c(x)), c=nn.Conv2d(3, 3, 1)).eval()
+    captured = capture(model)
+    assert [part.path for part in captured.opaque] == [""]
+    assert not hasattr(hidden[0], "last")
+    assert_same(model, captured.module, X)
+    assert isinstance(hidden[0].last, Tensor)
+
+
 def test_a_layer_with_weights_that_code_makes_for_a_call_is_its_own():
     model = Block(lambda self, x: nn.Conv2d(3, 3, 1)(self.c(x)), c=nn.Conv2d(3, 3, 1)).eval()
     captured = capture(model)

@@ -4,7 +4,8 @@ Two such models may round differently in the last digit, and answer with other b
 whole answers otherwise, and is code of the user's own around parts that were rewritten, each part
 is held against the original's on what the original's was given. Then the code around them runs with
 the original's answers in place of the parts': it must come to the very same end. A model without
-such parts, and far from its own float64 run, must answer as the original does in its own precision.
+such parts is held against the original with what that picked (`verify.decided`), or must answer as
+the original does in its own precision.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import graphs, is_one_call
 from ..models.preserve import copy_as_is, preserved
-from ..optimized import Optimized
+from ..optimized import Optimized, unwatched
 from ..verify import (
     Answers,
     Check,
@@ -32,6 +33,7 @@ from ..verify import (
     flatten,
     verify,
 )
+from ..verify.decided import verify_decided
 from ..verify.luck import without_luck
 
 
@@ -43,8 +45,14 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
         return found
     parts = _parts(after)
     if not parts:
-        own = found.passed and found.astray and decides(model, truth.inputs[0])
-        return verify(dataclasses.replace(truth, exact=None), after) if own else found
+        own = found.astray and decides(model, truth.inputs[0])
+        if own or not found.passed:
+            apart = verify_decided(truth, model, unwatched(after, truth.inputs[0]))
+            if apart and apart.passed:
+                return apart
+        if own and found.passed:
+            return verify(dataclasses.replace(truth, exact=None), after)
+        return found
     if isinstance(after, Optimized) and any(map(after.serves, truth.inputs)):
         # Its program calls no parts that could be watched.
         reason = "it is planned as a whole, and the model's own answer says too little of that"

@@ -118,9 +118,7 @@ class Tracer(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         if self._is_passing(m):
-            result = forward(*args, **kwargs)
-            self._doubts.check_code(m)
-            return result
+            return self._through(m, forward, args, kwargs)
         path = self.path_of_module(m)
         self._doubts.check_watched(m)
         reason = opaque_by_nature(m)
@@ -157,12 +155,22 @@ class Tracer(fx.Tracer):
             self._doubts.note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
 
+    def _through(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of a passing module, which may keep nothing: it has no path to stay under."""
+        state = State(m)
+        try:
+            result = forward(*args, **kwargs)
+            self._doubts.check_code(m)
+            state.check()
+        except Exception:
+            state.restore()
+            raise
+        return result
+
     def _is_passing(self, m: nn.Module) -> bool:
         """Whether the code made this module for the call, of parts and tensors of the model."""
-        own = (*m.parameters(), *m.buffers())
-        return m not in (self.submodule_paths or {}) and all(
-            tensor in self._names for tensor in own
-        )
+        installed = m in (self.submodule_paths or {})
+        return not installed and all(t in self._names for t in (*m.parameters(), *m.buffers()))
 
     def _check_drawn(self) -> None:
         """Refuse code that seeds, also if it puts the generator back when it has drawn."""

@@ -289,6 +289,12 @@ class Optimized(nn.Module):
         return f"planned for {'; '.join(shapes) or 'nothing'}"
 
 
+def unwatched(model: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What a call of `model` with `inputs` runs when nobody watches; a watched one, the graph."""
+    program = model._programs.get(signature(inputs)) if isinstance(model, Optimized) else None
+    return program or model
+
+
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
     """The arguments in `*inputs`, which torch.fx traces as one: as many as `graph` requires."""
     if isinstance(graph, fx.GraphModule):

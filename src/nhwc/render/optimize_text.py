@@ -178,6 +178,13 @@ def _verification(report: OptimizeReport) -> list[str]:
             "  ",
         )
     ]
+    if report.verification.decided:
+        lines.append(
+            wrap(
+                "with what the original picked: where numbers nearly tie, it may pick otherwise",
+                "  ",
+            )
+        )
     if report.verification.remembered:
         lines.append(
             wrap(

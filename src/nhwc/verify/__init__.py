@@ -29,6 +29,9 @@ FACTOR = 10.0
 _ASTRAY = 1e-2
 """An original further than this from its own float64 run is as near to any other answer."""
 
+DECIDES = "what"
+"""The first word of the checks of numbers that a model decides on."""
+
 _TINY = 0.125
 """The share of zeros and denormal numbers among others."""
 
@@ -71,6 +74,11 @@ class Verification:
     def astray(self) -> bool:
         """Whether the original is so far from its own float64 run that this says nothing."""
         return any(check.eager_error > _ASTRAY for check in self.checks)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the original's decisions stood in for those of the rewritten model."""
+        return any(check.output.split(" ")[0] == DECIDES for check in self.checks)
 
     @property
     def worst(self) -> Check | None:
@@ -272,20 +280,30 @@ def _call(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def picks(func: Any) -> bool:
+    """Whether this operator picks among numbers, so that its choice jumps where two nearly tie."""
+    return func._overloadpacket.__name__ in _PICKING
+
+
 class _Decisions(TorchDispatchMode):
     """Notices operators whose results jump where the numbers that they are given hardly differ."""
 
     found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or func._overloadpacket.__name__ in _JUMPING
+        self.found = self.found or func._overloadpacket.__name__ in _PICKING | _ROUNDING
         return func(*args, **(kwargs or {}))
 
 
-_JUMPING = {
-    *("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "median", "mode", "nms"),
-    *("round", "floor", "ceil", "trunc", "sign", "frac", "nonzero", "searchsorted", "bucketize"),
-}
+_PICKING = frozenset(
+    ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "median", "mode", "nms")
+)
+_ROUNDING = frozenset(
+    (
+        *("round", "floor", "ceil", "trunc", "sign", "frac"),
+        *("nonzero", "searchsorted", "bucketize"),
+    )
+)
 
 
 def decides(model: nn.Module, inputs: tuple[Any, ...]) -> bool:

@@ -127,9 +127,11 @@ def channels_of(builder: Builder, x: Moved) -> Buffer | None:
     True
     """
     area, width = x.shape[-1], x.buffer.shape[1]
+    images, left = divmod(math.prod(x.buffer.shape) // width, max(area, 1))
+    if left or area < 2 or not x.where.numel():
+        return None
     lines = x.where.reshape(-1, area)
-    images, left = divmod(math.prod(x.buffer.shape) // width, area)
-    if left or area == 1 or len(lines) % images or int(lines[0, 0]) < 0:
+    if len(lines) % images or int(lines[0, 0]) < 0:
         return None
     first, count = int(lines[0, 0]), len(lines) // images
     pixels = _count(images * area).view(images, 1, area) * width
