@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -57,4 +58,4 @@ def _make(scene: Scene, layer: Layer, one: Implementation) -> None:
     with torch.no_grad():
         constants = [given for part in one.layers(layer) for given in scene.constants(part)]
         if not constants or constants[0].nbytes <= _LARGE:
-            together(scene.record, [(layer, one, one.prepare(*constants))], [layer.node])
+            together(scene.record, [(layer, one, partial(one.prepare, *constants))], [layer.node])

@@ -261,11 +261,11 @@ class _Binder:
         outputs = [layer.node for layer in layers if self._readers(layer) - inside]
         chosen = {layer: self.choice[layer.node].implementation for layer in layers}
         joined = {one.before for one in chosen.values()}
-        parts = (
-            (layer, one, one.prepare(*self._constants(one, layer)))
+        parts = [
+            (layer, one, partial(self._prepared, one, layer))
             for layer, one in chosen.items()
             if layer not in joined
-        )
+        ]
         run, read = together(self.record, parts, outputs, self.pool)
         name = f"{layers[0].name} to {layers[-1].name}"
         inputs = tuple(self.slots[node, None] for node in read)
@@ -276,6 +276,9 @@ class _Binder:
         held = (self.slots[layers[-1].node, Format.OTHER],)
         for index, node in enumerate(outputs):
             self._step(f"{node.name} of {name}", itemgetter(index), held, (node, None))
+
+    def _prepared(self, implementation: Implementation, layer: Layer) -> Any:
+        return implementation.prepare(*self._constants(implementation, layer))
 
     def _constants(self, implementation: Implementation, layer: Layer) -> list[Any]:
         """The weights that it prepares; memory that packing others left is given back first."""

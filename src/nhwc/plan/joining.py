@@ -68,8 +68,8 @@ def _hold(scene: Scene, layer: Layer, joint: Implementation, choice: Choice) -> 
     apart = []
     for one, own in zip(pair, constants, strict=True):
         implementation = choice[one.node].implementation
-        apart.append((one, implementation, implementation.prepare(*own)))
-    joined = [(layer, joint, joint.prepare(*constants[0], *constants[1]))]
+        apart.append((one, implementation, partial(implementation.prepare, *own)))
+    joined = [(layer, joint, partial(joint.prepare, *constants[0], *constants[1]))]
     runs = [together(scene.record, parts, output) for parts in (apart, joined)]
     inputs = [sample(scene.record.values[node], None) for node in runs[0][1]]
     assert runs[0][1] == runs[1][1]

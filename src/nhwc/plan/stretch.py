@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -18,21 +19,23 @@ if TYPE_CHECKING:
 
 def together(
     record: Record,
-    parts: Iterable[tuple[Layer, Implementation, Any]],
+    parts: Sequence[tuple[Layer, Implementation, Callable[[], Any]]],
     outputs: Sequence[fx.Node],
     pool: Pool | None = None,
 ) -> tuple[Run, tuple[fx.Node, ...]]:
     """The layers of `parts` as one function that returns `outputs`, and the values that it reads.
 
-    Each part is a layer, its implementation, and what that one prepared. The function returns a
-    single output as it is, not in a tuple. Its program takes memory from `pool`.
+    Each part is a layer, its implementation, and a function that has that one prepare. The function
+    returns a single output as it is, not in a tuple. Its program takes memory from `pool`.
     """
     from .native.values import Values
 
     builder = kernels.Builder()
     inputs: list[fx.Node] = []
     values = Values(record, builder)
-    for layer, implementation, prepared in parts:
+    left = Counter(node for layer, one, _ in parts for node in {*one.inputs(layer)})
+    left.update(outputs)
+    for layer, implementation, prepare in parts:
         assert implementation.emit is not None
         read = implementation.inputs(layer)
         for node in dict.fromkeys(read):
@@ -40,7 +43,13 @@ def together(
                 inputs.append(node)
                 values.take(node)
         given = [values.given(node, implementation) for node in read]
-        values.put(layer.node, implementation, implementation.emit(builder, prepared, *given))
+        values.put(layer.node, implementation, implementation.emit(builder, prepare(), *given))
+        del given
+        # Where the numbers of a tensor lie may take as much memory as the tensor.
+        left.subtract({*read})
+        for node in {layer.node, *read}:
+            if not left[node]:
+                values.drop(node)
     for node in outputs:
         values.give(node)
     program = builder.build(pool)
@@ -61,7 +70,9 @@ def alone(
     if implementation.emit is None:
         run: Run = prepared
         return run
-    program, read = together(record, [(layer, implementation, prepared)], [layer.node], pool)
+    program, read = together(
+        record, [(layer, implementation, lambda: prepared)], [layer.node], pool
+    )
     # `conv(x) + x` reads one value twice; a program takes it once.
     if len(read) == len(layer.inputs):
         return program

@@ -46,6 +46,10 @@ class Values:
         """Note what `maker` returned."""
         self._found[node], self._makers[node] = value, maker
 
+    def drop(self, node: fx.Node) -> None:
+        """Forget a value that nobody reads any more."""
+        del self._found[node]
+
     def given(self, node: fx.Node, reader: Implementation) -> Any:
         """The value as `reader` wants it; several at once are handed on as they are."""
         value = self._found[node]
