@@ -8,6 +8,7 @@ from torch import nn
 from nhwc import kernels
 from nhwc.graph.layers import Fused
 from nhwc.graph.mended import SpelledAttention
+from nhwc.plan.native.values import Values
 
 from .test_native import Net, images, lowered
 
@@ -166,6 +167,28 @@ def test_channels_are_normalized_and_multiplied_where_they_lie():
         torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
         gathers = [one.given for step in program.steps for one in steps_of(step, "gather")]
         assert [one["pieces"] * one["floats"] for one in gathers] == gathered
+
+
+@torch.no_grad()
+def test_where_numbers_lie_is_known_while_somebody_reads_them(monkeypatch):
+    """The tables of all scores of a video transformer would take ten times the memory of a call."""
+    known, put = [], Values.put
+
+    def counted(self, *given):
+        put(self, *given)
+        known.append(len(self._found))
+
+    def chain(x):
+        for _ in range(10):
+            x = (x.transpose(1, 2) * 0.5).relu()
+        return x
+
+    monkeypatch.setattr(Values, "put", counted)
+    (x,) = images(ROWS)
+    graph, program, _ = lowered(chain, x)
+    assert len(known) >= 30
+    assert max(known) <= 3
+    torch.testing.assert_close(program(x), graph(x))
 
 
 @torch.no_grad()
