@@ -6,7 +6,9 @@ from torch import nn
 
 import nhwc
 from nhwc.verify import observe, verify
-from nhwc.verify.decided import verify_decided
+from nhwc.verify.decided import Picking, verify_decided
+
+from ..optimize.test_optimize import force
 
 
 class Picks(nn.Module):
@@ -123,3 +125,14 @@ def test_a_detector_of_near_ties_is_planned_and_saved(tmp_path):
     assert "what the original picked" in str(fast.report)
     nhwc.save(fast, tmp_path / "detector.nhwc")
     assert nhwc.load(tmp_path / "detector.nhwc").recipes
+
+
+@torch.no_grad()
+def test_what_is_planned_is_judged_by_its_plan_wherever_it_stands():
+    net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 16, 16)
+    fast = force(net, x)
+    [key] = fast._programs
+    fast._programs[key] = lambda _: "the program's"
+    around = nn.Sequential(fast)
+    with Picking():
+        assert around(x) == "the program's"

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import graphs, is_one_call
 from ..models.preserve import copy_as_is, preserved
-from ..optimized import Optimized, unwatched
+from ..optimized import Optimized
 from ..verify import (
     Answers,
     Check,
@@ -47,7 +47,7 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
     if not parts:
         own = found.astray and decides(model, truth.inputs[0])
         if own or not found.passed:
-            apart = verify_decided(truth, model, unwatched(after, truth.inputs[0]))
+            apart = verify_decided(truth, model, after)
             if apart and apart.passed:
                 return apart
         if own and found.passed:

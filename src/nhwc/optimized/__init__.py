@@ -23,6 +23,7 @@ from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.cuda import on_device
+from ..verify.decided import Picking
 from .recipes import PlanRecipe as PlanRecipe
 from .recipes import Served as Served
 from .recipes import describe as describe
@@ -289,12 +290,6 @@ class Optimized(nn.Module):
         return f"planned for {'; '.join(shapes) or 'nothing'}"
 
 
-def unwatched(model: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """What a call of `model` with `inputs` runs when nobody watches; a watched one, the graph."""
-    program = model._programs.get(signature(inputs)) if isinstance(model, Optimized) else None
-    return program or model
-
-
 def _unpacked(inputs: Any, graph: nn.Module) -> list[Any]:
     """The arguments in `*inputs`, which torch.fx traces as one: as many as `graph` requires."""
     if isinstance(graph, fx.GraphModule):
@@ -310,11 +305,17 @@ def is_observed() -> bool:
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or torch._C._is_any_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
+        or (torch._C._len_torch_dispatch_stack() > 0 and _is_dispatch_watched())
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or (torch._C._len_torch_function_stack() > 0 and _is_function_watched())
     )
+
+
+def _is_dispatch_watched() -> bool:
+    """Whether a dispatch mode sees the calls; one that minds picks alone misses none of these."""
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return not all(isinstance(mode, Picking) for mode in modes)
 
 
 def _is_function_watched() -> bool:

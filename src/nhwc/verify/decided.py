@@ -81,7 +81,11 @@ def _in_float64(
     return None, {}
 
 
-class _Noting(TorchDispatchMode):
+class Picking(TorchDispatchMode):
+    """A mode that minds picks alone: programs run under it, since none of their kernels picks."""
+
+
+class _Noting(Picking):
     """Notes each decision that is made."""
 
     def __init__(self) -> None:
@@ -95,7 +99,7 @@ class _Noting(TorchDispatchMode):
         return result
 
 
-class _Deciding(TorchDispatchMode):
+class _Deciding(Picking):
     """Puts decisions that were noted in the place of those that are made, in their order.
 
     `found` has those that were asked for, on the numbers of this run; `lost` is what was not noted.
