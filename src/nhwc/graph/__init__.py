@@ -18,6 +18,7 @@ from .edit import fresh_name as fresh_name
 from .edit import module_of as module_of
 from .edit import replace_module as replace_module
 from .names import user_path as user_path
+from .unused import erase_unused as erase_unused
 from .writes import follow_writes as follow_writes
 from .writes import may_be_view as may_be_view
 from .writes import puts_back as puts_back

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import InputError
 from .folded import FOLDED
@@ -49,7 +50,10 @@ def assert_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
 
 
 def as_elements(value: Tensor, like: Tensor) -> Tensor:
-    """`value` as it is stored in `like[...] = value`."""
+    """`value` as it is stored in `like[...] = value`; in a trace a call of its own."""
+    if has_torch_function((value, like)):
+        stored: Tensor = handle_torch_function(as_elements, (value, like), value, like)
+        return stored
     while value.dim() > like.dim() and value.size(0) == 1:
         value = value[0]
     # In memory of its own: graphs write into the one and go on to read the other.

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..models.trees import is_named_by_torch, tensors_of
 from .arguments import fields_of
 from .plain import all_plain, is_derived
+from .seen import note_seen
 from .traced import CONSTANT
 from .tracer import Tracer
 from .writes import may_be_view, written_into
@@ -82,6 +83,7 @@ class Noted:
         """Remember where each tensor of a result is: at a node, or inside one's result."""
         if isinstance(place, fx.Node):
             self.values[place] = result
+            note_seen(place, result)
         if isinstance(result, Tensor):
             self._places[id(result)] = place
             self.kept.append(result)
@@ -103,6 +105,7 @@ class Noted:
             place = self._constant(tensor)
             self.keep(tensor, place)
         node = self._at(place)
+        note_seen(node, tensor)
         self._places[id(tensor)] = node
         return node
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,9 @@ _ANSWERED |= {f"is_{kind}" for kind in ("sparse", "quantized", "nested", "cpu", 
 _FILLED: dict[str, int | None] = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 _FILLED |= {"new_full": None, "full_like": None}
 """Their results follow from the type, shape and device of a tensor, and from a number."""
+
+_AS_OTHER = {"view_as": Tensor.view, "reshape_as": Tensor.reshape, "expand_as": Tensor.expand}
+"""They read nothing of the other tensor but its shape."""
 
 _OF_VALUES = (
     fake_tensor.DataDependentOutputException,
@@ -173,6 +177,9 @@ class _Recorder(TorchFunctionMode):
             return self._run(function, args, kwargs)
         if modes() != self._modes:
             self.noted.refuse("it runs parts in another precision, or with gradients")
+        if name in _AS_OTHER:
+            other = kwargs["other"] if kwargs else args[1]
+            function, args, kwargs = _AS_OTHER[name], (args[0], tuple(other.shape)), {}
         given = tensors_of((args, kwargs))
         if not any(map(self._is_unknown, given)):
             return self._make(function, args, kwargs)
@@ -308,12 +315,26 @@ class _Recorder(TorchFunctionMode):
 
     def _assign(self, tensor: Tensor, key: Any, value: Any) -> None:
         """Record `tensor[key] = value` as a new value: graphs that write are hard to rewrite."""
+        if self._is_there(tensor, key, value):
+            return
         tracer = fx.proxy.GraphAppendingTracer(self.noted.graph)
         before, key, value = tree_map_only(
             Tensor, lambda t: fx.Proxy(self.noted.node_of(t), tracer), (tensor, key, value)
         )
         self._check_write(tensor)
         self.noted.replace(tensor, assigned(before, key, value))
+
+    def _is_there(self, tensor: Tensor, key: Any, value: Any) -> bool:
+        """Whether `value` is that part of the tensor: `x[key] += y` writes there, then assigns."""
+        if not isinstance(value, Tensor) or _memory_of(value) != _memory_of(tensor):
+            return False
+        part = self._run(operator.getitem, (tensor, key), {})
+        lie = lambda one: (_memory_of(one), one.storage_offset(), one.shape, one.stride())
+        return bool(lie(part) == lie(value))
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _names_of(root: nn.Module, count: int) -> list[str]:

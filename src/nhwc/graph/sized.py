@@ -26,6 +26,7 @@ from .captured import give_copies, graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
 from .recorded import MOST, record_run, spare_writes
 from .report import Opaque
+from .seen import note_seen
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
 from .traced import Attribute, TracedValue, check_writes
@@ -150,6 +151,7 @@ class _Sized(Tracer):
         node = result.node
         try:
             self._seen[node] = self._run(node)
+            note_seen(node, self._seen[node])
         except Exception:
             # Without a fake result the node is recorded, and so is everything computed from it.
             return result

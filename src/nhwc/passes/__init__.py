@@ -21,6 +21,7 @@ from .fuse_bn_activation import fuse_bn_activation
 from .fuse_epilogue import fuse_epilogue
 from .fuse_norm_activation import fuse_norm_activation
 from .join_attention import join_attention
+from .join_positions import join_positions
 from .join_response_norm import join_response_norm
 from .join_scores import join_scores
 from .lift_functional import lift_functional
@@ -84,6 +85,7 @@ PASSES: tuple[Pass, ...] = (
     *FOLDING,
     merge_branches,
     split_attention,
+    join_positions,
     join_attention,
     join_scores,
     join_response_norm,

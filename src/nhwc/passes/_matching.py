@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -14,6 +15,7 @@ from ..graph import bound, module_of
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Cat, ChannelNorm
+from ..graph.seen import seen_at
 from ..operators.activations import of_call, of_module
 from ..operators.kinds import arithmetic_of
 
@@ -117,6 +119,50 @@ def numbers_given(node: fx.Node) -> Any:
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the node that uses `node` if there is exactly one."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+_PRODUCTS = (torch.matmul, "matmul", torch.bmm, "bmm", "__matmul__")
+_SOFTMAXES = (torch.softmax, F.softmax, "softmax")
+
+
+def is_softmax(node: fx.Node) -> bool:
+    """Whether `node` is a softmax over the last dimension."""
+    module = module_of(node)
+    if module is not None:
+        return type(module) is nn.Softmax and module.dim == -1 and not opaque_by_nature(module)
+    if node.target not in _SOFTMAXES:
+        return False
+    given = bound(node, ("input", "dim"))
+    # torch's own function hands on all its arguments.
+    known = given.keys() <= {"input", "dim", "_stacklevel", "dtype"}
+    seen = seen_at(given.get("input"))
+    same = given.get("dtype") in (None, seen and seen.dtype)
+    return given.get("dim") == -1 and known and same
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether `node` is a product of two tensors."""
+    known = node.target in _PRODUCTS or getattr(node.target, "__name__", "") == "matmul"
+    both = len(node.args) == 2 and all(isinstance(one, fx.Node) for one in node.args)
+    return node.op in ("call_function", "call_method") and known and both and not node.kwargs
+
+
+def unscaled(node: Any) -> tuple[Any, float]:
+    """A value before it was multiplied by a number, and this number."""
+    kind = arithmetic(node) if is_own(node) else None
+    if kind not in ("mul", "div") or len(node.args) != 2 or node.kwargs:
+        return node, 1.0
+    value, number = node.args
+    if kind == "mul" and type(value) in (int, float):
+        value, number = number, value
+    if type(number) not in (int, float) or not number or not isinstance(value, fx.Node):
+        return node, 1.0
+    return value, float(number) if kind == "mul" else 1.0 / number
+
+
+def is_own(node: Any) -> bool:
+    """Whether `node` is a value that one other reads."""
+    return isinstance(node, fx.Node) and only_user(node) is not None
 
 
 def size_read(node: object) -> tuple[fx.Node, int] | None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import add_module, clean, erase, module_of
+from ..graph import add_module, clean, erase, erase_unused, module_of
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -45,7 +45,7 @@ def join_attention(gm: fx.GraphModule) -> PassReport:
                 joined = add_module(gm.graph, f"{rows.name}_joined", Attention(heads), (rows,))
             swapped = ending.args[0]
             erase(ending, joined)
-            _erase_unused(swapped, until=rows)
+            erase_unused(swapped)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("join_attention", tuple(sites))
@@ -74,17 +74,6 @@ def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:
     if not isinstance(shape, (list, tuple)) or not _are_rows_of(rows, list(shape)):
         return None
     return rows, list(shape)
-
-
-def _erase_unused(node: Any, until: fx.Node) -> None:
-    """Erase a node and all that it alone was computed from, down to `until`."""
-    if node is until or node.users:
-        return
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        if source.op in ("call_function", "call_method"):
-            _erase_unused(source, until)
 
 
 def _is_item(value: Any) -> bool:

@@ -180,7 +180,8 @@ class _TokensCall(OperatorCall):
     def _function_softmax(self) -> Implementation | None:
         given = bound(self.node, ("input", "dim"))
         # `F.softmax` hands these on to itself.
-        plain = given.get("dtype") is None and given.keys() <= {*_OF_SOFTMAX}
+        same = given.get("dtype") in (None, self.seen(0).dtype)
+        plain = same and given.keys() <= {*_OF_SOFTMAX}
         return self._softmax_of(given.get("dim")) if plain else None
 
     def _softmax_of(self, dim: Any) -> Implementation | None:
