@@ -222,8 +222,7 @@ python -m benchmarks.guests -o benchmarks/results/guests.json
 ```"""
 
 VOLUMES = """\
-Video models of torchvision, and networks of MONAI where it is installed. MViT at batch 2 is
-missing: to plan it took more memory than the machine has, which is mended since, but not measured.
+Video models of torchvision, and networks of MONAI where it is installed.
 
 ```
 nhwc bench --suite volumes --batch 1,2 --seconds 1 --resume -o benchmarks/results/volumes.json
