@@ -117,7 +117,7 @@ def _plan_sized(
     if found is None:
         reason = f"with sizes known, {said.report.reason}"
         return None, [*told, replace(said, report=replace(said.report, reason=reason))]
-    report = replace(said.report, opened=sized.opened, passes=sized.passes)
+    report = replace(said.report, opened=sized.opened, unset=sized.unset, passes=sized.passes)
     said = replace(said, report=report, kernels=(*said.kernels, "with sizes known"))
     return replace(found, recipe=replace(found.recipe, graph=graph)), [*told, said]
 

@@ -99,11 +99,12 @@ class PlanReport:
 
     `part` is the path of a graph inside a part that could not be traced; empty for the whole model.
     `opened` are the parts that could be traced for these shapes, though not for all shapes. Their
-    insides are among `layers`, and `passes` reports what the passes did in them. `layers_s` is what
-    layers, and conversions between them, take when each is timed alone; `measured` counts what was
-    timed for the first time, `renewed` what was timed again because it was not settled. `wholes`
-    are the choices that were timed as whole programs, the one of the least sum first. `fallbacks`
-    is what is left to torch, the most costly first.
+    insides are among `layers`, and `passes` reports what the passes did in them. `unset` are
+    attributes that the model sets in a call and this plan does not: no call reads them. `layers_s`
+    is what layers, and conversions between them, take when each is timed alone; `measured` counts
+    what was timed for the first time, `renewed` what was timed again because it was not settled.
+    `wholes` are the choices that were timed as whole programs, the one of the least sum first.
+    `fallbacks` is what is left to torch, the most costly first.
     """
 
     inputs: tuple[str, ...]
@@ -113,6 +114,7 @@ class PlanReport:
     reason: str = ""
     part: str = ""
     opened: tuple[Opaque, ...] = ()
+    unset: tuple[str, ...] = ()
     passes: tuple[PassReport, ...] = ()
     renewed: int = 0
     layers_s: float = 0.0

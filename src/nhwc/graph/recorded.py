@@ -26,11 +26,12 @@ from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
 from .assigned import assigned
 from .edit import filled
+from .kept import Kept
 from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
 from .noted import Noted, name_of
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
-from .state import State
+from .state import Changed, State
 from .traced import check_writes, seen_later
 from .tracer import SEEDS, modes
 from .transformers import is_spelled_out, spelled_out
@@ -62,26 +63,45 @@ _OF_VALUES = (
 def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
     """The graph of `root` for inputs of these shapes; also why it only calls some parts.
 
-    It names the modules and tensors of `root`, which gets the constants that the code makes.
+    It names the modules and tensors of `root`, which gets the constants that the code makes. What
+    the code keeps in attributes that no call reads, the graph does not: `unset` of its owner's
+    `meta` names these.
     """
+    try:
+        return _recorded(root, inputs)
+    except Changed as error:
+        return _recorded(root, inputs, Kept(error.attributes))
+
+
+def _recorded(
+    root: fx.GraphModule, inputs: Sequence[Any], kept: Kept | None = None
+) -> tuple[fx.Graph, dict[str, str]]:
     mark_generators()
     recorder, state = _Recorder(root), State(root)
     noted = recorder.noted
     try:
-        with spelled_out(root), recorder.calls_seen():
+        with kept or contextlib.nullcontext(), spelled_out(root), recorder.calls_seen():
             given = recorder.placeholders(inputs)
             with recorder:
                 result = nn.Module.__call__(root, *given)
         noted.check()
-        state.check()
+        state.check(kept)
         noted.output(result)
         check_writes(noted.graph)
         noted.clean()
     except Exception:
         state.restore()
         raise
+    if kept is not None:
+        state.put_back(kept.attributes)
+        root.meta["unset"] = tuple(_said(state, part, name) for part, name in kept.attributes)
     spare_writes(noted.graph, recorder.as_wide)
     return noted.graph, noted.opaque
+
+
+def _said(state: State, part: nn.Module, name: str) -> str:
+    path = state.name_of(part)
+    return f"{path}.{name}" if path else name
 
 
 def spare_writes(graph: fx.Graph, as_wide: Callable[[fx.Node, Any], bool]) -> None:

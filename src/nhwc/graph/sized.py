@@ -72,6 +72,7 @@ def capture_sized(
                     raise error from None
         give_copies(traced)
         result = graph_module(traced, root, type(graph).__name__)
+        result.meta["unset"] = root.meta.get("unset", ())
         return unwrap_layers(result, root), opaque
 
 

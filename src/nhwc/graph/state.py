@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,8 +11,17 @@ from torch import Tensor, fx, jit, nn
 
 from ..models.preserve import drawn_so_far, place_of
 from ..models.trees import versions_of
+from .kept import Kept
 from .shapes import node_of
 from .traced import CONSTANT
+
+
+class Changed(fx.proxy.TraceError):
+    """A forward changed these attributes of these modules."""
+
+    def __init__(self, reason: str, attributes: list[tuple[nn.Module, str]]) -> None:
+        super().__init__(reason)
+        self.attributes = attributes
 
 
 class State:
@@ -31,20 +41,17 @@ class State:
         ]
         self.drawn = drawn_so_far()
 
-    def check(self) -> None:
-        for part, before in self.attributes:
-            for key, value in vars(part).items():
-                # The tracer sets the constants; parameters and buffers are compared below.
-                if key.startswith(CONSTANT) or key in _SLOTS:
-                    continue
-                old = before.get(key, self)
-                if isinstance(old, Tensor) and _is_converted(value, part, key):
-                    vars(part)[key] = old
-                elif not _same(value, old):
-                    raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
-            if {*before} - {*vars(part)}:
-                key = min({*before} - {*vars(part)})
-                raise fx.proxy.TraceError(_changes(key, self._name_of(part)))
+    def check(self, kept: Kept | None = None) -> None:
+        """Raise what a graph would lose; what is `kept` and read by no call may be lost."""
+        changed = [
+            (part, key)
+            for part, before in self.attributes
+            for key in self._changed(part, before)
+            if kept is None or not kept.is_left(part, key)
+        ]
+        if changed:
+            part, key = changed[0]
+            raise Changed(_changes(key, self.name_of(part)), changed)
         for slot, held in self.slots:
             if slot.keys() != held.keys() or any(slot[key] is not held[key] for key in held):
                 raise fx.proxy.TraceError("its forward replaces a parameter or buffer")
@@ -55,9 +62,30 @@ class State:
         if drawn_so_far() != self.drawn:
             raise fx.proxy.TraceError("its forward draws random numbers that a graph would freeze")
 
-    def _name_of(self, part: nn.Module) -> str:
+    def _changed(self, part: nn.Module, before: dict[str, Any]) -> list[str]:
+        found = []
+        for key, value in vars(part).items():
+            # The tracer sets the constants; parameters and buffers are compared one by one.
+            if key.startswith(CONSTANT) or key in _SLOTS:
+                continue
+            old = before.get(key, self)
+            if isinstance(old, Tensor) and _is_converted(value, part, key):
+                vars(part)[key] = old
+            elif not _same(value, old):
+                found.append(key)
+        return [*found, *sorted({*before} - {*vars(part)})]
+
+    def name_of(self, part: nn.Module) -> str:
         names: dict[nn.Module, str] = {module: name for name, module in self.module.named_modules()}
         return names.get(part, "")
+
+    def put_back(self, attributes: Sequence[tuple[nn.Module, str]]) -> None:
+        """Let these attributes be what they were."""
+        for part, key in attributes:
+            before = next(before for one, before in self.attributes if one is part)
+            vars(part).pop(key, None)
+            if key in before:
+                vars(part)[key] = _put_back(before[key])
 
     def restore(self) -> None:
         for part, before in self.attributes:

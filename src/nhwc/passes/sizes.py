@@ -18,12 +18,14 @@ from . import Pass
 class Sized:
     """A graph for one set of shapes, the parts that it opened, and what the passes did in them.
 
+    `unset` are attributes that the model sets in a call and the graph does not: no call reads them.
     It shares all modules and tensors that no pass replaced with the graph for all shapes.
     """
 
     graph: fx.GraphModule
     opened: tuple[Opaque, ...]
     passes: tuple[PassReport, ...]
+    unset: tuple[str, ...] = ()
 
 
 def for_sizes(
@@ -53,7 +55,8 @@ def for_sizes(
     reports = tuple(rewrite(sized) for rewrite in passes)
     for parameter in sized.parameters():
         parameter.requires_grad_(False)
-    return Sized(sized, opened, reports)
+    unset = tuple(name.removeprefix(around).lstrip(".") for name in sized.meta["unset"])
+    return Sized(sized, opened, reports, unset)
 
 
 def _path_of_whole(graph: fx.GraphModule) -> str:

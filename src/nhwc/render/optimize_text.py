@@ -148,9 +148,11 @@ def _fallbacks(plan: PlanReport) -> list[str]:
 def _for_these_sizes(plan: PlanReport) -> str:
     opened = some([one.path for one in plan.opened])
     done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
+    unset = f". It does not set {some(list(plan.unset))}, which no call reads" if plan.unset else ""
     return (
         f"for these shapes alone, with sizes known: {opened} can be traced"
-        f"{', ' * bool(done)}{', '.join(done)}. Other shapes run as the graph above, without a plan"
+        f"{', ' * bool(done)}{', '.join(done)}{unset}. Other shapes run as the graph above, "
+        "without a plan"
     )
 
 
