@@ -207,10 +207,17 @@ class Turned(Spelled):
         return q @ k.transpose(-2, -1) + turned
 
 
+class SharedKeys(Spelled):
+    """All heads of all images look at the keys of the first."""
+
+    def scores(self, q, k):
+        return super().scores(q, k[:1])
+
+
 LEFT = (FullBias, Masked, Causal, Shifted, IntoOthers, BeforeTheLast, OverQueries, Turned)
 
 
-@pytest.mark.parametrize("kind", LEFT)
+@pytest.mark.parametrize("kind", [*LEFT, SharedKeys])
 def test_what_is_no_position_is_left_alone(kind):
     model = kind().eval()
     x = image(model)

@@ -18,6 +18,9 @@ from .task import OptimizeTask
 _TIMING_S = 0.4
 """About how long the paired timing of a stage takes on a quiet machine."""
 
+_LONG_S = 30.0
+"""Turns that would take longer in all are fewer: the longer a call, the less it is disturbed."""
+
 _MOST = 150
 """With as many turns a stage is not timed again, however slow it seems."""
 
@@ -58,8 +61,10 @@ def _taken(task: OptimizeTask, stage: str, module: nn.Module, key: str, layers_s
     device = "cpu" if task.environment.device == "cpu" else "cuda"
     calls = {"input": _call(task.model, task.example), stage: _call(module, task.example)}
     once = interleave(calls, rounds=1, warmup=0, device=device)
-    total = sum(samples.seconds[0] for samples in once.values())
-    rounds = max(3 if stage == "graph" else 5, min(25, int(_TIMING_S / max(total, 1e-6))))
+    total = max(1e-6, sum(samples.seconds[0] for samples in once.values()))
+    least, fewest = (3, 1) if stage == "graph" else (5, 2)
+    least = max(fewest, min(least, int(_LONG_S / total)))
+    rounds = max(least, min(25, int(_TIMING_S / total)))
     times = dict.fromkeys(calls, Samples(()))
     if earlier is not None:
         times = {"input": earlier.before, stage: earlier.after}

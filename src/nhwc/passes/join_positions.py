@@ -146,6 +146,8 @@ def _spelled(node: Any) -> _Scores | None:
     if len(found) != 1 or shape_at(found[0][0]) != shape or len(shape) < 3:
         return None
     product, scale = found[0]
+    if any((shape_at(one) or ())[:-2] != shape[:-2] for one in product.args):
+        return None
     rest = [one for one, made in zip(leaves, products, strict=True) if made is None]
     sizes = (*shape[:-2], *(size - less for size, less in zip(shape[-2:], skipped, strict=True)))
     if len(rest) == 1 and shape_at(rest[0]) == sizes:
