@@ -250,3 +250,13 @@ def test_an_optimized_model_has_no_matrix_of_scores():
     assert done["join_positions"] == 1
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_exact_plan_multiplies_no_infinite_position_by_zero():
+    model = Asked().eval()
+    x = image(model, batch=1)
+    x[0, 3] = 3e38
+    fast = optimize(model, image(model, batch=1), exact=True)
+    assert not any(one.applied for plan in fast.report.plans for one in plan.passes)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -22,7 +22,7 @@ from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.preserve import preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, describe
-from ..passes import PASSES, Pass
+from ..passes import EXACT, PASSES, Pass
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger
 from ..plan.measuring import Leisure
@@ -60,7 +60,8 @@ def optimize(
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
     the layer names: Winograd's round otherwise, make NaN of all numbers in a tile of 4x4 that one
     NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
-    those for few filters make NaN of some beside it. `remeasure` asks for all times and verdicts
+    those for few filters make NaN of some beside it. So does what makes channels of positions that
+    are added to scores, of the others of their row. `remeasure` asks for all times and verdicts
     anew, after a run on a loaded machine, say. The result is for inference: gradients take the
     slower graph. `report` has every decision; where nothing was gained, the result holds a copy of
     `model` as it is.
@@ -75,6 +76,7 @@ def optimize(
         )
     examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
+    passes = [one for one in passes if not exact or one in EXACT]
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
         leisure = Leisure(_AGAIN_S)

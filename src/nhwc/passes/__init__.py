@@ -98,6 +98,9 @@ PASSES: tuple[Pass, ...] = (
 )
 """All passes, in the order in which `optimize` runs them."""
 
+EXACT: tuple[Pass, ...] = tuple(one for one in PASSES if one is not join_positions)
+"""Those that leave infinite numbers where they are, and multiply none by zero."""
+
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:
     """Run `passes` in their order on `gm`, and on the graphs inside its opaque parts, in place."""
