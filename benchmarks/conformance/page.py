@@ -145,7 +145,8 @@ Tests of others, run against this package. Written by
 
 Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
-kind of error; the example that a verb is shown must stay as it was. *Right* is all of that;
+kind of error; the example that a verb is shown must stay as it was. An image that came in channels
+last may leave so where eager loses it: the passes are there for that. *Right* is all of that;
 *refused* is one clear line before any answer; *wrong* differs in any of it; *failed* is any other
 error. Of random networks, models and shapes, values
 are held against float64 and strides are free: an answer may be sixteen times as far off as eager's.

@@ -191,6 +191,17 @@ def test_what_makes_a_number_of_nan_is_refused():
         nhwc.optimize(copy.deepcopy(model), x, passes=(*PASSES, clean_of_nans))
 
 
+class Eigenvalues(nn.Module):
+    def forward(self, x):
+        return torch.linalg.eigvals(x.relu() @ x).abs()
+
+
+def test_a_model_that_dies_of_nan_is_not_shown_any():
+    model, x = Eigenvalues().eval(), torch.randn(2, 3, 5, 5)
+    fast = nhwc.optimize(model, x)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-3)
+
+
 class Strict(nn.Module):
     """Refuses what is no picture, as code of users' may."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from ..errors import InputError, ModelFailed, is_out_of_memory
@@ -148,7 +149,8 @@ class Judge:
         inputs = without_numbers(self.example)
         if self._nans is None:
             try:
-                self._nans = answer(self.model, inputs)
+                with _DiesOfNaN():
+                    self._nans = answer(self.model, inputs)
             except Exception:
                 # A user's forward may raise anything on a picture of NaN.
                 self._nans = {}
@@ -282,3 +284,14 @@ def _add(found: Any, name: str, value: Any) -> None:
         found.update(repr(value).encode())
         return
     found.update(raw(value.resolve_conj().resolve_neg().contiguous()))
+
+
+class _DiesOfNaN(TorchFunctionMode):
+    """Raises where torch would end the process, as it does for the eigenvalues of NaN."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (torch.linalg.eigvals, torch.linalg.eig):
+            raise ArithmeticError("eigenvalues of NaN")
+        return function(*args, **(kwargs or {}))
