@@ -10,7 +10,7 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -93,6 +93,59 @@ def reads_state(module: nn.Module) -> str:
             if isinstance(function.__globals__.get(name), list | dict | set):
                 return f"it reads {name}"
     return ""
+
+
+def may_read_later(modules: Iterable[nn.Module], name: str) -> bool:
+    """Whether code of one of these modules may read what a call has kept as the attribute `name`.
+
+    To put an item there, to ask whether it is None, and to read it in training alone is no reading.
+    """
+    for module in modules:
+        for function in functions_of(module):
+            if name not in (*names_in(function.__code__), *function.__code__.co_consts):
+                continue
+            tree = _tree(function)
+            if tree is None or any(_reads(tree, name)):
+                return True
+    return False
+
+
+def _reads(tree: ast.AST, name: str) -> Iterator[bool]:
+    around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            yield node.value == name
+        elif isinstance(node, ast.Attribute) and node.attr == name:
+            read = isinstance(node.ctx, ast.Load) and not _only_puts(node, around)
+            yield read and not _in_training(node, around)
+
+
+def _only_puts(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether an item is put into the attribute, or it is compared with None."""
+    outer = around[node]
+    if isinstance(outer, ast.Subscript):
+        return outer.value is node and isinstance(outer.ctx, ast.Store)
+    if isinstance(outer, ast.Attribute):
+        return outer.attr == "append" and isinstance(around[outer], ast.Call)
+    return isinstance(outer, ast.Compare) and isinstance(outer.ops[0], ast.Is | ast.IsNot)
+
+
+def _in_training(node: ast.AST, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether it stands where `self.training`, and perhaps more, was asked before."""
+    while node in around:
+        inner, node = node, around[node]
+        if not isinstance(node, ast.If | ast.IfExp):
+            continue
+        branch: list[ast.AST] = [*node.body] if isinstance(node, ast.If) else [node.body]
+        if inner in branch and _asks_training(node.test):
+            return True
+    return False
+
+
+def _asks_training(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(map(_asks_training, test.values))
+    return isinstance(test, ast.Attribute) and test.attr == "training"
 
 
 def _tree(function: types.FunctionType) -> ast.FunctionDef | ast.Lambda | None:

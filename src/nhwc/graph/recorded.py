@@ -29,6 +29,7 @@ from .edit import filled
 from .kept import Kept
 from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
+from .mentions import may_read_later
 from .noted import Noted, name_of
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import Changed, State
@@ -64,12 +65,14 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
     """The graph of `root` for inputs of these shapes; also why it only calls some parts.
 
     It names the modules and tensors of `root`, which gets the constants that the code makes. What
-    the code keeps in attributes that no call reads, the graph does not: `unset` of its owner's
-    `meta` names these.
+    the code keeps in attributes that no call reads, neither this one nor one for other sizes, the
+    graph does not: `unset` of its owner's `meta` names these.
     """
     try:
         return _recorded(root, inputs)
     except Changed as error:
+        if any(may_read_later(root.modules(), name) for _, name in error.attributes):
+            raise
         return _recorded(root, inputs, Kept(error.attributes))
 
 
