@@ -201,24 +201,10 @@ def _unlike(case: Case, expected: Tensor, given: Any) -> str:
     if (
         case.strides
         and expected.layout == torch.strided
-        and not _is_mended(case, expected, given)
         and (why := _laid_otherwise(expected, given))
     ):
         return why
     return ""
-
-
-def _is_mended(case: Case, expected: Tensor, given: Any) -> bool:
-    """Whether an image that came in channels last leaves so, where eager loses it."""
-    images = [x for x in pytree.tree_leaves(case.inputs) if isinstance(x, Tensor) and x.dim() == 4]
-    came = any(_is_last(x) for x in images)
-    return came and expected.dim() == 4 and expected.is_contiguous() and _is_last(given)
-
-
-def _is_last(x: Tensor) -> bool:
-    if x.dim() != 4 or x.layout != torch.strided or x.is_contiguous():
-        return False
-    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _far(expected: Tensor, given: Tensor, truth: Exact | None, place: int) -> str:

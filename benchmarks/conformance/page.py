@@ -145,19 +145,17 @@ Tests of others, run against this package. Written by
 
 Each case is a model; each verb is asked about it, and the result must answer as eager PyTorch does:
 values, types, shapes, strides, what shares memory with what, what happens to the inputs, and the
-kind of error; the example that a verb is shown must stay as it was. An image that came in channels
-last may leave so where eager loses it: the passes are there for that. *Right* is all of that;
+kind of error; the example that a verb is shown must stay as it was. The strides of circular padding
+are free in channels last: eager loses the format, and a pass keeps it. *Right* is all of that;
 *refused* is one clear line before any answer; *wrong* differs in any of it; *failed* is any other
-error. Of random networks, models and shapes, values
-are held against float64 and strides are free: an answer may be sixteen times as far off as eager's.
-One that is farther off is held against the model itself, in float64, with the numbers of its inputs
-and weights moved by at most one rounding of float32: sixteen times the error that this makes is
-allowed, too, and such answers are named below with their errors. `plan` is `optimize` with kernels
-that a lot chose among all that are offered, and the plan returned whether it won or not. Behind
-`compile` the answer is held against Dynamo's own with its `eager` backend, behind `script` and
-`trace` only models are asked that torch itself can script and trace, and for gradients, whose
-strides are free, only cases that have
-some.
+error. Of random networks, models and shapes, values are held against float64 and strides are free:
+an answer may be sixteen times as far off as eager's. One that is farther off is held against the
+model itself, in float64, with the numbers of its inputs and weights moved by at most one rounding
+of float32: sixteen times the error that this makes is allowed, too, and such answers are named
+below with their errors. `plan` is `optimize` with kernels that a lot chose among all that are
+offered, and the plan returned whether it won or not. Behind `compile` the answer is held against
+Dynamo's own with its `eager` backend, behind `script` and `trace` only models are asked that torch
+itself can script and trace, and for gradients, whose strides are free, only cases that have some.
 
 A row stays as it came out until its group is asked again (`--again`), also where what it found has
 been mended since.

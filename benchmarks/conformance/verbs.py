@@ -16,7 +16,7 @@ from nhwc.models.preserve import copy_as_is
 from nhwc.passes import PASSES
 
 from .by_lot import by_lot
-from .judging import Case, NothingToAsk, Verb, own
+from .judging import Case, NothingToAsk, Verb, answer, own
 
 
 def unlike_a_model(case: Case) -> nn.Module:
@@ -66,13 +66,10 @@ def _of_dynamo(case: Case) -> Callable[..., Any]:
         try:
             return call(*inputs)
         except IndexError as error:
-            try:
-                copy_as_is(case.model)(*given)
-            except IndexError:
-                raise error from None
-            except Exception:
-                raise NothingToAsk from error
-            raise
+            own_error = answer(copy_as_is(case.model), given).error
+            if own_error is None or isinstance(own_error, IndexError):
+                raise
+            raise NothingToAsk from error
 
     return asked
 

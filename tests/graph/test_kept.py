@@ -168,17 +168,46 @@ class ByName(Keeps):
         return y if before is None else y * before
 
 
-@pytest.mark.parametrize(
-    "kind", [Counts, Remembers, Asks, Grows, Turns, Looks, OfLargeImages, ByName]
-)
+class OfSmallOnes(Keeps):
+    """What a call for small images reads; a case changes how it does."""
+
+    def keep(self, y):
+        if y.shape[-1] < 8:
+            return self.read(y)
+        self.seen = y.mean()
+        return y
+
+
+class AsksForNone(OfSmallOnes):
+    def read(self, y):
+        return y * 2 if self.seen is None else y
+
+
+class Adds(OfSmallOnes):
+    def begin(self):
+        return 1.0
+
+    def read(self, y):
+        self.seen += 1
+        return y
+
+
+class ByNameInside(OfSmallOnes):
+    def read(self, y):
+        return y * sum(getattr(self, name) or 1.0 for name in ("seen",))
+
+
+SMALL = (OfLargeImages, ByName, AsksForNone, Adds, ByNameInside)
+
+
+@pytest.mark.parametrize("kind", [Counts, Remembers, Asks, Grows, Turns, Looks, *SMALL])
 def test_what_the_next_call_reads_is_never_left_out(kind):
     model, x = Whole(kind()).eval(), torch.randn(1, 4, 8, 8)
     fast, fresh = optimize(model, x), copy.deepcopy(model)
     assert not any(plan.unset for plan in fast.report.plans)
     assert fast.report.opaque
     with torch.no_grad():
-        small = kind in (OfLargeImages, ByName)
-        calls = [x, x * 2, x[..., :4] if small else x * 3, x * 4]
+        calls = [x, x * 2, x[..., :4] if kind in SMALL else x * 3, x * 4]
         ours, theirs = ([run(given) for given in calls] for run in (fast, fresh))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 

@@ -22,7 +22,7 @@ from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.preserve import preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, describe
-from ..passes import EXACT, PASSES, Pass
+from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger
 from ..plan.measuring import Leisure
@@ -60,11 +60,11 @@ def optimize(
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
     the layer names: Winograd's round otherwise, make NaN of all numbers in a tile of 4x4 that one
     NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
-    those for few filters make NaN of some beside it. So does what makes channels of positions that
-    are added to scores, of the others of their row. `remeasure` asks for all times and verdicts
-    anew, after a run on a loaded machine, say. The result is for inference: gradients take the
-    slower graph. `report` has every decision; where nothing was gained, the result holds a copy of
-    `model` as it is.
+    those for few filters make NaN of some beside it; and where positions are brought into the
+    channels of attention, an infinite one makes NaN of its query. `remeasure` asks for all times
+    and verdicts anew, after a run on a loaded machine, say. The result is for inference: gradients
+    take the slower graph. `report` has every decision; where nothing was gained, the result holds a
+    copy of `model` as it is.
     """
     start = time.perf_counter()
     model, named = rewritable(model, "optimize"), dict(kwargs or {})
@@ -76,7 +76,7 @@ def optimize(
         )
     examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
-    passes = [one for one in passes if not exact or one in EXACT]
+    passes = exact_passes(passes) if exact else passes
     with torch.inference_mode(False), torch.no_grad(), preserved(model):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
         leisure = Leisure(_AGAIN_S)

@@ -22,7 +22,7 @@ from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
 from ..optimized import Optimized, PlanRecipe, Served, served
-from ..passes import EXACT, PASSES
+from ..passes import PASSES, exact_passes
 from ..passes.sizes import for_sizes
 from ..plan import Plan, make_plan
 from ..plan.ledger import Ledger
@@ -246,7 +246,9 @@ def _served(
     graph: fx.GraphModule, inputs: tuple[Any, ...], ledger: Ledger, pool: Pool, exact: bool
 ) -> Served | None:
     """A plan for `inputs`, or none: of `graph`, or of one for their sizes that opens its guests."""
-    sized = for_sizes(graph, inputs, guests_of(graph.graph), EXACT if exact else PASSES)
+    sized = for_sizes(
+        graph, inputs, guests_of(graph.graph), exact_passes(PASSES) if exact else PASSES
+    )
     for planned in (sized.graph, graph) if sized else (graph,):
         try:
             plan = _plan_that_agrees(planned, graph, inputs, ledger, pool, exact)

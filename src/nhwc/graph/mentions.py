@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from .reached import functions_of, methods_of, names_in
+from .reached import codes_in, functions_of, methods_of, names_in
 
 _LOOKING = {
     *("modules", "named_modules", "children", "named_children", "_modules", "get_submodule"),
@@ -95,39 +95,54 @@ def reads_state(module: nn.Module) -> str:
     return ""
 
 
-def may_read_later(modules: Iterable[nn.Module], name: str) -> bool:
-    """Whether code of one of these modules may read what a call has kept as the attribute `name`.
+def may_read_later(modules: Iterable[nn.Module], name: str, kept: object) -> bool:
+    """Whether code of one of these modules may read what a call has `kept` as the attribute `name`.
 
-    To put an item there, to ask whether it is None, and to read it in training alone is no reading.
+    To put it or an item of it there, and to read it in training alone, is no reading; nor is to ask
+    whether a list or a dict is None.
     """
+    never_none = isinstance(kept, list | dict)
     for module in modules:
         for function in functions_of(module):
-            if name not in (*names_in(function.__code__), *function.__code__.co_consts):
+            if name not in _said_in(function.__code__):
                 continue
             tree = _tree(function)
-            if tree is None or any(_reads(tree, name)):
+            if tree is None or any(_reads(tree, name, never_none)):
                 return True
     return False
 
 
-def _reads(tree: ast.AST, name: str) -> Iterator[bool]:
+def _said_in(code: types.CodeType) -> Iterator[object]:
+    """The names that code uses, and its constants."""
+    yield from names_in(code)
+    for one in codes_in(code):
+        for constant in one.co_consts:
+            yield from constant if isinstance(constant, tuple | frozenset) else (constant,)
+
+
+def _reads(tree: ast.AST, name: str, never_none: bool) -> Iterator[bool]:
     around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
             yield node.value == name
         elif isinstance(node, ast.Attribute) and node.attr == name:
-            read = isinstance(node.ctx, ast.Load) and not _only_puts(node, around)
-            yield read and not _in_training(node, around)
+            asked = never_none and _is_compared(around[node])
+            yield not (asked or _is_put(node, around) or _in_training(node, around))
 
 
-def _only_puts(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
-    """Whether an item is put into the attribute, or it is compared with None."""
+def _is_put(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
+    """Whether the attribute, or an item of it, is put there, and not first read as by `+=`."""
     outer = around[node]
-    if isinstance(outer, ast.Subscript):
-        return outer.value is node and isinstance(outer.ctx, ast.Store)
     if isinstance(outer, ast.Attribute):
         return outer.attr == "append" and isinstance(around[outer], ast.Call)
-    return isinstance(outer, ast.Compare) and isinstance(outer.ops[0], ast.Is | ast.IsNot)
+    item = isinstance(outer, ast.Subscript) and outer.value is node
+    place, holder = (outer, around[outer]) if item else (node, outer)
+    put = isinstance(getattr(place, "ctx", None), ast.Store)
+    return put and not isinstance(holder, ast.AugAssign)
+
+
+def _is_compared(node: ast.AST) -> bool:
+    return isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
 
 
 def _in_training(node: ast.AST, around: dict[ast.AST, ast.AST]) -> bool:

@@ -71,7 +71,8 @@ def record_run(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, d
     try:
         return _recorded(root, inputs)
     except Changed as error:
-        if any(may_read_later(root.modules(), name) for _, name in error.attributes):
+        changed = [(name, vars(part).get(name)) for part, name in error.attributes]
+        if any(may_read_later(root.modules(), name, kept) for name, kept in changed):
             raise
         return _recorded(root, inputs, Kept(error.attributes))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+from .computed import is_computed_from_arguments
 from .edit import filled
 
 
@@ -18,10 +20,11 @@ class SeenTensor(NamedTuple):
     device: torch.device
 
 
-def note_seen(node: fx.Node, value: object) -> None:
-    """Note what `node` returned, if it is a tensor."""
+def note_seen(node: fx.Node, value: object, beside: SeenTensor | None = None) -> None:
+    """Note what `node` returned, if it is a tensor; it lies where `beside` does, if given."""
     if isinstance(value, Tensor):
-        node.meta["seen"] = SeenTensor(tuple(value.shape), value.dtype, value.device)
+        device = beside.device if beside else value.device
+        node.meta["seen"] = SeenTensor(tuple(value.shape), value.dtype, device)
 
 
 def seen_at(node: object) -> SeenTensor | None:
@@ -38,16 +41,12 @@ def shape_at(node: object) -> tuple[int, ...] | None:
 def note_new(graph: fx.Graph) -> None:
     """Note what calls return that passes put between those of the trace."""
     for node in graph.nodes:
-        given = node.all_input_nodes
-        called = node.op in ("call_function", "call_method")
-        if called and given and not seen_at(node) and all(map(seen_at, given)):
-            try:
-                value = _run(node)
-            except Exception:
-                continue  # What it returns stays unknown.
-            if isinstance(value, Tensor):
-                device = given[0].meta["seen"].device
-                node.meta["seen"] = SeenTensor(tuple(value.shape), value.dtype, device)
+        given = [seen_at(one) for one in node.all_input_nodes]
+        if seen_at(node) or not given or not all(given) or not is_computed_from_arguments(node):
+            continue
+        # What cannot be run stays unknown.
+        with contextlib.suppress(Exception):
+            note_seen(node, _run(node), given[0])
 
 
 def _run(node: fx.Node) -> Any:

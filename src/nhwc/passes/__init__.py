@@ -98,8 +98,10 @@ PASSES: tuple[Pass, ...] = (
 )
 """All passes, in the order in which `optimize` runs them."""
 
-EXACT: tuple[Pass, ...] = tuple(one for one in PASSES if one is not join_positions)
-"""Those that leave infinite numbers where they are, and multiply none by zero."""
+
+def exact_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Those of `passes` that leave infinite numbers where they are, and multiply none by zero."""
+    return tuple(one for one in passes if one is not join_positions)
 
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:
