@@ -14,6 +14,7 @@ PROCESSOR = (
     "ops/test_operators.py",
     "ops/test_rules.py",
     "optimize/test_half.py",
+    "optimize/test_not_finite.py",
     "optimize/test_optimize.py",
     "plan/test_native.py",
     "train/test_step.py",

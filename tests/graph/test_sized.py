@@ -322,7 +322,7 @@ def test_the_report_says_what_holds_for_these_shapes_alone():
     assert {layer.name for layer in plan.layers} == {"0", "2.conv"}
     assert [site.what for report in plan.passes for site in report.applied]
     text = " ".join(optimize_text(fast.report, "net").split())
-    assert "for these shapes alone, with sizes known: 2 can be traced" in text
+    assert "for these shapes alone, with sizes known: 2 can be opened" in text
     assert fast.report.to_dict()["plans"][0]["opened"][0]["path"] == "2"
 
 

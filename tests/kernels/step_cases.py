@@ -271,12 +271,15 @@ def attending(choose):
     shape = (choose.choice([1, n]), choose.choice([1, heads]), choose.choice([1, queries]), count)
     bias = torch.randn(shape)
     bias[torch.rand(shape) < choose.choice([0.0, 0.2, 1.0])] = float("-inf")
-    masked = choose.random() < 0.7
+    causal = choose.random() < 0.2
+    masked = not causal and choose.random() < 0.7
     turns = (choose.choice([1, n]), choose.choice([1, heads]), choose.choice([1, queries]), count)
     second = torch.randn(turns) if masked and choose.random() < 0.5 else None
     q, k, v = (part.double() for part in parts)
     scores = scale * q @ k.mT + (bias.double() if masked else 0.0)
     scores = scores if second is None else scores + second
+    if causal:
+        scores = scores.masked_fill(torch.ones(queries, count).tril() == 0, float("-inf"))
     weights = scores.softmax(3).nan_to_num(0.0) if safe else scores.softmax(3)
     sizes = abs(scale) * (q.abs() @ k.mT.abs()) + bias.nan_to_num(neginf=0.0).abs()
     sizes = sizes if second is None else sizes + second.abs()
@@ -300,7 +303,8 @@ def attending(choose):
         )
         where = {"lies": lies, "result": attention.Lie(places * y.pixel, outputs), "masks": masks}
         q, k, v = read
-        return attention.attention_step(q, k, v, y, size=size, **where, scale=scale, safe=safe)
+        how = {"scale": scale, "causal": causal, "safe": safe}
+        return attention.attention_step(q, k, v, y, size=size, **where, **how)
 
     added = [one for one in (bias if masked else None, second) if one is not None]
     inputs += [one.reshape(-1, count).t()[None, :, :, None] for one in added]

@@ -1,10 +1,14 @@
 """The attention module of torch, split into its linear layers: the same answers always."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import nhwc
+from nhwc.graph.captured import capture
+from nhwc.passes.sizes import for_sizes
 from nhwc.passes.split_attention import split_attention
 
 from ..fusing import rewrite, script
@@ -55,6 +59,89 @@ def test_without_bias_and_called_twice():
     torch.testing.assert_close(changed(*inputs), model(*inputs))
 
 
+HIDDEN = torch.zeros(6, 6, dtype=torch.bool)
+HIDDEN[:, 1], HIDDEN[2] = True, True  # The third query sees no key.
+OF_HEADS = torch.zeros(12, 6, 6, dtype=torch.bool)
+OF_HEADS[1, 3], OF_HEADS[5, :, 4] = True, True
+PADDED = torch.zeros(3, 6, dtype=torch.bool)
+PADDED[1, 4:], PADDED[2] = True, True
+FALLING = (torch.arange(6) - torch.arange(6)[:, None]).float()
+CAUSAL = torch.full((6, 6), float("-inf")).triu(1)
+MASKS = {
+    "hidden": {"attn_mask": HIDDEN},
+    "of heads": {"attn_mask": OF_HEADS},
+    "padded": {"key_padding_mask": PADDED},
+    "both": {"attn_mask": HIDDEN, "key_padding_mask": PADDED},
+    "added": {"attn_mask": FALLING},
+    "all added": {"attn_mask": FALLING, "key_padding_mask": PADDED * FALLING[:3]},
+    "causal": {"attn_mask": CAUSAL, "is_causal": True},
+    "causal in words": {"attn_mask": FALLING, "is_causal": True, "need_weights": False},
+    "causal and padded": {"attn_mask": CAUSAL, "key_padding_mask": PADDED, "is_causal": True},
+}
+MASKS |= {f"{name}, alone": {**call, "need_weights": False} for name, call in MASKS.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("given", ["xxx", "xyy"])
+@pytest.mark.parametrize("name", MASKS)
+@torch.no_grad()
+def test_masks_are_added_where_their_sizes_are_known(name, given, batch_first):
+    model = Attends(given, MASKS[name], batch_first=batch_first).eval()
+    inputs = tokens(3, 6, 32) if batch_first else tokens(6, 3, 32)
+    split, told = with_sizes_known(model, inputs)
+    assert told == (True,)
+    torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
+
+
+@pytest.mark.parametrize("call", [{"attn_mask": OF_HEADS[:4]}, {"key_padding_mask": PADDED[1]}])
+@torch.no_grad()
+def test_masks_of_one_sample(call):
+    model, inputs = Attends(call=call).eval(), tokens(6, 32)
+    split, told = with_sizes_known(model, inputs)
+    assert told == (True,)
+    torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
+
+
+def with_sizes_known(model, inputs):
+    """The model after the pass, in a graph for these inputs alone, and whether that applied it."""
+    captured = capture(copy.deepcopy(model))
+    sized = for_sizes(captured.module, inputs, captured.opaque, [split_attention])
+    return sized.graph, tuple(site.applied for site in sized.passes[0].sites)
+
+
+class Text(nn.Module):
+    """Layers as CLIP's, whose mask is a buffer of the model, read by every layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(32, 4) for _ in "ab")
+        self.norm = nn.LayerNorm(32)
+        self.register_buffer("mask", CAUSAL.clone())
+
+    def forward(self, x):
+        for layer in self.layers:
+            h = self.norm(x)
+            x = x + layer(h, h, h, need_weights=False, attn_mask=self.mask)[0]
+        return x
+
+
+@torch.no_grad()
+def test_a_mask_is_read_as_it_is_now(tmp_path):
+    model, x = Text().eval(), torch.randn(6, 2, 32)
+    fast = nhwc.optimize(model, x)
+    torch.testing.assert_close(fast(x), model(x))
+    nhwc.save(fast, tmp_path / "text.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "text.nhwc")(x), model(x))
+    for changed in (model, fast):
+        (mask,) = changed.buffers()
+        mask.copy_(FALLING)
+    torch.testing.assert_close(fast(x), model(x))
+    for refuses in (model, fast):
+        with pytest.raises(RuntimeError, match=r"shape of the 2D attn_mask is .*6, 6"):
+            refuses(x[:4])
+
+
 def hooked():
     model = Attends()
     model.attention.register_forward_hook(lambda *_: None)
@@ -65,7 +152,7 @@ def hooked():
     ("model", "reason"),
     [
         (Attends(call={"need_weights": True}), "weights are asked for"),
-        (Attends(call={"attn_mask": torch.zeros(5, 5)}), "mask"),
+        (Attends(call={"attn_mask": torch.zeros(5, 5)}), "sizes of its mask"),
         (Attends(add_bias_kv=True), "a key of its own"),
         (hooked(), "hooks"),
     ],

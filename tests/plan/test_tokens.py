@@ -419,6 +419,14 @@ PRODUCTS = {
         lambda q, k: F.scaled_dot_product_attention(q, k, k * 2, enable_gqa=True),
         ((2, 6, 7, 16), (2, 3, 5, 16)),
     ),
+    "tokens that see no later ones": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k * 2, is_causal=True),
+        ((2, 4, 70, 16), (2, 4, 70, 16)),
+    ),
+    "fewer tokens that see no later ones": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k * 2, is_causal=True, scale=0.5),
+        ((2, 4, 5, 16), (2, 4, 9, 16)),
+    ),
     "an einsum": (
         lambda q, r, s: torch.einsum("bhwc,hkc->bhwk", q, r) + torch.einsum("bhwc,wkc->bhwk", q, s),
         ((3, 4, 5, 16), (4, 7, 16), (5, 7, 16)),

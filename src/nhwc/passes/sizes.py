@@ -12,6 +12,7 @@ from ..graph.layers import Spread
 from ..graph.report import Opaque, PassReport
 from ..graph.sized import capture_sized, closed_functions
 from . import Pass
+from .split_attention import attention_of_unknown_sizes
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ def for_sizes(
 ) -> Sized | None:
     """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts.
 
-    Functions that `torch.fx.wrap` keeps closed are such parts, too.
+    Functions that `torch.fx.wrap` keeps closed are such parts, too, and attention with masks.
     """
-    functions = closed_functions(graph.graph)
-    if not opaque and not functions:
+    closed_calls = closed_functions(graph.graph) + attention_of_unknown_sizes(graph)
+    if not opaque and not closed_calls:
         return None
     try:
         sized, closed = capture_sized(graph, inputs)
@@ -49,7 +50,7 @@ def for_sizes(
     around = _path_of_whole(graph) if any(not part.path for part in opaque) else ""
     shut = [path.removeprefix(around).lstrip(".") for path in closed]
     opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
-    opened += functions
+    opened += closed_calls
     if not opened:
         return None
     reports = tuple(rewrite(sized) for rewrite in passes)

@@ -3,7 +3,7 @@
 As one call it uses torch's own matrix products. Split, each linear layer gets the kernel that is
 fastest for it, and the last one can add the residual. torch has several such calls: the module,
 the function that it calls, and the operators that torch.compile and torch.export make of it and of
-`nn.TransformerEncoderLayer`.
+`nn.TransformerEncoderLayer`. Masks are added to the scores, where a trace noted how large they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
-from ..graph.mended import Attention
-from ..graph.report import PassReport, Site
+from ..graph.mended import Attention, SpelledAttention
+from ..graph.report import Opaque, PassReport, Site
+from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of
 from .lift_functional import layer
 
@@ -41,8 +42,9 @@ _FUNCTIONS = {
     torch._transformer_encoder_layer_fwd: _ENCODER,
     _ATEN._transformer_encoder_layer_fwd.default: _ENCODER,
 }
+_OPERATORS = tuple(target for target, names in _FUNCTIONS.items() if names is not _FUNCTION)
 _INPUTS = ("query", "key", "value", "src")
-_MASKS = ("key_padding_mask", "attn_mask", "mask", "is_causal")
+_UNKNOWN = "the sizes of its mask are not known"
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,9 @@ class _Weights:
 
 
 def split_attention(gm: fx.GraphModule) -> PassReport:
-    """Split all attention without masks whose weights are constant and whose scores are unused."""
+    """Split all attention whose weights are constant and whose scores are unused."""
     sites = []
-    for node in list(gm.graph.nodes):
-        attention = module_of(node)
-        if type(attention) is nn.MultiheadAttention:
-            given = bound(node, _MODULE)
-            reason = _unfit_module(attention) or _unfit_call(node, given)
-        elif node.op == "call_function" and node.target in _FUNCTIONS:
-            given = bound(node, _FUNCTIONS[node.target])
-            reason = _unfit_function(gm, given) or _unfit_call(node, given)
-        else:
-            continue
+    for node, given, reason in list(_calls(gm)):
         layered = "src" in given
         kind = "TransformerEncoderLayer" if layered else "MultiheadAttention"
         sites.append(Site(name_of(node), kind, not reason, reason))
@@ -79,12 +72,30 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
             if layered:
                 erase(node, _encoder(gm, node, given))
             else:
-                sources = [given[name] for name in _INPUTS[:3]]
-                weights = _weights(gm, attention, given)
-                _replace_item(node, _attention(node, sources, weights))
+                _replace_item(node, _masked(gm, node, given))
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("split_attention", tuple(sites))
+
+
+def attention_of_unknown_sizes(gm: fx.GraphModule) -> tuple[Opaque, ...]:
+    """What this pass leaves alone only because no trace noted how large its masks are."""
+    left = [node for node, _, reason in _calls(gm) if reason == _UNKNOWN]
+    return tuple(Opaque(name_of(node), "MultiheadAttention", _UNKNOWN) for node in left)
+
+
+def _calls(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, dict[str, Any], str]]:
+    """Each call of attention, its arguments by name, and why it is left alone, if it is."""
+    for node in gm.graph.nodes:
+        attention = module_of(node)
+        if type(attention) is nn.MultiheadAttention:
+            given, reason = bound(node, _MODULE), _unfit_module(attention)
+        elif node.op == "call_function" and node.target in _FUNCTIONS:
+            given = bound(node, _FUNCTIONS[node.target])
+            reason = _unfit_function(gm, given)
+        else:
+            continue
+        yield node, given, reason or _unfit_call(gm, node, given)
 
 
 def _unfit_module(attention: nn.MultiheadAttention) -> str:
@@ -109,22 +120,21 @@ def _unfit_function(gm: fx.GraphModule, given: Mapping[str, Any]) -> str:
     if any(given.get(name) is not None for name in ("static_k", "static_v")):
         return "its keys or values are given"
     for name, value in given.items():
-        if name in (*_INPUTS, *_MASKS) or not isinstance(value, fx.Node):
+        if name in (*_INPUTS, *MASKS) or not isinstance(value, fx.Node):
             continue
         if value.op != "get_attr" or not isinstance(attribute(gm, str(value.target)), Tensor):
             return f"its {name} is computed while the model runs"
     return ""
 
 
-def _unfit_call(node: fx.Node, given: Mapping[str, Any]) -> str:
-    masks = (given.get(name) for name in _MASKS)
-    if any(mask is not None and mask is not False for mask in masks):
+def _unfit_call(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> str:
+    if node.target in _OPERATORS and has_masks(given):
         return "it has a mask"
     if "src" in given:
         return ""
     if not all(_is_item(user, 0) or (_is_item(user, 1) and not user.users) for user in node.users):
         return "its weights are asked for"
-    return ""
+    return "" if masks_of(gm, given, module_of(node)) else _UNKNOWN
 
 
 def _is_item(node: fx.Node, number: int) -> bool:
@@ -194,14 +204,29 @@ def _encoder(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> fx.
     return x
 
 
-def _attention(node: fx.Node, sources: Sequence[fx.Node], weights: _Weights) -> fx.Node:
+def _masked(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
+    """Attention of the module or the function that `node` calls, with its masks."""
+    attention = module_of(node)
+    weights = _weights(gm, attention, given)
+    masks = masks_of(gm, given, attention) or UNMASKED
+    bias = bias_of(gm, given, masks, weights.heads)
+    return _attention(node, [given[name] for name in _INPUTS[:3]], weights, masks, bias)
+
+
+def _attention(
+    node: fx.Node,
+    sources: Sequence[fx.Node],
+    weights: _Weights,
+    masks: Masks = UNMASKED,
+    bias: fx.Node | None = None,
+) -> fx.Node:
     """Attention in single steps, whose dimensions count from the end: a batch is optional."""
-    graph, heads = node.graph, weights.heads
+    graph, heads, depth = node.graph, weights.heads, weights.matrix.shape[1] // weights.heads
     # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if weights.batch_first else (0, 0)
     prefix = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
     ending = _linear(weights.out_matrix, weights.out_bias)
-    if len({*sources}) == 1:
+    if masks == UNMASKED and len({*sources}) == 1:
         rows = add_module(graph, f"{prefix}_in0", _projection(weights, 0, 3), (sources[0],))
         mixing = Attention(heads, weights.batch_first)
         mixed = add_module(graph, f"{prefix}_mixed", mixing, (rows,))
@@ -212,12 +237,18 @@ def _attention(node: fx.Node, sources: Sequence[fx.Node], weights: _Weights) -> 
         rows = add_module(
             graph, f"{prefix}_in{first}", _projection(weights, first, count), (source,)
         )
-        shape = (count, heads, weights.matrix.shape[1] // heads)
-        apart = graph.call_method("unflatten", (rows, -1, shape))
+        apart = graph.call_method("unflatten", (rows, -1, (count, heads, depth)))
         moved = graph.call_method("movedim", (apart, place, -2))
         each = graph.call_method("unbind", (moved, -4))
         parts += [graph.call_function(operator.getitem, (each, i)) for i in range(count)]
-    mixed = graph.call_function(F.scaled_dot_product_attention, tuple(parts))
+    if masks.safe:
+        said: dict[str, Any] = {"attn_mask": bias, "is_causal": masks.causal}
+        mixed = graph.call_function(F.scaled_dot_product_attention, tuple(parts), said)
+    else:
+        query, keys, value = parts
+        turned = graph.call_method("transpose", (keys, -2, -1))
+        spelled = SpelledAttention(depth**-0.5)
+        mixed = add_module(graph, f"{prefix}_mixed", spelled, (query, turned, value, bias))
     back = graph.call_method("movedim", (mixed, -2, before))
     flat = graph.call_method("flatten", (back, -2))
     return add_module(graph, f"{prefix}_out", ending, (flat,))

@@ -150,7 +150,7 @@ def _for_these_sizes(plan: PlanReport) -> str:
     done = [f"{one.name} {len(one.applied)}" for one in plan.passes if one.applied]
     unset = f". It does not set {some(list(plan.unset))}, which no call reads" if plan.unset else ""
     return (
-        f"for these shapes alone, with sizes known: {opened} can be traced"
+        f"for these shapes alone, with sizes known: {opened} can be opened"
         f"{', ' * bool(done)}{', '.join(done)}{unset}. Other shapes run as the graph above, "
         "without a plan"
     )

@@ -120,12 +120,14 @@ def attention_step(
     result: Lie,
     scale: float,
     masks: Sequence[Mask] = (),
+    causal: bool = False,
     safe: bool = False,
 ) -> Step:
     """softmax(scale * queries @ keys + masks) @ values for each head of each image.
 
     `lies` are of queries, keys and values, `result` is of what the queries get. There are at most
-    two masks: a bias of all windows, say, and what each window does not see.
+    two masks: a bias of all windows, say, and what each window does not see. If `causal`, a query
+    sees no keys behind its own place.
     A query whose scores are all minus infinity gives NaN, or zeros if `safe`.
     """
     isa = isas.host()
@@ -168,6 +170,7 @@ def attention_step(
         depth=size.depth,
         outputs=size.outputs,
         scale=float(scale),
+        causal=int(causal),
         safe=int(safe),
         block=block,
         row_parts=parts,
@@ -303,6 +306,11 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             _put(e, a, head, block, memory)
 
 
+def _seen(e: Emitter, a: Args, query: Value) -> Value:
+    """How many keys a query sees."""
+    return e.min(a.tokens, e.select(a.causal != 0, query + 1, a.tokens))
+
+
 def _place(e: Emitter, places: Value, token: Value) -> Value:
     """The float at which the first head of a token begins."""
     return e.read(places.integers() + token)
@@ -392,13 +400,14 @@ def _packed(
 def _score(
     e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory, tile: TileCall
 ) -> None:
-    """Multiply some queries by all keys, and add the mask."""
+    """Multiply some queries by the keys that any of them sees, and add the mask."""
+    seen = _seen(e, a, block.first + block.rows - 1)
     wide, apart = panel_columns(e.isa), emit_whole(e, a.tokens)
     own = head.image % a.mask_images * a.mask_n + head.head * a.mask_head
     own = own + block.first * a.mask_pixel
     tile.set(rows=block.rows, each=block.each, a=memory.queries, a_row=emit_whole(e, a.depth))
     tile.set(segment=a.depth, y_row=apart, residual_row=a.mask_pixel)
-    with e.range(0, a.tokens, wide) as column:
+    with e.range(0, seen, wide) as column:
         masked = a.mask.floats() + (own + column)
         tile(
             b=memory.keys + column * a.depth,
@@ -422,9 +431,13 @@ def _add_second(e: Emitter, a: Args, head: _Head, block: _Block, memory: _Memory
 
 
 def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
-    """Bring scores to exponentials, packed as rows of the product, and keep what divides them."""
+    """Bring scores to exponentials, packed as rows of the product, and keep what divides them.
+
+    What a query does not see has none: zeros, by which the product multiplies the values.
+    """
     floats, lowest = emit_whole(e, a.tokens), e.vector(float("-inf"))
     with e.range(0, block.rows) as row:
+        seen = _seen(e, a, block.first + row)
         line = memory.scores + row * floats
         to, rows = _packed(e, block, row, floats, memory.weights)
         top, total = e.variable(float("-inf")), e.variable(0.0)
@@ -435,7 +448,7 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
                 e, top.value, value if mask is None else e.select(mask, value, lowest)
             )
 
-        each_vector(e, 0, a.tokens, find_top)
+        each_vector(e, 0, seen, find_top)
         highest = across(e, top.value, lambda p, q: largest(e, p, q))
         # Where all scores are minus infinity, all exponentials are zero if zero is subtracted.
         lost = e.lanes(e.select(a.safe != 0, e.i64(e.width), e.i64(0))) & (highest == lowest)
@@ -447,7 +460,9 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
             e.store(value, to + key * rows)
             total.value = total.value + value
 
-        each_vector(e, 0, a.tokens, raise_e)
+        each_vector(e, 0, seen, raise_e)
+        with e.range(emit_whole(e, seen), floats, e.width) as key:
+            e.store(e.vector(0.0), to + key * rows)
         divisor = across(e, total.value, lambda p, q: p + q)
         e.store(e.select(lost, e.vector(1.0), divisor), memory.sums + row, e.lanes(1))
 
@@ -487,7 +502,8 @@ ATTENTION = Kernel(
         *("values", "values_head", "values_places"),
         *(f"{name}{end}" for name in ("mask", "second") for end in _OF_MASK),
         *("y", "y_head", "y_places"),
-        *("n", "heads", "queries", "tokens", "depth", "outputs", "scale", "safe"),
+        *("n", "heads", "queries", "tokens", "depth", "outputs"),
+        *("scale", "causal", "safe"),
         *("block", "row_parts", "scratch", "scratch_floats", "tile"),
     ),
     _emit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def packed_attention(record: Record, layer: Layer, module: Attention) -> Impleme
 
 
 def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
-    """`F.scaled_dot_product_attention`, unless it drops out or sees no later tokens.
+    """`F.scaled_dot_product_attention`, unless it drops out.
 
     Fewer heads of keys and values serve several heads of queries, if there is one, or if asked for.
     """
@@ -56,11 +57,13 @@ def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
         for name, value in given.items()
         if name in names[4:]
     }
-    scale, grouped = fixed.pop("scale", None), fixed.pop("enable_gqa", False)
+    scale, causal, grouped = (fixed.get(name) for name in ("scale", "is_causal", "enable_gqa"))
     nodes = [given.get(name) for name in names[:4]]
-    if any(fixed.values()) or not isinstance(scale, (int, float, type(None))):
+    if fixed.get("dropout_p") or not isinstance(scale, (int, float, type(None))):
         return None
-    return _attention(record, layer, nodes, scale, grouped=bool(grouped), safe=True)
+    return _attention(
+        record, layer, nodes, scale, grouped=bool(grouped), causal=bool(causal), safe=True
+    )
 
 
 def spelled_attention(
@@ -81,14 +84,16 @@ def _attention(
     *,
     turned: bool = False,
     grouped: bool = False,
+    causal: bool = False,
     safe: bool = False,
     windows: tuple[int, ...] | None = None,
 ) -> Implementation | None:
     """Attention of queries, keys, values and perhaps masks; None for shapes that it does not know.
 
     The keys may be `turned`, with their channels before their tokens. Heads are `grouped` if each
-    of the keys serves as many neighbours among the queries. The last mask is added to scores of the
-    shape `windows`, if there is one.
+    of the keys serves as many neighbours among the queries. If `causal`, no query sees keys behind
+    its own place, though an infinite value there makes NaN of its result. The last mask is added to
+    scores of the shape `windows`, if there is one.
     """
     given = [one for one in nodes if one is not None]
     if not all(one in layer.inputs for one in given):
@@ -126,10 +131,10 @@ def _attention(
             for mask, shape in zip(masks, seen, strict=True)
         ]
         parts = (_as_heads(q), _as_heads(k), _as_heads(v))
-        mixed = _attend(builder, parts, added, factor, safe=safe)
+        mixed = _attend(builder, parts, added, factor, causal=causal, safe=safe)
         return Moved(mixed.buffer, mixed.where.reshape(*same, tokens, outputs))
 
-    return as_it_lies(record, layer, emit)
+    return replace(as_it_lies(record, layer, emit), exact=not causal)
 
 
 def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int | None:
@@ -177,6 +182,7 @@ def _attend(
     masks: list[Moved],
     scale: float,
     *,
+    causal: bool = False,
     safe: bool,
 ) -> Moved:
     """Attention of images, heads, tokens, channels; the result lies in the order of the queries."""
@@ -205,6 +211,7 @@ def _attend(
             result=Lie(rows * views[-1].pixel, outputs),
             scale=scale,
             masks=[Mask(view, *mask.shape[:3]) for view, mask in given],
+            causal=causal,
             safe=safe,
         )
 

@@ -114,7 +114,7 @@ function drawFallbacks(plan) {
 function forTheseSizes(plan) {
   const parts = plan.opened.map((one) => one.path || "the model");
   const changes = plan.passes.reduce((sum, one) => sum + one.sites.filter((site) => site.applied).length, 0);
-  return `For these shapes alone, with sizes known: ${parts.join(", ")} can be traced, and ${plural(changes, "more change")} made. Other shapes run without a plan.`;
+  return `For these shapes alone, with sizes known: ${parts.join(", ")} can be opened, and ${plural(changes, "more change")} made. Other shapes run without a plan.`;
 }
 
 function drawUnplanned(plans) {
