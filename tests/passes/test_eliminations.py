@@ -46,6 +46,19 @@ GOES = {
 }
 
 
+for name, product in {
+    "@": lambda self, x: x @ self.c.weight,
+    "matmul": lambda self, x: torch.matmul(x, self.c.weight),
+    "a method": lambda self, x: x.matmul(self.c.weight),
+    "addmm": lambda self, x: torch.addmm(self.c.bias, x.reshape(-1, 5), self.c.weight),
+    "mm": lambda self, x: torch.mm(x.reshape(-1, 5), self.c.weight),
+}.items():
+    GOES[f"a product: {name}"] = (
+        lift_functional,
+        lambda product=product: call(product, c=nn.Linear(5, 5)),
+    )
+
+
 def _computed(self, x):
     weight = (self.c.weight * 2).flip(0).reshape(4, 4)
     return x * weight.sum() + torch.sqrt(weight.abs()).mean()
@@ -120,6 +133,42 @@ STAYS = {
         lift_functional,
         lambda: call(lambda self, x: F.linear(x, self.c.bias), c=nn.Conv2d(4, 4, 1)),
         "no matrix",
+    ),
+    "a product by a vector": (
+        lift_functional,
+        lambda: call(lambda self, x: x @ self.c.bias, c=nn.Linear(5, 5)),
+        None,
+    ),
+    "a product by what depends on the input": (
+        lift_functional,
+        lambda: call(lambda self, x: x @ (self.c.weight * x.mean()), c=nn.Linear(5, 5)),
+        None,
+    ),
+    "a product of what may be no matrix": (
+        lift_functional,
+        lambda: call(lambda self, x: torch.mm(x, self.c.weight), c=nn.Linear(5, 5)),
+        None,
+    ),
+    "a product by integers": (
+        lift_functional,
+        lambda: call(lambda self, x: x.long() @ self.table, table=nn.Buffer(torch.eye(5).long())),
+        None,
+    ),
+    "a product that is scaled": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: torch.addmm(self.c.bias, x.view(-1, 5), self.c.weight, beta=0.5),
+            c=nn.Linear(5, 5),
+        ),
+        None,
+    ),
+    "a product whose sum is of rows": (
+        lift_functional,
+        lambda: call(
+            lambda self, x: torch.addmm(self.c.weight, x.view(-1, 5)[:5], self.c.weight),
+            c=nn.Linear(5, 5),
+        ),
+        None,
     ),
     "a batch norm of the batch": (
         lift_functional,
