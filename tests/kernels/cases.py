@@ -15,7 +15,7 @@ SLACK = {
     "direct": 2.5,
     "stem": 2.5,
     "grouped": 2.5,
-    "abreast": 2.5,
+    "few": 2.5,
     "winograd2x2": 6,
     "winograd4x4": 100,
     "winograd4x4lean": 100,

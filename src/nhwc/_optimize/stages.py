@@ -60,11 +60,12 @@ def optimize(
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
     the layer names: Winograd's round otherwise, make NaN of all numbers in a tile of 4x4 that one
     NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
-    those for few filters make NaN of some beside it; and where positions are brought into the
-    channels of attention, an infinite one makes NaN of its query. `remeasure` asks for all times
-    and verdicts anew, after a run on a loaded machine, say. The result is for inference: gradients
-    take the slower graph. `report` has every decision; where nothing was gained, the result holds a
-    copy of `model` as it is.
+    that for transposed convolutions of few filters makes NaN of some beside it, causal attention of
+    what comes before it; and where positions are brought into the channels of attention, an
+    infinite one makes NaN of its query. `remeasure` asks for all times and verdicts anew, after a
+    run on a loaded machine, say. The result is for inference: gradients take the slower graph.
+    `report` has every decision; where nothing was gained, the result holds a copy of `model` as it
+    is.
     """
     start = time.perf_counter()
     model, named = rewritable(model, "optimize"), dict(kwargs or {})

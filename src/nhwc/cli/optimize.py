@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--also", metavar="NxCxHxW", action="append", default=[], help="plan this shape too"
     )
-    words = "none of Winograd's kernels, nor those for few filters, nor positions as channels: "
-    words += "they round otherwise"
+    words = "none of Winograd's kernels, which round otherwise, nor others that spread infinity"
     parser.add_argument("--exact", action="store_true", help=words)
     parser.add_argument(
         "--remeasure", action="store_true", help="forget what earlier runs measured of this model"

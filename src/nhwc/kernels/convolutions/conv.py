@@ -16,7 +16,7 @@ from ..language.compiler import Kernel
 from ..product.microkernel import TILE
 from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
-from . import abreast, direct, grouped, stem, winograd
+from . import direct, few, grouped, stem, winograd
 from .spec import IMAGE, ConvSpec
 from .tiles import FORMS
 
@@ -44,7 +44,7 @@ class ConvKernel:
     @property
     def dense(self) -> bool:
         """Whether what it writes and adds must lie without gaps."""
-        return self.name == "abreast"
+        return self.name == "few"
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Weight and bias as one flat tensor, laid out for this kernel and this machine."""
@@ -78,8 +78,8 @@ def _method(name: str) -> _Method:
         return _Method(direct.pack_direct, stem.stem_steps, direct.packed_floats)
     if name == "grouped":
         return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
-    if name == "abreast":
-        return _Method(abreast.pack_abreast, abreast.abreast_steps, abreast.packed_floats)
+    if name == "few":
+        return _Method(few.pack_few, few.few_steps, few.packed_floats)
     form = FORMS[name]
     return _Method(
         partial(winograd.pack_winograd, form),
@@ -101,8 +101,8 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
         found.append(ConvKernel("stem", True, spec))
     if image and spec.wanted is None and grouped.serves(spec):
         found.append(ConvKernel("grouped", True, spec))
-    if abreast.serves(spec):
-        found.append(ConvKernel("abreast", False, spec))
+    if few.serves(spec):
+        found.append(ConvKernel("few", True, spec))
     if winograd.serves(spec):
         found += [ConvKernel(name, False, spec) for name in FORMS]
     return tuple(found)
@@ -121,7 +121,8 @@ def all_kernels() -> tuple[Kernel, ...]:
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
     tiled = [form.kernel for form in FORMS.values()]
-    return (direct.DIRECT, *TILE.members(isas.host()), *tiled, *narrow_and_wide, *stems)
+    fews = [few.few_kernel(filters) for filters in few.filters_served()]
+    return (direct.DIRECT, *TILE.members(isas.host()), *tiled, *narrow_and_wide, *stems, *fews)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:

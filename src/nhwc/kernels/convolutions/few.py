@@ -1,0 +1,252 @@
+"""A convolution with few filters: the lanes of a vector are summed, and not told apart.
+
+The last layer of a network that makes images, or a map of each class, has few filters, where a
+vector has room for 8 or 16 columns of a product. But what one of them sees in a row of pixels fills
+vectors, and lies in memory as it is wanted: all channels of a tap, then those of the next.
+
+    row of pixels     a0 a1 a2 a3  b0 b1 b2 b3  c0 c1 c2 c3  d0 d1 d2 d3
+    of the first      f0 f1 f2 f3  f4 f5 f6 f7  f8 f9 ..                      three taps, four
+    of the second                  f0 f1 f2 f3  f4 f5 f6 f7  f8 f9 ..         channels
+
+So nothing is packed. A tile is a few neighbouring pixels of a line, and has a vector of sums for
+each filter of each pixel. At its end the lanes of each are added, those of all vectors at once:
+neighbours of two vectors into one, until one has all sums, in the order in which they are stored.
+
+    s0 s1 s2 s3   t0 t1 t2 t3   u0 u1 u2 u3   v0 v1 v2 v3
+           s01 s23 t01 t23             u01 u23 v01 v23
+                           s t u v
+
+Where a tile sees pixels beside the image, lanes are masked for each of its pixels.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..language import isa as isas
+from ..language.compiler import Args, Kernel
+from ..language.loops import PADDED_TO, Place, each_vector, emit_padded, padded
+from ..language.values import Value
+from ..language.vectors import Emitter, Variable
+from ..layers.ending import ENDING, ending, finish
+from ..product.weights import after
+from ..tape.pages import room, shared
+from ..tape.steps import Step, View, step
+from .spec import ConvSpec
+
+_SIDES = ("d", "h", "w")
+
+_FIELDS = (
+    *("x", "weights", "bias", *ENDING),
+    *("n", "c", "x_pixel", "t", "r", "taps", "segments", "apart", "held"),
+    *(
+        f"{field}{side}"
+        for field in ("", "out_", "stride_", "pad_", "dilation_")
+        for side in _SIDES
+    ),
+)
+"""A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other."""
+
+
+def filters_served() -> range:
+    """With so many filters a product would leave at least half of the lanes idle."""
+    return range(1, isas.host().width // 2 + 1)
+
+
+def serves(spec: ConvSpec) -> bool:
+    """Whether this kernel can compute `spec`, and gains by it."""
+    few = spec.groups == 1 and spec.k in filters_served()
+    return few and spec.frames.t * spec.r * spec.s > 1 and spec.out_w >= _pixels(spec.k)
+
+
+def _pixels(filters: int) -> int:
+    """How many pixels make a tile."""
+    return _tile(isas.host().width, filters)
+
+
+def _tile(width: int, filters: int) -> int:
+    """Pixels whose sums a vector has room for, but no more than registers have addresses for."""
+    return min(8, width // filters)
+
+
+class _Span(NamedTuple):
+    first: Value
+    last: Value
+
+
+class _Window(NamedTuple):
+    """What the pixels of a tile see: taps along two sides, and along the third what is inside.
+
+    `line` is the row of the image under the first tap, `column` where the first pixel sees its
+    first tap. `inside` if no pixel sees what is beside the image.
+    """
+
+    frames: _Span
+    rows: _Span
+    image: Value
+    frame: Value
+    line: Value
+    column: Value
+    inside: bool
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
+    count = _tile(e.width, filters)
+    begin, end = e.share(a.n * a.out_d * a.out_h, thread, threads)
+    with e.range(begin, end) as row:
+        line = row % a.out_h * a.stride_h - a.pad_h
+        frame = row // a.out_h % a.out_d * a.stride_d - a.pad_d
+        image = row // (a.out_h * a.out_d)
+        rows = _seen(e, line, a.r, a.dilation_h, a.h)
+        frames = _seen(e, frame, a.t, a.dilation_d, a.d)
+        held = a.held != 0
+        frames = _Span(e.select(held, e.i64(0), frames.first), e.select(held, a.t, frames.last))
+        with e.range(0, a.out_w, count) as wanted:
+            # The last tile moves left to end with the row, and computes some outputs again.
+            left = e.min(wanted, a.out_w - count)
+            column = left * a.stride_w - a.pad_w
+            taps = (a.segments * a.taps - 1) * a.dilation_w
+            inside = (column >= 0) & (column + (count - 1) * a.stride_w + taps < a.w)
+            sums = [e.variable(0.0) for _ in range(count * filters)]
+            for one in sums:
+                one.value = e.vector(0.0)
+            _fetch_below(e, a, (image * a.d + e.max(frame, 0)) * a.h + line + a.r, column, count)
+            window = partial(_Window, frames, rows, image, frame, line, column)
+            add = partial(_add, e, a, sums, filters)
+            e.branch(inside, lambda: add(window(True)), lambda: add(window(False)))
+            total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
+            mask = None if len(sums) == e.width else e.lanes(len(sums))
+            finish(e, a, [total], (row * a.out_w + left) * filters, Place(e.i64(0), mask))
+
+
+def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) -> None:
+    """Ask for what the tile below this one sees first: its row of pixels follows no other."""
+    first = (line * a.w + column) * a.x_pixel
+    with e.range(0, count * a.stride_w * a.x_pixel, PADDED_TO) as i:
+        e.prefetch(a.x.floats() + (first + i), level=2)
+
+
+def _seen(e: Emitter, first: Value, taps: Value, dilation: Value, size: Value) -> _Span:
+    """The taps along a side that see the image, where the first is at `first`."""
+    more = dilation - 1
+    begin = (e.max(0 - first, 0) + more) // dilation
+    end = (e.max(size - first, 0) + more) // dilation
+    return _Span(begin, e.min(end, taps))
+
+
+def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, window: _Window) -> None:
+    """Add the products of all taps that a tile sees."""
+    segment = a.taps * a.c
+    floats = emit_padded(a.segments * segment)
+    with e.range(*window.frames) as i, e.range(*window.rows) as j:
+        frame = e.max(0, e.min(window.frame + i * a.dilation_d, a.d - 1))
+        line = (window.image * a.d + frame) * a.h + window.line + j * a.dilation_h
+        source = a.x.floats() + (line * a.w + window.column) * a.x_pixel
+        weights = a.weights.floats() + (i * a.r + j) * filters * floats
+        with e.range(0, a.segments) as number:
+            column = window.column + number * a.taps * a.dilation_w
+
+            def multiply(at: Value, mask: Value | None) -> None:
+                # Else LLVM keeps an address for each filter and each pixel through all loops.
+                own_weights = e.after(weights + (number * segment + at), [])
+                here = e.after(source + (number * a.apart + at), [])
+                factors = [e.load(own_weights + f * floats, mask) for f in range(filters)]
+                for pixel in range(len(sums) // filters):
+                    moved = pixel * a.stride_w
+                    seen = mask if window.inside else _lanes(e, a, column + moved, at)
+                    value = e.load(here + moved * a.x_pixel, seen)
+                    own = sums[pixel * filters : (pixel + 1) * filters]
+                    for one, factor in zip(own, factors, strict=True):
+                        one.value = e.fma(value, factor, one.value)
+
+            each_vector(e, 0, segment, multiply)
+
+
+def _lanes(e: Emitter, a: Args, column: Value, at: Value) -> Value:
+    """The lanes, from `at`, of a piece that begins in a column, which lie inside of the row."""
+    first, last = (e.max(0, e.min(end - column, a.taps)) * a.c for end in (0, a.w))
+    return e.lanes(last - at) & ~e.lanes(first - at)
+
+
+def _across(e: Emitter, vectors: list[Value]) -> Value:
+    """The sum of the lanes of each vector, in the order of the vectors."""
+    vectors = vectors + [e.vector(0.0)] * (e.width - len(vectors))
+    even = range(0, 2 * e.width, 2)
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [
+            e.shuffle(one, [*even], other) + e.shuffle(one, [lane + 1 for lane in even], other)
+            for one, other in pairs
+        ]
+    return vectors[0]
+
+
+@cache
+def few_kernel(filters: int) -> Kernel:
+    """The kernel for so many filters."""
+    return Kernel(f"few{filters}", _FIELDS, partial(_emit, filters=filters))
+
+
+def pack_few(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[row of a filter][filter][column][input], filled up to whole vectors, then the bias."""
+    frames, rows, width = spec.frames.t, spec.r, spec.s * spec.c
+    lines = weight.detach().float().view(spec.k, spec.c, frames, rows, spec.s)
+    packed = room(packed_floats(spec)).zero_()
+    own = packed[: -padded(1)].view(frames, rows, spec.k, padded(width))
+    own[..., :width].copy_(lines.permute(2, 3, 0, 4, 1).flatten(3))
+    if bias is not None:
+        count = _pixels(spec.k)
+        packed[-padded(1) :][: count * spec.k] = bias.detach().float().repeat(count)
+    return shared(packed)
+
+
+def packed_floats(spec: ConvSpec) -> int:
+    """How many numbers `pack_few` returns."""
+    return spec.frames.t * spec.r * spec.k * padded(spec.s * spec.c) + padded(1)
+
+
+def few_steps(
+    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
+) -> tuple[Step, ...]:
+    """The convolution as one step; `y` and `residual` lie without gaps."""
+    deep, beside = spec.frames, None if residual is None else _numbers(residual)
+    joined = x.pixel == spec.c and spec.dilation[1] == 1
+    values = {
+        "": (deep.d, spec.h, spec.w),
+        "out_": (deep.out_d, spec.out_h, spec.out_w),
+        "stride_": (deep.stride, *spec.stride),
+        "pad_": (deep.padding, *spec.padding),
+        "dilation_": (deep.dilation, *spec.dilation),
+    }
+    sides = {
+        f"{field}{side}": number
+        for field, numbers in values.items()
+        for side, number in zip(_SIDES, numbers, strict=True)
+    }
+    return (
+        step(
+            few_kernel(spec.k),
+            x=x,
+            weights=packed,
+            bias=after(packed, packed_floats(spec) - padded(1)),
+            **ending(_numbers(y), spec.activation, spec.slope, beside),
+            n=spec.n,
+            c=spec.c,
+            x_pixel=x.pixel,
+            t=deep.t,
+            r=spec.r,
+            taps=spec.s if joined else 1,
+            segments=1 if joined else spec.s,
+            apart=spec.dilation[1] * x.pixel,
+            held=int(deep.held),
+            **sides,
+        ),
+    )
+
+
+def _numbers(view: View) -> View:
+    """The numbers of `view` one after the other, as the kernel stores them: pixels side by side."""
+    return view.as_numbers(1, 1, 1, view.floats)
