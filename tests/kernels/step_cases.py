@@ -13,7 +13,15 @@ from torch import Tensor
 from nhwc.graph.mended import GridSample
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
-from nhwc.kernels.convolutions.transposed import Transposed, pack_transposed, transposed_steps
+from nhwc.kernels.convolutions.transposed import (
+    Transposed,
+    few_steps,
+    has_few,
+    pack_few,
+    pack_transposed,
+    transposed_steps,
+)
+from nhwc.kernels.language import isa as isas
 from nhwc.kernels.layers import (
     attention,
     batched,
@@ -42,13 +50,17 @@ CHANNELS = (1, 2, 3, 7, 8, 15, 16, 17, 24, 33, 48, 58, 65, 130)
 
 @dataclass
 class StepCase:
-    """`make(*views, y)` returns the steps; views are those of `inputs`, in order."""
+    """`make(*views, y)` returns the steps; views are those of `inputs`, in order.
+
+    A `dense` result lies without gaps.
+    """
 
     inputs: list[Tensor]
     make: Callable
     expected: Tensor
     sizes: Tensor | float = 1.0
     units: float = 8.0
+    dense: bool = False
 
     def check(self, y):
         """Assert `y`, but for `units` of rounding of the sum of the `sizes` that it is made of."""
@@ -379,14 +391,35 @@ def transposed(choose):
     moves = {name: tuple(value) for name, value in where.items() if name != "groups"}
     shapes = tuple(x.shape), tuple(expected.shape)
     spec = Transposed(*shapes, size=tuple(size), groups=groups, **moves)
-    packed = pack_transposed(spec, weight, bias, joined=choose.randint(0, 3 if groups == 1 else 0))
+    below = [one.flatten(2, 3) for one in (expected, sizes)]
+    packed = pack_transposed(spec, weight, bias)
     stacked = torch.zeros(spec.stacked).flatten(2, 3)
 
     def make(x, stacked, y):
         return transposed_steps(spec, packed, x, stacked, y)
 
-    below = [one.flatten(2, 3) for one in (expected, sizes)]
     return StepCase([x.flatten(2, 3), stacked], make, *below, 16.0)
+
+
+def few_transposed(choose):
+    """A transposed convolution of few filters, of rows that are wide enough for tiles."""
+    n, c, along = choose.randint(1, 2), choose.choice(CHANNELS[:12]), choose.randint(1, 2)
+    k = choose.randint(1, isas.host().width // 2 // along)
+    sides = [choose.randint(1, 3), choose.randint(1, 3), choose.randint(8, 11)]
+    size = [choose.randint(1, 4), choose.randint(1, 4), choose.randint(3, 4)]
+    stride = [choose.randint(1, 4), choose.randint(1, 4), along]
+    padding = [choose.randint(0, (one - 1) // 2) for one in size]
+    x, weight, bias = torch.randn(n, c, *sides), torch.randn(c, k, *size), torch.randn(k)
+    where = {"stride": stride, "padding": padding}
+    expected = F.conv_transpose3d(x.double(), weight.double(), bias.double(), **where)
+    sizes = F.conv_transpose3d(x.abs(), weight.abs(), bias.abs(), **where)
+    moves = {name: tuple(value) for name, value in where.items()}
+    spec = Transposed(tuple(x.shape), tuple(expected.shape), size=tuple(size), **moves)
+    assert has_few(spec)
+    rows = pack_few(spec, weight, bias)
+    make = lambda x, y: few_steps(spec, rows, x, y)
+    below = [one.flatten(2, 3) for one in (expected, sizes)]
+    return StepCase([x.flatten(2, 3)], make, *below, 16.0, dense=True)
 
 
 def resized(choose):
@@ -557,6 +590,7 @@ MAKERS = (
     *(depthwise, maxpool, avgpool, adaptive_avgpool, add, affine, multiply, copy, interleave),
     *(shuffle, linear_layer, softmax, layer_norm, attending, group_norm, transposed),
     *(
+        few_transposed,
         resized,
         moving,
         unit,
@@ -586,9 +620,8 @@ def run(case, choose, threads, allocate=None):
     for number, tensor in enumerate([*case.inputs, blank]):
         last = tensor is blank
         n, c, h, w = tensor.shape
-        before, after = (
-            (0, 0) if allocate else (choose.randint(0, BEFORE), choose.randint(0, AFTER))
-        )
+        dense = allocate or (last and case.dense)
+        before, after = (0, 0) if dense else (choose.randint(0, BEFORE), choose.randint(0, AFTER))
         memory = torch.full((n, h, w, before + c + after), UNTOUCHED if last else float("nan"))
         memory[..., before : before + c] = tensor.permute(0, 2, 3, 1)
         buffers[str(number)] = allocate(memory) if allocate else memory

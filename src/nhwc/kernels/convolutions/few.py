@@ -16,7 +16,7 @@ neighbours of two vectors into one, until one has all sums, in the order in whic
            s01 s23 t01 t23             u01 u23 v01 v23
                            s t u v
 
-Where a tile sees pixels beside the image, lanes are masked for each of its pixels.
+What a tile sees beside the image is zeros: it reads copies of its rows, with zeros beside them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..language.vectors import Emitter, Variable
 from ..layers.ending import ENDING, ending, finish
 from ..product.weights import after
 from ..tape.pages import room, shared
-from ..tape.steps import Step, View, step
+from ..tape.steps import Scratch, Step, View, step
 from .spec import ConvSpec
 
 _SIDES = ("d", "h", "w")
@@ -42,13 +42,15 @@ _SIDES = ("d", "h", "w")
 _FIELDS = (
     *("x", "weights", "bias", *ENDING),
     *("n", "c", "x_pixel", "t", "r", "taps", "segments", "apart", "held"),
+    *("y_n", "y_d", "y_h", "y_floats", "columns", "scratch", "scratch_floats"),
     *(
         f"{field}{side}"
         for field in ("", "out_", "stride_", "pad_", "dilation_")
         for side in _SIDES
     ),
 )
-"""A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other."""
+"""A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other. A
+tile sees `columns` of the image."""
 
 
 def filters_served() -> range:
@@ -72,16 +74,28 @@ def _tile(width: int, filters: int) -> int:
     return min(8, width // filters)
 
 
+class Rows(NamedTuple):
+    """Where rows of the result lie: how far images, frames and rows are apart, and a row's floats.
+
+    They may lie between rows of others, as those of a transposed convolution's stride do.
+    """
+
+    n: int
+    d: int
+    h: int
+    floats: int
+
+
 class _Span(NamedTuple):
     first: Value
     last: Value
 
 
-class _Window(NamedTuple):
-    """What the pixels of a tile see: taps along two sides, and along the third what is inside.
+class _Tile(NamedTuple):
+    """Neighbouring pixels of a row of the result, and what they see.
 
     `line` is the row of the image under the first tap, `column` where the first pixel sees its
-    first tap. `inside` if no pixel sees what is beside the image.
+    first tap. If not all that the tile sees is `inside` of the image, it is copied between zeros.
     """
 
     frames: _Span
@@ -90,36 +104,75 @@ class _Window(NamedTuple):
     frame: Value
     line: Value
     column: Value
-    inside: bool
+    inside: Value
+    copied: Value
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
     count = _tile(e.width, filters)
+    copied = a.scratch.floats() + thread * a.scratch_floats
     begin, end = e.share(a.n * a.out_d * a.out_h, thread, threads)
     with e.range(begin, end) as row:
-        line = row % a.out_h * a.stride_h - a.pad_h
-        frame = row // a.out_h % a.out_d * a.stride_d - a.pad_d
         image = row // (a.out_h * a.out_d)
+        frame = row // a.out_h % a.out_d * a.stride_d - a.pad_d
+        line = row % a.out_h * a.stride_h - a.pad_h
         rows = _seen(e, line, a.r, a.dilation_h, a.h)
         frames = _seen(e, frame, a.t, a.dilation_d, a.d)
         held = a.held != 0
         frames = _Span(e.select(held, e.i64(0), frames.first), e.select(held, a.t, frames.last))
+        to = image * a.y_n + row // a.out_h % a.out_d * a.y_d + row % a.out_h * a.y_h
         with e.range(0, a.out_w, count) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
             left = e.min(wanted, a.out_w - count)
             column = left * a.stride_w - a.pad_w
-            taps = (a.segments * a.taps - 1) * a.dilation_w
-            inside = (column >= 0) & (column + (count - 1) * a.stride_w + taps < a.w)
+            inside = (column >= 0) & (column + a.columns <= a.w)
+            tile = _Tile(frames, rows, image, frame, line, column, inside, copied)
+            with e.when(~inside):
+                _copy(e, a, tile)
+            _fetch_below(e, a, (image * a.d + e.max(frame, 0)) * a.h + line + a.r, column, count)
             sums = [e.variable(0.0) for _ in range(count * filters)]
             for one in sums:
                 one.value = e.vector(0.0)
-            _fetch_below(e, a, (image * a.d + e.max(frame, 0)) * a.h + line + a.r, column, count)
-            window = partial(_Window, frames, rows, image, frame, line, column)
-            add = partial(_add, e, a, sums, filters)
-            e.branch(inside, lambda: add(window(True)), lambda: add(window(False)))
+            _add(e, a, sums, filters, tile)
             total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
-            mask = None if len(sums) == e.width else e.lanes(len(sums))
-            finish(e, a, [total], (row * a.out_w + left) * filters, Place(e.i64(0), mask))
+            first = left * filters
+            # Of a row that ends within the last pixel there is less to store.
+            mask = e.lanes(e.min(a.y_floats - first, len(sums)))
+            finish(e, a, [total], to + first, Place(e.i64(0), mask))
+
+
+def _copy(e: Emitter, a: Args, tile: _Tile) -> None:
+    """Copy all rows that the tile sees, each to where it would lie between zeros.
+
+    First all, and then they are read: a processor waits where it reads what it has just written.
+    """
+    blank = lambda at, mask: e.store(e.vector(0.0), tile.copied + at, mask)
+    each_vector(e, 0, a.scratch_floats, blank)
+    first, last = (e.max(0, e.min(end, a.w)) for end in (tile.column, tile.column + a.columns))
+    # Behind the last pixel's channels may lie the end of memory.
+    floats = e.max(0, (last - first - 1) * a.x_pixel + a.c)
+    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
+        source = _row(e, a, tile, i, j) + first * a.x_pixel
+        target = _copied(a, tile, i, j) + (first - tile.column) * a.x_pixel
+
+        def move(at: Value, mask: Value | None) -> None:
+            e.store(e.load(source + at, mask), target + at, mask)
+
+        each_vector(e, 0, floats, move)
+
+
+def _row(e: Emitter, a: Args, tile: _Tile, i: Value, j: Value) -> Value:
+    """The first pixel of the row of the image under two taps."""
+    frame = e.max(0, e.min(tile.frame + i * a.dilation_d, a.d - 1))
+    line = (tile.image * a.d + frame) * a.h + tile.line + j * a.dilation_h
+    row: Value = a.x.floats() + line * a.w * a.x_pixel
+    return row
+
+
+def _copied(a: Args, tile: _Tile, i: Value, j: Value) -> Value:
+    """Where the copy of such a row begins."""
+    row: Value = tile.copied + (i * a.r + j) * a.columns * a.x_pixel
+    return row
 
 
 def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) -> None:
@@ -137,17 +190,15 @@ def _seen(e: Emitter, first: Value, taps: Value, dilation: Value, size: Value) -
     return _Span(begin, e.min(end, taps))
 
 
-def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, window: _Window) -> None:
+def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, tile: _Tile) -> None:
     """Add the products of all taps that a tile sees."""
     segment = a.taps * a.c
     floats = emit_padded(a.segments * segment)
-    with e.range(*window.frames) as i, e.range(*window.rows) as j:
-        frame = e.max(0, e.min(window.frame + i * a.dilation_d, a.d - 1))
-        line = (window.image * a.d + frame) * a.h + window.line + j * a.dilation_h
-        source = a.x.floats() + (line * a.w + window.column) * a.x_pixel
+    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
+        there = (_row(e, a, tile, i, j) + tile.column * a.x_pixel).address()
+        source = e.select(tile.inside, there, _copied(a, tile, i, j).address()).floats()
         weights = a.weights.floats() + (i * a.r + j) * filters * floats
         with e.range(0, a.segments) as number:
-            column = window.column + number * a.taps * a.dilation_w
 
             def multiply(at: Value, mask: Value | None) -> None:
                 # Else LLVM keeps an address for each filter and each pixel through all loops.
@@ -155,20 +206,12 @@ def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, window: _Windo
                 here = e.after(source + (number * a.apart + at), [])
                 factors = [e.load(own_weights + f * floats, mask) for f in range(filters)]
                 for pixel in range(len(sums) // filters):
-                    moved = pixel * a.stride_w
-                    seen = mask if window.inside else _lanes(e, a, column + moved, at)
-                    value = e.load(here + moved * a.x_pixel, seen)
+                    value = e.load(here + pixel * a.stride_w * a.x_pixel, mask)
                     own = sums[pixel * filters : (pixel + 1) * filters]
                     for one, factor in zip(own, factors, strict=True):
                         one.value = e.fma(value, factor, one.value)
 
             each_vector(e, 0, segment, multiply)
-
-
-def _lanes(e: Emitter, a: Args, column: Value, at: Value) -> Value:
-    """The lanes, from `at`, of a piece that begins in a column, which lie inside of the row."""
-    first, last = (e.max(0, e.min(end - column, a.taps)) * a.c for end in (0, a.w))
-    return e.lanes(last - at) & ~e.lanes(first - at)
 
 
 def _across(e: Emitter, vectors: list[Value]) -> Value:
@@ -209,11 +252,21 @@ def packed_floats(spec: ConvSpec) -> int:
 
 
 def few_steps(
-    spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
+    spec: ConvSpec,
+    x: View,
+    y: View,
+    packed: Tensor | View,
+    residual: View | None = None,
+    *,
+    rows: Rows | None = None,
 ) -> tuple[Step, ...]:
-    """The convolution as one step; `y` and `residual` lie without gaps."""
-    deep, beside = spec.frames, None if residual is None else _numbers(residual)
+    """The convolution as one step; `y` and `residual` lie without gaps, but for those of `rows`."""
+    deep, beside = spec.frames, None if residual is None else numbers_of(residual)
+    line = spec.out_w * spec.k
+    rows = rows or Rows(deep.out_d * spec.out_h * line, spec.out_h * line, line, line)
     joined = x.pixel == spec.c and spec.dilation[1] == 1
+    columns = (_pixels(spec.k) - 1) * spec.stride[1] + (spec.s - 1) * spec.dilation[1] + 1
+    copied = deep.t * spec.r * columns * x.pixel
     values = {
         "": (deep.d, spec.h, spec.w),
         "out_": (deep.out_d, spec.out_h, spec.out_w),
@@ -232,7 +285,14 @@ def few_steps(
             x=x,
             weights=packed,
             bias=after(packed, packed_floats(spec) - padded(1)),
-            **ending(_numbers(y), spec.activation, spec.slope, beside),
+            **ending(numbers_of(y), spec.activation, spec.slope, beside),
+            y_n=rows.n,
+            y_d=rows.d,
+            y_h=rows.h,
+            y_floats=rows.floats,
+            columns=columns,
+            scratch=Scratch(4 * copied, per_thread=True),
+            scratch_floats=copied,
             n=spec.n,
             c=spec.c,
             x_pixel=x.pixel,
@@ -247,6 +307,7 @@ def few_steps(
     )
 
 
-def _numbers(view: View) -> View:
-    """The numbers of `view` one after the other, as the kernel stores them: pixels side by side."""
-    return view.as_numbers(1, 1, 1, view.floats)
+def numbers_of(view: View, first: int = 0) -> View:
+    """The numbers of `view` one after the other, as the kernel stores them, from the `first` on."""
+    whole = view.as_numbers(1, 1, 1, view.floats)
+    return View(whole.buffer, (1, 1, 1, view.floats - first), 1, whole.offset + first)

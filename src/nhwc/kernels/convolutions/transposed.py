@@ -8,10 +8,11 @@ the odd pixels of a row are two ordinary convolutions of the input, each with ha
 
 `class_of` finds the taps of one side. The convolutions write next to one another, each in channels
 of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
-(2x2 with stride 2, as in a U-Net) they are one product with more columns. Where filters are so few
-that a vector has room for those of several classes, it is less work to let these see the window of
-all, with zeros for most taps (`joined_sides`). Then what is not finite reaches pixels that do not
-see it, since a zero times infinity is no zero.
+(2x2 with stride 2, as in a U-Net) they are one product with more columns.
+
+Where filters are few (few.py), nothing is moved: the classes of a row are computed as one, whose
+pixels then lie side by side in the result. Along the row each class has zeros for the taps that
+others see, so what is not finite reaches pixels that do not see it: a zero times infinity is none.
 
 Where taps are dilated, those of a class are, too, by what dilation and stride do not share. Groups
 stay groups, and filters of a single channel go to the depthwise kernels.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,13 +31,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..language import isa as isas
 from ..language.compiler import Args, Kernel
 from ..language.loops import each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import Activation
 from ..tape.steps import Step, View, step
+from . import few
 from .conv import ConvKernel
 from .depthwise import depthwise_step
 from .spec import IMAGE, ConvSpec, Frames
@@ -99,6 +100,14 @@ class Part(NamedTuple):
     steps: Callable[[View, View], Sequence[Step]]
 
 
+class FewRows(NamedTuple):
+    """All classes of a row as one convolution of few filters: its weights, and where it begins."""
+
+    spec: ConvSpec
+    packed: Tensor
+    first: int
+
+
 def class_of(
     place: int, size: int, stride: int, padding: int, dilation: int = 1, *, count: int
 ) -> Side:
@@ -119,68 +128,69 @@ def class_of(
     )
 
 
-def pack_transposed(
-    spec: Transposed, weight: Tensor, bias: Tensor | None, *, joined: int = 0
-) -> tuple[Part, ...]:
-    """The convolutions with their packed filters; `weight` is as torch has it, with frames.
-
-    Along the last `joined` sides all classes are one product.
-    """
-    grouped = weight.detach().unflatten(0, (spec.groups, -1))
-    filled = F.pad(grouped.transpose(1, 2).flatten(0, 1), (0, 1) * 3)
-    return tuple(
-        _part(
-            spec,
-            members[0],
-            torch.cat([_taken(filled, sides) for sides in members]),
-            None if bias is None else bias.repeat(len(members)),
-        )
-        for members in _products(spec, joined)
-    )
-
-
-def joined_sides(spec: Transposed) -> int:
-    """For how many of the last sides all classes had better be one product, if filters are few.
-
-    >>> moves = {"size": (3, 3, 3), "stride": (2, 2, 2), "padding": (1, 1, 1)}
-    >>> joined_sides(Transposed((1, 32, 8, 8, 8), (1, 2, 16, 16, 16), **moves))
-    3
-    >>> joined_sides(Transposed((1, 128, 8, 8, 8), (1, 64, 16, 16, 16), **moves))
-    0
-    """
-    width = isas.host().width
-
-    def cost(joined: int) -> int:
-        """Products for a pixel of each class; to pack a tap takes as long as one by a vector."""
-        return sum(
-            math.prod(len(side.taps) for side in members[0])
-            * (1 - (-len(members) * spec.output[1] // width))
-            for members in _products(spec, joined)
-        )
-
-    if spec.groups > 1 or len(_products(spec, 0)) == 1:
-        return 0
-    return min(reversed(range(4)), key=cost)
-
-
-def _products(spec: Transposed, joined: int) -> list[list[tuple[Side, ...]]]:
-    """The classes, those together that are one product: they see the same window.
-
-    Along the last `joined` sides all classes see the window of all, most taps of which are zero.
-    """
-    moves = zip(spec.size, spec.stride, spec.padding, spec.dilation, spec.places, strict=True)
-    along = []
-    for dim, (size, stride, padding, dilation, count) in enumerate(moves):
-        sides = [
-            class_of(place, size, stride, padding, dilation, count=count) for place in range(stride)
-        ]
-        along.append(_in_one_window(sides, size) if dim >= 3 - joined else sides)
-    classes = [*itertools.product(*along)]
+def pack_transposed(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
+    """The convolutions with their packed filters; `weight` is as torch has it, with frames."""
+    filled = _filled(spec, weight)
+    classes = [*itertools.product(*_classes(spec))]
     windows = {tuple(side.window for side in sides) for sides in classes}
     if len(windows) == 1 and spec.groups == 1:
-        return [classes]
-    each = math.prod(spec.stride[3 - joined :])
-    return [classes[first : first + each] for first in range(0, len(classes), each)]
+        every = torch.cat([_taken(filled, sides) for sides in classes])
+        return (
+            _part(spec, classes[0], every, bias if bias is None else bias.repeat(len(classes))),
+        )
+    return tuple(_part(spec, sides, _taken(filled, sides), bias) for sides in classes)
+
+
+def _filled(spec: Transposed, weight: Tensor) -> Tensor:
+    """The filters as those of ordinary convolutions, with a tap of zeros behind the last."""
+    grouped = weight.detach().unflatten(0, (spec.groups, -1))
+    return F.pad(grouped.transpose(1, 2).flatten(0, 1), (0, 1) * 3)
+
+
+def _classes(spec: Transposed) -> list[list[Side]]:
+    """Of each side, its classes."""
+    moves = zip(spec.size, spec.stride, spec.padding, spec.dilation, spec.places, strict=True)
+    return [
+        [class_of(place, size, stride, padding, dilation, count=n) for place in range(stride)]
+        for size, stride, padding, dilation, n in moves
+    ]
+
+
+def has_few(spec: Transposed) -> bool:
+    """Whether `pack_few` can compute it, row by row.
+
+    >>> moves = {"size": (3, 3, 3), "stride": (2, 2, 2), "padding": (1, 1, 1)}
+    >>> has_few(Transposed((1, 32, 8, 8, 8), (1, 2, 16, 16, 16), **moves))
+    True
+    >>> has_few(Transposed((1, 128, 8, 8, 8), (1, 64, 16, 16, 16), **moves))
+    False
+    """
+    return spec.groups == 1 and all(few.serves(one) for one, _, _ in _rows(spec))
+
+
+def pack_few(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[FewRows, ...]:
+    """The rows of the result, each kind of them a convolution, with packed filters."""
+    filled = _filled(spec, weight)
+    found = []
+    for one, classes, first in _rows(spec):
+        filters = torch.cat([_taken(filled, sides) for sides in classes])
+        every = None if bias is None else bias.repeat(len(classes))
+        found.append(FewRows(one, few.pack_few(one, filters, every), first))
+    return tuple(found)
+
+
+def _rows(spec: Transposed) -> Iterator[tuple[ConvSpec, list[tuple[Side, Side, Side]], int]]:
+    """Of each kind of rows the convolution, the classes of its pixels, and where it begins."""
+    frames, rows, columns = _classes(spec)
+    _, k, out_d, out_h, out_w = spec.output
+    line = _in_one_window(columns, spec.size[2])
+    for (i, deep), (j, high) in itertools.product(enumerate(frames), enumerate(rows)):
+        # The last frame or row may be that of another class.
+        counts = (-(-(out_d - i) // spec.stride[0]), -(-(out_h - j) // spec.stride[1]))
+        if min(counts) > 0:
+            classes = [(deep, high, one) for one in line]
+            one = _convolution(spec, classes[0], k * len(line), (*counts, spec.places[2]))
+            yield one, classes, (i * out_h + j) * out_w * k
 
 
 def _in_one_window(sides: Sequence[Side], size: int) -> list[Side]:
@@ -205,28 +215,31 @@ def _taken(filters: Tensor, sides: Sequence[Side]) -> Tensor:
 
 
 def _part(spec: Transposed, sides: Sequence[Side], weight: Tensor, bias: Tensor | None) -> Part:
-    n, c, d, h, w = spec.input
-    frames, *places = spec.places
-    t, r, s = (len(side.taps) for side in sides)
-    front, *padding = (side.padding for side in sides)
-    apart = [side.apart if len(side.taps) > 1 else 1 for side in sides]
-    deep = Frames(d, t, padding=front, dilation=apart[0], wanted=frames)
-    one = ConvSpec(
-        *(n, c, h, w, len(weight), r, s),
-        padding=(padding[0], padding[1]),
-        dilation=(apart[1], apart[2]),
-        groups=spec.groups,
-        has_bias=bias is not None,
-        activation=spec.activation,
-        slope=spec.slope,
-        frames=IMAGE if (d, t, front, frames) == (1, 1, 0, 1) else deep,
-        wanted=(places[0], places[1]),
-    )
+    one = _convolution(spec, sides, len(weight), spec.places)
     if one.groups == one.c == one.k:
         return Part(one.k, partial(_depthwise, one, weight, bias))
     kernel = ConvKernel("pointwise" if one.is_flat and one.groups == 1 else "direct", True, one)
     packed = kernel.pack(weight.reshape(kernel.filters), bias)
     return Part(one.k, lambda x, y: kernel.steps(x, y, packed))
+
+
+def _convolution(spec: Transposed, sides: Sequence[Side], filters: int, places: Sides) -> ConvSpec:
+    """The ordinary convolution that computes the classes which see these `sides`."""
+    n, c, d, h, w = spec.input
+    t, r, s = (len(side.taps) for side in sides)
+    front, *padding = (side.padding for side in sides)
+    apart = [side.apart if len(side.taps) > 1 else 1 for side in sides]
+    deep = Frames(d, t, padding=front, dilation=apart[0], wanted=places[0])
+    return ConvSpec(
+        *(n, c, h, w, filters, r, s),
+        padding=(padding[0], padding[1]),
+        dilation=(apart[1], apart[2]),
+        groups=spec.groups,
+        activation=spec.activation,
+        slope=spec.slope,
+        frames=IMAGE if (d, t, front, places[0]) == (1, 1, 0, 1) else deep,
+        wanted=(places[1], places[2]),
+    )
 
 
 def _depthwise(
@@ -248,6 +261,18 @@ def transposed_steps(
         steps += part.steps(x, stacked.channels(first, first + part.channels))
         first += part.channels
     return [*steps, _place_step(spec, stacked, y)]
+
+
+def few_steps(spec: Transposed, rows: Sequence[FewRows], x: View, y: View) -> list[Step]:
+    """Each kind of rows, where they lie in `y`, which has no gaps."""
+    _, k, out_d, out_h, out_w = spec.output
+    line = out_w * k
+    lie = few.Rows(out_d * out_h * line, spec.stride[0] * out_h * line, spec.stride[1] * line, line)
+    return [
+        one
+        for row in rows
+        for one in few.few_steps(row.spec, x, few.numbers_of(y, row.first), row.packed, rows=lie)
+    ]
 
 
 def _place_step(spec: Transposed, x: View, y: View) -> Step:

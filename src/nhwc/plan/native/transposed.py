@@ -15,7 +15,9 @@ from ...graph.folded import (
 )
 from ...kernels.convolutions.transposed import (
     Transposed,
-    joined_sides,
+    few_steps,
+    has_few,
+    pack_few,
     pack_transposed,
     transposed_steps,
 )
@@ -65,22 +67,27 @@ def convolved(
     last: dict[str, Any] = {"activation": activation, "slope": slope}
     spec = spec if len(places) == 2 else replace(spec, **last)
 
-    def emit(builder: Builder, constants: None, *given: Buffer, joined: int = 0) -> Buffer:
+    def emit(builder: Builder, constants: None, *given: Buffer, few: bool = False) -> Buffer:
         x, *residual = (given[place] for place in places)
         weight = module.weight.view(*module.weight.shape[:2], *image, *module.kernel_size)
-        packed = pack_transposed(spec, weight, module.bias, joined=joined)
-        stacked, result = builder.buffer(spec.stacked), builder.buffer(y)
-        builder.add(partial(transposed_steps, spec, packed), x, stacked, result)
+        result = builder.buffer(y)
+        if few:
+            rows = pack_few(spec, weight, module.bias)
+            builder.add(partial(few_steps, spec, rows), x, builder.dense(result))
+        else:
+            parts = pack_transposed(spec, weight, module.bias)
+            stacked = builder.buffer(spec.stacked)
+            builder.add(partial(transposed_steps, spec, parts), x, stacked, result)
         if not residual:
             return result
         added = builder.buffer(y)
         builder.add(partial(add_step, **last), result, *residual, added)
         return added
 
-    found, joined = computing(emit), joined_sides(spec)
-    if not joined:
+    found = computing(emit)
+    if not has_few(spec):
         return (found,)
-    return found, ours("nhwc joined", partial(emit, joined=joined), exact=False)
+    return found, ours("nhwc few", partial(emit, few=True), exact=False)
 
 
 def _deep(shape: tuple[int, ...]) -> Any:
