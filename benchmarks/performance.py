@@ -29,6 +29,7 @@ SUMMED = (
     ("YOLO, a U-Net, SegFormer, DINOv2, DETR and a diffusion decoder", "guests.json"),
     ("video and medical volumes", "volumes.json"),
     ("volumes of video and medicine with AVX2 alone", "volumes-avx2.json"),
+    ("volumes on a processor whose AVX-512 is hidden", "volumes-narrow.json"),
 )
 """What the README says of other files than that of the suite."""
 
@@ -235,6 +236,14 @@ Some of them on a processor with AVX2 alone.
 nhwc bench --suite volumes --batch 1 --seconds 1 --resume -o benchmarks/results/volumes-avx2.json
 ```"""
 
+VOLUMES_NARROW = """\
+All of them on the processor of the first of these tables, with AVX-512 hidden from every engine.
+
+```
+python -m benchmarks.narrow nhwc bench --suite volumes --batch 1 --seconds 1 --resume \\
+    -o benchmarks/results/volumes-narrow.json
+```"""
+
 PEERS = """\
 Those that compile for seconds to minutes, on some models, batch 1, all in one run.
 
@@ -347,6 +356,7 @@ SECTIONS = (
     ("Models of other packages", GUESTS, "guests.json", _suite),
     ("Volumes", VOLUMES, "volumes.json", _suite),
     ("Volumes, on AVX2", VOLUMES_AVX2, "volumes-avx2.json", _suite),
+    ("Volumes, without AVX-512", VOLUMES_NARROW, "volumes-narrow.json", _suite),
     ("AVX2", AVX2, "avx2.json", _suite),
     ("Another processor", SLOWER, "icelake-slower.json", _suite),
     ("The blog's suite", BLOG, "blog.json", _published),

@@ -42,6 +42,7 @@ from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
 from .mend_writes import mend_writes
 from .merge_branches import merge_branches
+from .number_masks import number_masks
 from .split_attention import split_attention
 
 Pass = Callable[[fx.GraphModule], PassReport]
@@ -85,6 +86,7 @@ PASSES: tuple[Pass, ...] = (
     *FOLDING,
     merge_branches,
     split_attention,
+    number_masks,
     join_positions,
     join_attention,
     join_scores,

@@ -48,7 +48,7 @@ def masks_of(
     if not has_masks(given):
         return UNMASKED
     masks = [given.get(name) for name in ("attn_mask", "key_padding_mask")]
-    query, seen = seen_at(given["query"]), [_seen(gm, mask) for mask in masks if mask is not None]
+    query, seen = seen_at(given["query"]), [mask_at(gm, mask) for mask in masks if mask is not None]
     if not query or not seen or not all(one and one.dtype in _types(query) for one in seen):
         return None
     short = isinstance(attention, nn.MultiheadAttention) and _takes_shortcut(attention, given)
@@ -64,7 +64,8 @@ def _types(query: SeenTensor) -> tuple[torch.dtype, ...]:
     return torch.bool, query.dtype
 
 
-def _seen(gm: fx.GraphModule, mask: Any) -> SeenTensor | None:
+def mask_at(gm: fx.GraphModule, mask: Any) -> SeenTensor | None:
+    """What is known of a mask; None if nothing is."""
     if isinstance(mask, fx.Node) and mask.op == "get_attr":
         held = attribute(gm, str(mask.target))
         return SeenTensor(tuple(held.shape), held.dtype, held.device)
@@ -81,21 +82,17 @@ def _takes_shortcut(attention: nn.MultiheadAttention, given: Mapping[str, Any]) 
     return alike and even and attention.batch_first
 
 
-def bias_of(
-    gm: fx.GraphModule, given: Mapping[str, Any], masks: Masks, heads: int
-) -> fx.Node | None:
+def bias_of(gm: fx.GraphModule, query: fx.Node, masks: Masks, heads: int) -> fx.Node | None:
     """Insert what makes of the masks a tensor to add to scores; None if nothing is added."""
-    query = seen_at(given["query"])
+    queries = seen_at(query)
     added = []
     for mask, of_keys in ((masks.pairs, False), (masks.keys, True)):
-        seen = _seen(gm, mask)
-        if mask is None or seen is None or query is None:
+        seen = mask_at(gm, mask)
+        if mask is None or seen is None or queries is None:
             continue
-        numbers, batched = mask, len(query.shape) == 3
+        numbers, batched = mask, len(queries.shape) == 3
         if seen.dtype is torch.bool:
-            numbers = gm.graph.call_function(torch.where, (mask, float("-inf"), 0.0))
-            if query.dtype is not torch.get_default_dtype():
-                numbers = gm.graph.call_method("to", (numbers, query.dtype))
+            numbers = numbers_of(gm.graph, mask, queries.dtype, hidden=True)
         if batched and of_keys:
             numbers = gm.graph.call_method("unflatten", (numbers, -1, (1, 1, seen.shape[-1])))
         elif batched and len(seen.shape) == 3:
@@ -104,3 +101,12 @@ def bias_of(
     if not added:
         return None
     return added[0] if len(added) == 1 else gm.graph.call_function(torch.add, tuple(added))
+
+
+def numbers_of(graph: fx.Graph, mask: fx.Node, dtype: torch.dtype, *, hidden: bool) -> fx.Node:
+    """Insert what makes numbers of a bool mask, in which True is `hidden` or seen."""
+    either = (float("-inf"), 0.0) if hidden else (0.0, float("-inf"))
+    numbers = graph.call_function(torch.where, (mask, *either))
+    if dtype is torch.get_default_dtype():
+        return numbers
+    return graph.call_method("to", (numbers, dtype))

@@ -23,6 +23,7 @@ from ..graph import add_module, attribute, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import Opaque, PassReport, Site
+from ..graph.seen import shape_at
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of
 from .lift_functional import layer
@@ -62,6 +63,7 @@ class _Weights:
 def split_attention(gm: fx.GraphModule) -> PassReport:
     """Split all attention whose weights are constant and whose scores are unused."""
     sites = []
+    biases: dict[Any, fx.Node | None] = {}
     for node, given, reason in list(_calls(gm)):
         layered = "src" in given
         kind = "TransformerEncoderLayer" if layered else "MultiheadAttention"
@@ -72,7 +74,7 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
             if layered:
                 erase(node, _encoder(gm, node, given))
             else:
-                _replace_item(node, _masked(gm, node, given))
+                _replace_item(node, _masked(gm, node, given, biases))
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("split_attention", tuple(sites))
@@ -204,13 +206,21 @@ def _encoder(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> fx.
     return x
 
 
-def _masked(gm: fx.GraphModule, node: fx.Node, given: Mapping[str, Any]) -> fx.Node:
-    """Attention of the module or the function that `node` calls, with its masks."""
+def _masked(
+    gm: fx.GraphModule,
+    node: fx.Node,
+    given: Mapping[str, Any],
+    biases: dict[Any, fx.Node | None],
+) -> fx.Node:
+    """Attention of the module or the function that `node` calls; layers share what is added."""
     attention = module_of(node)
     weights = _weights(gm, attention, given)
+    sources = [given[name] for name in _INPUTS[:3]]
     masks = masks_of(gm, given, attention) or UNMASKED
-    bias = bias_of(gm, given, masks, weights.heads)
-    return _attention(node, [given[name] for name in _INPUTS[:3]], weights, masks, bias)
+    key = (masks.pairs, masks.keys, weights.heads, shape_at(sources[0]))
+    if key not in biases:
+        biases[key] = bias_of(gm, sources[0], masks, weights.heads)
+    return _attention(node, sources, weights, masks, biases[key])
 
 
 def _attention(
