@@ -110,6 +110,18 @@ def with_sizes_known(model, inputs):
     return sized.graph, tuple(site.applied for site in sized.passes[0].sites)
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+@torch.no_grad()
+def test_tokens_of_a_batch_that_lie_otherwise_leave_so(norm_first):
+    """In its order, a sum lies as its first operand does: `x + layer(x)` as x."""
+    model = nn.TransformerDecoderLayer(16, 2, 32, norm_first=norm_first).eval()
+    inputs = [torch.randn(2, length, 16).transpose(0, 1) for length in (3, 5)]
+    fast = nhwc.optimize(model, *inputs)
+    expected, found = model(*inputs), fast(*inputs)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+
+
 class Text(nn.Module):
     """Layers as CLIP's, whose mask is a buffer of the model, read by every layer."""
 

@@ -113,7 +113,8 @@ class Fused(nn.Module):
     """`activation(op(x) + residual)`: what one kernel can do, written as one call.
 
     `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
-    step is left out. The inputs are never written to.
+    step is left out. The inputs are never written to. Where the residual and what `op` returns lie
+    otherwise in memory, the sum lies as the first of both does: the residual if `residual_first`.
 
     >>> import torch
     >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
@@ -122,15 +123,18 @@ class Fused(nn.Module):
     True
     """
 
-    def __init__(self, op: nn.Module, activation: nn.Module | None) -> None:
+    def __init__(
+        self, op: nn.Module, activation: nn.Module | None, residual_first: bool = False
+    ) -> None:
         super().__init__()
         self.op = op
         self.activation = activation
+        self.residual_first = residual_first
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y: Tensor = self.op(x)
         if residual is not None:
-            y = y + residual
+            y = residual + y if self.residual_first else y + residual
         if self.activation is not None:
             y = self.activation(y)
         return y

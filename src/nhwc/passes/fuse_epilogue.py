@@ -71,7 +71,9 @@ def _fuse(
     what += [type(activation).__name__] if activation is not None else []
     if reason is not None:
         return Site(name_of(node), " + ".join(what), False, reason)
-    _replace(node, end, residual, Fused(layer, activation).train(layer.training))
+    # Images lie as the convolution says, which the passes before have seen to.
+    first = residual is not None and isinstance(layer, nn.Linear) and follower.args[0] is residual
+    _replace(node, end, residual, Fused(layer, activation, first).train(layer.training))
     return Site(name_of(node), " + ".join(what), True)
 
 

@@ -36,8 +36,9 @@ def parted(graph: fx.GraphModule, record: Record) -> fx.GraphModule | None:
     named: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph.graph, named))  # type: ignore[arg-type]
     for node in repeating:
-        activates = module_of(node).activation is not None  # type: ignore[union-attr]
-        _part(copied, named[node], activates=activates)
+        fused = module_of(node)
+        assert isinstance(fused, Fused)
+        _part(copied, named[node], fused)
     for node in largest:
         _without_places(copied, named[node])
     for root in roots:
@@ -59,13 +60,14 @@ def _repeats(record: Record, node: fx.Node) -> bool:
     return alone is not None and alone.output != out.shape
 
 
-def _part(graph: fx.Graph, node: fx.Node, *, activates: bool) -> None:
+def _part(graph: fx.Graph, node: fx.Node, fused: Fused) -> None:
     """Call the layer of a `Fused` module, the sum and the activation, each by itself."""
     x, residual = node.args
     with graph.inserting_before(node):
         result = graph.call_module(f"{node.target}.op", (x,))
-        result = graph.call_function(operator.add, (result, residual))
-        if activates:
+        both = (residual, result) if fused.residual_first else (result, residual)
+        result = graph.call_function(operator.add, both)
+        if fused.activation is not None:
             result = graph.call_module(f"{node.target}.activation", (result,))
     node.replace_all_uses_with(result)
     graph.erase_node(node)
