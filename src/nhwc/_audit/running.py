@@ -58,7 +58,9 @@ class Run:
             marked = to_format(leaf.detach(), wanted)
             fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
         else:
-            fresh = copy.deepcopy(leaf.detach())
+            # torch copies no sparse tensor deeply but those in coordinates, and clones all.
+            strided = leaf.layout is torch.strided
+            fresh = copy.deepcopy(leaf.detach()) if strided else leaf.detach().clone()
         return fresh.requires_grad_(leaf.requires_grad)
 
 

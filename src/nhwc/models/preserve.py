@@ -151,11 +151,23 @@ def _remember_data(tensor: Tensor) -> _Restore:
     def restore() -> None:
         # Batch norm writes its statistics without raising their version: only the values tell. A
         # tensor nobody wrote to is not written to here either: it may be shared or mapped.
-        if not torch.equal(tensor, copy):
+        pairs = zip(_stored(tensor.detach()), _stored(copy), strict=True)
+        if not all(torch.equal(now, then) for now, then in pairs):
             with torch.no_grad():
                 tensor.copy_(copy)
 
     return restore
+
+
+def _stored(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold what a tensor is: those of a sparse one, or itself."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def _remember_contents(value: Any) -> _Restore:

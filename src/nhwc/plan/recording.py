@@ -92,7 +92,12 @@ def _own(inputs: Sequence[Any]) -> list[Any]:
     the run.
     """
     memo: dict[int, Any] = {}
-    return [copy.deepcopy(x.detach(), memo) if isinstance(x, Tensor) else x for x in inputs]
+
+    def own(x: Tensor) -> Tensor:
+        # torch copies no sparse tensor deeply but those in coordinates, and clones all.
+        return x.detach().clone() if _is_foreign(x) else copy.deepcopy(x.detach(), memo)
+
+    return [own(x) if isinstance(x, Tensor) else x for x in inputs]
 
 
 def layout_of(tensor: Tensor) -> Format | None:

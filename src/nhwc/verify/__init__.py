@@ -169,7 +169,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     generator = torch.Generator().manual_seed(seed)
 
     def like(turn: int, value: Any) -> Any:
-        if not isinstance(value, Tensor) or wide_type(value) is None:
+        if not _holds_numbers(value):
             return value
         drawn = torch.empty((*value.shape, 1 + value.is_complex()))
         drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
@@ -187,6 +187,12 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     ]
 
 
+def _holds_numbers(value: Any) -> bool:
+    """Whether others can be drawn in their place: not of a sparse tensor, which has some places."""
+    plain = isinstance(value, Tensor) and value.layout is torch.strided
+    return plain and wide_type(value) is not None
+
+
 def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
     """The example with the numbers of each tensor in another order: within the same bounds.
 
@@ -197,7 +203,7 @@ def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(seed)
 
     def turned(value: Any) -> Any:
-        if not isinstance(value, Tensor) or wide_type(value) is None:
+        if not _holds_numbers(value):
             return value
         order = torch.randperm(value.numel(), generator=generator).to(value.device)
         numbers = value.detach().flatten()[order].view(value.shape)
@@ -215,7 +221,7 @@ def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
     """
 
     def like(value: Any) -> Any:
-        if not isinstance(value, Tensor) or wide_type(value) is None:
+        if not _holds_numbers(value):
             return value
         changed = value.detach().clone()
         (changed[:1] if changed.ndim else changed).fill_(math.nan)

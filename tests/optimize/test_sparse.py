@@ -1,0 +1,71 @@
+"""Models that take or keep sparse tensors: left as they are, answered rightly, refused in words."""
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+DENSE = torch.eye(4) * 3
+SPARSE = {
+    "coo": DENSE.to_sparse,
+    "csr": DENSE.to_sparse_csr,
+    "csc": DENSE.to_sparse_csc,
+    "bsr": lambda: DENSE.to_sparse_bsr((2, 2)),
+}
+X = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Taken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, graph, x):
+        return self.layer(graph.to_dense() @ x).relu()
+
+
+class Kept(Taken):
+    def __init__(self, graph):
+        super().__init__()
+        self.register_buffer("graph", graph)
+
+    def forward(self, x):
+        return super().forward(self.graph, x)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@torch.no_grad()
+def test_taken(name):
+    model, inputs = Taken().eval(), (SPARSE[name](), X)
+    assert not nhwc.audit(model, *inputs).lost
+    for fast in (nhwc.fuse(model), nhwc.optimize(model, *inputs)):
+        torch.testing.assert_close(fast(*inputs), model(*inputs))
+    torch.testing.assert_close(inputs[0].to_dense(), DENSE)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@torch.no_grad()
+def test_kept(name):
+    model = Kept(SPARSE[name]()).eval()
+    assert not nhwc.audit(model, X).lost
+    if name == "coo":
+        torch.testing.assert_close(nhwc.optimize(model, X)(X), model(X))
+        return
+    # torch itself cannot copy it.
+    with pytest.raises(nhwc.InputError, match="cannot copy"):
+        nhwc.optimize(model, X)
+
+
+@torch.no_grad()
+def test_what_a_run_writes_into_a_sparse_buffer_is_put_back():
+    class Counts(Kept):
+        def forward(self, x):
+            self.graph.add_(self.graph)
+            return super().forward(x)
+
+    model = Counts(SPARSE["coo"]()).eval()
+    nhwc.audit(model, X)
+    torch.testing.assert_close(model.graph.to_dense(), DENSE)
