@@ -587,3 +587,21 @@ def test_a_clip_in_channels_last_is_drawn_again(tmp_path):
 def test_a_matrix_in_channels_last_is_foreign():
     with pytest.raises(Foreign, match="2 dimensions that is channels last"):
         Example.of("3x4 float32 channels_last")
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@torch.no_grad()
+def test_tokens_that_lie_in_another_order_are_drawn_so(tmp_path, norm_first):
+    """A sum lies as its first operand does, in a plan of a file, too."""
+    net = nn.TransformerDecoderLayer(16, 2, 32, norm_first=norm_first).eval()
+    inputs = [torch.randn(2, length, 16).transpose(0, 1) for length in (3, 5)]
+    nhwc.save(nhwc.optimize(net, *inputs), tmp_path / "model.nhwc")
+    expected, found = net(*inputs), nhwc.load(tmp_path / "model.nhwc")(*inputs)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("order", ["1,2", "0,0,1", "0,1,3", "-1,0,1"])
+def test_an_order_of_other_dimensions_is_foreign(order):
+    with pytest.raises(Foreign, match="3 dimensions in the order"):
+        Example.of(f"3x4x5 float32 order {order}")

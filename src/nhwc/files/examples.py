@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from .plain import Foreign, bounded
@@ -26,6 +27,8 @@ class Example:
     torch.Size([2, 3])
     >>> Example.of("1x3x4x8x8 float32 channels_last").drawn().stride()
     (768, 1, 192, 24, 3)
+    >>> Example.of("3x2x4 float32 order 1,0,2").drawn().stride()
+    (4, 12, 1)
     >>> Example.of("7").drawn()
     7
     """
@@ -34,6 +37,7 @@ class Example:
     dtype: torch.dtype | None
     channels_last: bool
     value: bool | int | float | str | None = None
+    order: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: Any) -> Example:
@@ -53,11 +57,16 @@ class Example:
         last = words[2:] == [str(Format.CHANNELS_LAST)]
         if last and len(shape) not in CHANNELS_LAST_OF:
             raise Foreign(f"an input of {len(shape)} dimensions that is channels last")
-        return cls(shape, dtype, last)
+        order = tuple(map(int, words[3].split(","))) if words[2:-1] == ["order"] else ()
+        if order and sorted(order) != [*range(len(shape))]:
+            raise Foreign(f"an input of {len(shape)} dimensions in the order {order}")
+        return cls(shape, dtype, last, order=order)
 
     def shaped(self) -> Any:
         """A tensor of the shape, its numbers not set; or the value."""
-        return self.value if self.dtype is None else torch.empty(self.shape, dtype=self.dtype)
+        if self.dtype is None:
+            return self.value
+        return self._in_order(torch.empty(self.shape, dtype=self.dtype))
 
     def drawn(self) -> Any:
         """A tensor of the shape with random numbers, the same each time; or the value."""
@@ -65,4 +74,13 @@ class Example:
             return self.value
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.shape, generator=generator).to(self.dtype)
-        return to_format(drawn, CHANNELS_LAST_OF[drawn.dim()]) if self.channels_last else drawn
+        if self.channels_last:
+            return to_format(drawn, CHANNELS_LAST_OF[drawn.dim()])
+        return self._in_order(drawn)
+
+    def _in_order(self, x: Tensor) -> Tensor:
+        """The same numbers, which lie in the `order` of dimensions, if there is one."""
+        if not self.order:
+            return x
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return x.permute(self.order).contiguous().permute(back)

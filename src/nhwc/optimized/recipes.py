@@ -47,8 +47,10 @@ def served(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> Served:
 def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
     """`1x3x224x224 float32` for every tensor, with its layout where that is channels last.
 
-    >>> describe((torch.zeros(2, 3), 7))
-    ('2x3 float32', '7')
+    Where its dimensions follow one another in another order, without gaps, that is added.
+
+    >>> describe((torch.zeros(2, 3), 7, torch.zeros(2, 3, 4).transpose(0, 1)))
+    ('2x3 float32', '7', '3x2x4 float32 order 1,0,2')
     """
     return tuple(_described(x) for x in inputs)
 
@@ -61,9 +63,21 @@ def _described(x: Any) -> str:
     if not isinstance(x, Tensor):
         x = as_plain(x)
         return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else f"a {type(x).__name__}"
-    last = format_of(x).is_last
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
-    return " ".join([*words, "channels_last"] if last else words)
+    if format_of(x).is_last:
+        words.append("channels_last")
+    elif order := _order_of(x):
+        words += ["order", ",".join(map(str, order))]
+    return " ".join(words)
+
+
+def _order_of(x: Tensor) -> tuple[int, ...]:
+    """The dimensions from the one that is farthest apart; none where that says nothing."""
+    if x.layout is not torch.strided or x.is_contiguous():
+        return ()
+    strides = x.stride()
+    order = tuple(sorted(range(x.ndim), key=lambda dim: -strides[dim]))
+    return order if x.permute(order).is_contiguous() else ()
 
 
 def signature(inputs: Sequence[Any]) -> Hashable:
