@@ -25,7 +25,7 @@ SETTINGS = {
     nn.GELU: [("none",), ("tanh",)],
 }
 EVERY = [kind(*given) for kind in MODULES for given in SETTINGS.get(kind, [()])]
-ONEDNN_LACKS = {"hardsigmoid", "hardtanh", "mish", "relu"}
+ONEDNN_LACKS = {"hardsigmoid", "hardtanh", "mish", "relu", "sigmoid"}
 
 
 def data():
