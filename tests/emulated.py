@@ -8,6 +8,7 @@ import ctypes
 import struct
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -80,6 +81,7 @@ class Processor:
 
 
 PROCESSOR = Processor()
+LOADING = threading.Lock()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,7 +121,9 @@ def _object_code(assembly, features):
 
 
 def _link(kernel, of, code):
-    return PROCESSOR.load(f"nhwc_{kernel.name}", code), None
+    # Several threads compile the members of a table.
+    with LOADING:
+        return PROCESSOR.load(f"nhwc_{kernel.name}", code), None
 
 
 def _region(function, args, wanted):
