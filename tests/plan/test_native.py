@@ -430,8 +430,8 @@ def test_frames_in_three_colours_that_lie_as_planes():
 
 FEW = {
     "convolution": (nn.Conv2d(8, 2, (3, 9), padding=(1, 4)), True),
-    "transposed": (nn.ConvTranspose2d(8, 2, 4, 2, 1), False),
-    "transposed, of odd sizes": (nn.ConvTranspose2d(8, 2, 3, 2, 1), False),
+    "transposed": (nn.ConvTranspose2d(8, 1, 4, 2, 1), False),
+    "transposed, of odd sizes": (nn.ConvTranspose2d(8, 1, 3, 2, 1), False),
 }
 
 
