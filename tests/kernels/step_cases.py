@@ -15,9 +15,9 @@ from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import (
     Transposed,
-    few_steps,
-    has_few,
-    pack_few,
+    few_rows_steps,
+    has_few_filters,
+    pack_few_rows,
     pack_transposed,
     transposed_steps,
 )
@@ -415,9 +415,9 @@ def few_transposed(choose):
     sizes = F.conv_transpose3d(x.abs(), weight.abs(), bias.abs(), **where)
     moves = {name: tuple(value) for name, value in where.items()}
     spec = Transposed(tuple(x.shape), tuple(expected.shape), size=tuple(size), **moves)
-    assert has_few(spec)
-    rows = pack_few(spec, weight, bias)
-    make = lambda x, y: few_steps(spec, rows, x, y)
+    assert has_few_filters(spec)
+    rows = pack_few_rows(spec, weight, bias)
+    make = lambda x, y: few_rows_steps(spec, rows, x, y)
     below = [one.flatten(2, 3) for one in (expected, sizes)]
     return StepCase([x.flatten(2, 3)], make, *below, 16.0, dense=True)
 

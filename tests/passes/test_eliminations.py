@@ -5,12 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import nhwc
 from nhwc.models.vision import import_torchvision
 from nhwc.passes import FOLDING
 from nhwc.passes.eliminate_dropout import eliminate_dropout
 from nhwc.passes.eliminate_identity import eliminate_identity
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.lift_functional import lift_functional
+from nhwc.passes.lift_products import lift_products
 
 from ..fusing import Block, assert_same, outputs, rewrite
 
@@ -54,7 +56,7 @@ for name, product in {
     "mm": lambda self, x: torch.mm(x.reshape(-1, 5), self.c.weight),
 }.items():
     GOES[f"a product: {name}"] = (
-        lift_functional,
+        lift_products,
         lambda product=product: call(product, c=nn.Linear(5, 5)),
     )
 
@@ -135,27 +137,27 @@ STAYS = {
         "no matrix",
     ),
     "a product by a vector": (
-        lift_functional,
+        lift_products,
         lambda: call(lambda self, x: x @ self.c.bias, c=nn.Linear(5, 5)),
         None,
     ),
     "a product by what depends on the input": (
-        lift_functional,
+        lift_products,
         lambda: call(lambda self, x: x @ (self.c.weight * x.mean()), c=nn.Linear(5, 5)),
         None,
     ),
     "a product of what may be no matrix": (
-        lift_functional,
+        lift_products,
         lambda: call(lambda self, x: torch.mm(x, self.c.weight), c=nn.Linear(5, 5)),
         None,
     ),
     "a product by integers": (
-        lift_functional,
+        lift_products,
         lambda: call(lambda self, x: x.long() @ self.table, table=nn.Buffer(torch.eye(5).long())),
         None,
     ),
     "a product that is scaled": (
-        lift_functional,
+        lift_products,
         lambda: call(
             lambda self, x: torch.addmm(self.c.bias, x.view(-1, 5), self.c.weight, beta=0.5),
             c=nn.Linear(5, 5),
@@ -163,7 +165,7 @@ STAYS = {
         None,
     ),
     "a product whose sum is of rows": (
-        lift_functional,
+        lift_products,
         lambda: call(
             lambda self, x: torch.addmm(self.c.weight, x.view(-1, 5)[:5], self.c.weight),
             c=nn.Linear(5, 5),
@@ -244,3 +246,37 @@ def test_a_constant_may_be_read_by_calls_and_by_other_constants():
     changed, [report] = rewrite(model, fold_constants)
     assert len(report.applied) == 3
     assert_same(model, changed, X)
+
+
+class Shifted(nn.Module):
+    def forward(self, x, weight):
+        return x @ weight + 1
+
+
+@pytest.mark.parametrize("name", ["matmul", "mm", "addmm"])
+def test_a_part_that_is_called_like_a_product_is_none(name):
+    model = call(
+        lambda self, x: getattr(self, name)(x, self.c.weight),
+        c=nn.Linear(5, 5),
+        **{name: torch.jit.script(Shifted())},
+    ).eval()
+    changed, [report] = rewrite(model, lift_products)
+    assert not report.sites
+    assert_same(model, changed, X)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_products_of_an_exported_program_are_layers():
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3, bias=False)).eval()
+    x = torch.randn(4, 5)
+    program = torch.export.export(model, (x,)).run_decompositions()
+    report = nhwc.optimize(program, x).report
+    [lifted] = [one for one in report.passes if one.name == "lift_products"]
+    assert [site.what for site in lifted.applied] == ["Linear", "Linear"]
+
+
+def test_fuse_leaves_the_matrix_of_a_product_a_parameter():
+    model = call(lambda self, x: x @ self.c.weight, c=nn.Linear(5, 5)).eval()
+    fused = nhwc.fuse(model)
+    assert [*fused.state_dict()] == ["c.weight"]
+    assert fused.get_parameter("c.weight").requires_grad

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
+from ..models.preserve import own
 from ..models.trees import some, tensors_of
 from ..optimized import Optimized
 from ..watch.recorder import Recorder, is_users
@@ -58,9 +58,7 @@ class Run:
             marked = to_format(leaf.detach(), wanted)
             fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
         else:
-            # torch copies no sparse tensor deeply but those in coordinates, and clones all.
-            strided = leaf.layout is torch.strided
-            fresh = copy.deepcopy(leaf.detach()) if strided else leaf.detach().clone()
+            fresh = own(leaf)
         return fresh.requires_grad_(leaf.requires_grad)
 
 

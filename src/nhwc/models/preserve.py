@@ -39,6 +39,15 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     return result
 
 
+def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
+    """`tensor` in memory of its own, with its strides, shared where `memo` says that its is.
+
+    torch copies no sparse tensor deeply but those in coordinates, and clones all.
+    """
+    plain = tensor.layout is torch.strided
+    return copy.deepcopy(tensor.detach(), memo) if plain else tensor.detach().clone()
+
+
 @contextlib.contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Put back flags, attributes, buffers, gradients, weight strides and the random state.

@@ -25,6 +25,7 @@ from .join_positions import join_positions
 from .join_response_norm import join_response_norm
 from .join_scores import join_scores
 from .lift_functional import lift_functional
+from .lift_products import lift_products
 from .mend_arithmetic import mend_arithmetic
 from .mend_cat_format import mend_cat_format
 from .mend_channel_shuffle import mend_channel_shuffle
@@ -84,6 +85,7 @@ make layers of reshapes: to the second, the groups of a channel shuffle could be
 
 PASSES: tuple[Pass, ...] = (
     *FOLDING,
+    lift_products,
     merge_branches,
     split_attention,
     number_masks,

@@ -49,7 +49,11 @@ def masks_of(
         return UNMASKED
     masks = [given.get(name) for name in ("attn_mask", "key_padding_mask")]
     query, seen = seen_at(given["query"]), [mask_at(gm, mask) for mask in masks if mask is not None]
-    if not query or not seen or not all(one and one.dtype in _types(query) for one in seen):
+    if (
+        not query
+        or not seen
+        or not all(one and one.dtype in (torch.bool, query.dtype) for one in seen)
+    ):
         return None
     short = isinstance(attention, nn.MultiheadAttention) and _takes_shortcut(attention, given)
     short = short and all(one and one.dtype is torch.bool for one in seen)
@@ -58,10 +62,6 @@ def masks_of(
     # Here torch believes the word, and does not look at the mask.
     causal = bool(given.get("is_causal")) and keys is None and not weighed and not short
     return Masks(None if causal else pairs, keys, causal, safe=not weighed and not short)
-
-
-def _types(query: SeenTensor) -> tuple[torch.dtype, ...]:
-    return torch.bool, query.dtype
 
 
 def mask_at(gm: fx.GraphModule, mask: Any) -> SeenTensor | None:

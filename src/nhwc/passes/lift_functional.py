@@ -1,14 +1,12 @@
 """Turn F.conv2d, F.linear, F.batch_norm and the like with constant weights into torch.nn modules.
 
 What a module of the user's own class computes with `F.conv2d(x, self.weight)` is a convolution
-like any other from then on, for folding and for whoever chooses its kernel; so is a product by a
-constant matrix, `x @ self.weight` or `torch.addmm(self.bias, x, self.weight)`, a linear layer.
+like any other from then on, for folding and for whoever chooses its kernel.
 """
 
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +17,7 @@ from torch.nn import functional as F
 from ..graph import add_module, attribute, bound, clean
 from ..graph.layers import BatchNorm
 from ..graph.report import PassReport, Site
-from ..graph.seen import shape_at
 from ._folding_sites import name_of
-from ._ranks import rank_of
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSE = (
@@ -80,28 +76,18 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
 }
 
 
-_PRODUCTS = (torch.matmul, operator.matmul, "matmul", _ATEN.matmul.default)
-_OF_MATRICES = (torch.mm, "mm", _ATEN.mm.default)
-_ADDING = (torch.addmm, _ATEN.addmm.default)
-
-
 def lift_functional(gm: fx.GraphModule) -> PassReport:
     """Turn functional layers into modules if their weights are parameters or buffers."""
     sites = []
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target in _FUNCTIONS:
-            names, kind = _FUNCTIONS[node.target]
-            arguments = bound(node, names)
-            reason = _unfit(gm, arguments, kind)
-            tensors = {} if reason else _tensors(gm, arguments)
-        else:
-            arguments, kind, reason = _factors(node), nn.Linear, ""
-            tensors = _of_product(gm, arguments) if arguments else {}
-            if not tensors:
-                continue
+        if node.op != "call_function" or node.target not in _FUNCTIONS:
+            continue
+        names, kind = _FUNCTIONS[node.target]
+        arguments = bound(node, names)
+        reason = _unfit(gm, arguments, kind)
         sites.append(Site(name_of(node), kind.__name__, not reason, reason))
         if not reason:
-            _lift(gm, node, arguments, kind, tensors)
+            _lift(gm, node, arguments, kind)
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("lift_functional", tuple(sites))
@@ -132,55 +118,14 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
     return "it is in training mode: call model.eval() first" if arguments.get("training") else ""
 
 
-def _tensors(gm: fx.GraphModule, arguments: dict[str, Any]) -> dict[str, Tensor]:
-    return {
+def _lift(
+    gm: fx.GraphModule, node: fx.Node, arguments: dict[str, Any], kind: type[nn.Module]
+) -> None:
+    tensors = {
         name: attribute(gm, str(arguments[name].target))
         for name in _TENSORS
         if arguments.get(name) is not None
     }
-
-
-def _factors(node: fx.Node) -> dict[str, Any]:
-    """Input, weight and bias of a product by a matrix; nothing if `node` is none, or scales it."""
-    names: tuple[str, ...] = ("input", "weight")
-    if node.target in _ADDING:
-        names = ("bias", *names)
-    elif node.target not in (*_PRODUCTS, *_OF_MATRICES):
-        return {}
-    fits = not node.kwargs and len(node.args) == len(names)
-    if not fits or (node.target not in _PRODUCTS and not _is_matrix(node.args[-2])):
-        return {}
-    return dict(zip(names, node.args, strict=True))
-
-
-def _is_matrix(node: Any) -> bool:
-    """Whether a value is known to have two dimensions; of others `torch.mm` makes an error."""
-    if not isinstance(node, fx.Node):
-        return False
-    return len(shape_at(node) or ()) == 2 or rank_of(node) == 2
-
-
-def _of_product(gm: fx.GraphModule, factors: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a linear layer that multiplies by a matrix; nothing if that is no constant."""
-    constant = {name: value for name, value in factors.items() if name != "input"}
-    if any(not isinstance(one, fx.Node) or one.op != "get_attr" for one in constant.values()):
-        return {}
-    tensors = _tensors(gm, constant)
-    matrix, bias = tensors["weight"], tensors.get("bias")
-    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
-        return {}
-    if bias is not None and bias.shape != matrix.shape[1:]:
-        return {}
-    return tensors | {"weight": matrix.t()}
-
-
-def _lift(
-    gm: fx.GraphModule,
-    node: fx.Node,
-    arguments: dict[str, Any],
-    kind: type[nn.Module],
-    tensors: dict[str, Tensor],
-) -> None:
     options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, "input", "training")}
     module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):

@@ -43,7 +43,8 @@ class Implementation:
     `prepare` takes the layer's constants, if it has any. Without `emit` it returns the function
     that computes the layer; with `emit`, it returns what that is given: packed weights, say.
     `exact` if it sums just the products that the layer names; Winograd's kernels sum others, and
-    that for transposed convolutions of few filters zeros besides, which infinity makes NaN.
+    those for transposed convolutions of few filters and for causal attention zeros besides, which
+    infinity makes NaN.
     `copies` is how many times it holds its weights, not counting those that it reads in place.
     `free` if within a program it computes nothing, and only notes where data lies.
     `before` is the layer in front, if it computes that one as well.

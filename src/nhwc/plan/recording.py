@@ -6,7 +6,6 @@ a constant of the plan. A value that follows from the *data* is not, whatever it
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, written_into
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
+from ..models.preserve import own
 from ..models.trees import can_be_remade, tuple_like, versions_of
 
 
@@ -92,12 +92,7 @@ def _own(inputs: Sequence[Any]) -> list[Any]:
     the run.
     """
     memo: dict[int, Any] = {}
-
-    def own(x: Tensor) -> Tensor:
-        # torch copies no sparse tensor deeply but those in coordinates, and clones all.
-        return x.detach().clone() if _is_foreign(x) else copy.deepcopy(x.detach(), memo)
-
-    return [own(x) if isinstance(x, Tensor) else x for x in inputs]
+    return [own(x, memo) if isinstance(x, Tensor) else x for x in inputs]
 
 
 def layout_of(tensor: Tensor) -> Format | None:

@@ -32,22 +32,16 @@ from ..language.loops import PADDED_TO, Place, each_vector, emit_padded, padded
 from ..language.values import Value
 from ..language.vectors import Emitter, Variable
 from ..layers.ending import ENDING, ending, finish
+from ..layers.pooling import taps_inside
 from ..product.weights import after
 from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
-from .spec import ConvSpec
-
-_SIDES = ("d", "h", "w")
+from .spec import SIDES, ConvSpec
 
 _FIELDS = (
-    *("x", "weights", "bias", *ENDING),
-    *("n", "c", "x_pixel", "t", "r", "taps", "segments", "apart", "held"),
-    *("y_n", "y_d", "y_h", "y_floats", "columns", "scratch", "scratch_floats"),
-    *(
-        f"{field}{side}"
-        for field in ("", "out_", "stride_", "pad_", "dilation_")
-        for side in _SIDES
-    ),
+    *("x", "weights", "bias", *ENDING, *SIDES),
+    *("n", "c", "x_pixel", "taps", "segments", "apart", "columns"),
+    *("y_n", "y_d", "y_h", "y_floats", "scratch", "scratch_floats"),
 )
 """A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other. A
 tile sees `columns` of the image."""
@@ -86,11 +80,6 @@ class Rows(NamedTuple):
     floats: int
 
 
-class _Span(NamedTuple):
-    first: Value
-    last: Value
-
-
 class _Tile(NamedTuple):
     """Neighbouring pixels of a row of the result, and what they see.
 
@@ -98,8 +87,8 @@ class _Tile(NamedTuple):
     first tap. If not all that the tile sees is `inside` of the image, it is copied between zeros.
     """
 
-    frames: _Span
-    rows: _Span
+    frames: tuple[Value, Value]
+    rows: tuple[Value, Value]
     image: Value
     frame: Value
     line: Value
@@ -116,10 +105,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -
         image = row // (a.out_h * a.out_d)
         frame = row // a.out_h % a.out_d * a.stride_d - a.pad_d
         line = row % a.out_h * a.stride_h - a.pad_h
-        rows = _seen(e, line, a.r, a.dilation_h, a.h)
-        frames = _seen(e, frame, a.t, a.dilation_d, a.d)
+        rows = taps_inside(e, line, a.r, a.dilation_h, a.h)
+        first, last = taps_inside(e, frame, a.t, a.dilation_d, a.d)
         held = a.held != 0
-        frames = _Span(e.select(held, e.i64(0), frames.first), e.select(held, a.t, frames.last))
+        frames = (e.select(held, e.i64(0), first), e.select(held, a.t, last))
         to = image * a.y_n + row // a.out_h % a.out_d * a.y_d + row % a.out_h * a.y_h
         with e.range(0, a.out_w, count) as wanted:
             # The last tile moves left to end with the row, and computes some outputs again.
@@ -135,10 +124,10 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -
                 one.value = e.vector(0.0)
             _add(e, a, sums, filters, tile)
             total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
-            first = left * filters
+            place = left * filters
             # Of a row that ends within the last pixel there is less to store.
-            mask = e.lanes(e.min(a.y_floats - first, len(sums)))
-            finish(e, a, [total], to + first, Place(e.i64(0), mask))
+            mask = e.lanes(e.min(a.y_floats - place, len(sums)))
+            finish(e, a, [total], to + place, Place(e.i64(0), mask))
 
 
 def _copy(e: Emitter, a: Args, tile: _Tile) -> None:
@@ -180,14 +169,6 @@ def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) ->
     first = (line * a.w + column) * a.x_pixel
     with e.range(0, count * a.stride_w * a.x_pixel, PADDED_TO) as i:
         e.prefetch(a.x.floats() + (first + i), level=2)
-
-
-def _seen(e: Emitter, first: Value, taps: Value, dilation: Value, size: Value) -> _Span:
-    """The taps along a side that see the image, where the first is at `first`."""
-    more = dilation - 1
-    begin = (e.max(0 - first, 0) + more) // dilation
-    end = (e.max(size - first, 0) + more) // dilation
-    return _Span(begin, e.min(end, taps))
 
 
 def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, tile: _Tile) -> None:
@@ -267,18 +248,6 @@ def few_steps(
     joined = x.pixel == spec.c and spec.dilation[1] == 1
     columns = (_pixels(spec.k) - 1) * spec.stride[1] + (spec.s - 1) * spec.dilation[1] + 1
     copied = deep.t * spec.r * columns * x.pixel
-    values = {
-        "": (deep.d, spec.h, spec.w),
-        "out_": (deep.out_d, spec.out_h, spec.out_w),
-        "stride_": (deep.stride, *spec.stride),
-        "pad_": (deep.padding, *spec.padding),
-        "dilation_": (deep.dilation, *spec.dilation),
-    }
-    sides = {
-        f"{field}{side}": number
-        for field, numbers in values.items()
-        for side, number in zip(_SIDES, numbers, strict=True)
-    }
     return (
         step(
             few_kernel(spec.k),
@@ -296,13 +265,10 @@ def few_steps(
             n=spec.n,
             c=spec.c,
             x_pixel=x.pixel,
-            t=deep.t,
-            r=spec.r,
             taps=spec.s if joined else 1,
             segments=1 if joined else spec.s,
             apart=spec.dilation[1] * x.pixel,
-            held=int(deep.held),
-            **sides,
+            **spec.sides(),
         ),
     )
 

@@ -10,6 +10,13 @@ from ..layers.activations import Activation
 
 Pair = tuple[int, int]
 
+SIDES = (
+    *("d", "h", "w", "out_d", "out_h", "out_w", "t", "r", "held"),
+    *("stride_d", "stride_h", "stride_w", "pad_d", "pad_h", "pad_w"),
+    *("dilation_d", "dilation_h", "dilation_w"),
+)
+"""The fields of a kernel that `ConvSpec.sides` gives."""
+
 
 @dataclass(frozen=True)
 class Frames:
@@ -136,6 +143,14 @@ class ConvSpec:
             dilation=self.dilation[side],
         )
         return count
+
+    def sides(self) -> dict[str, int]:
+        """What lies along each side, and how a filter moves there; but for its columns."""
+        deep = self.frames
+        along = ((deep.d, self.h, self.w), (deep.out_d, self.out_h, self.out_w))
+        moves = ((deep.stride, *self.stride), (deep.padding, *self.padding))
+        numbers = (*along[0], *along[1], deep.t, self.r, int(deep.held), *moves[0], *moves[1])
+        return dict(zip(SIDES, (*numbers, deep.dilation, *self.dilation), strict=True))
 
     @property
     def pixels(self) -> int:

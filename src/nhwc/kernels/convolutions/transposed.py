@@ -156,19 +156,19 @@ def _classes(spec: Transposed) -> list[list[Side]]:
     ]
 
 
-def has_few(spec: Transposed) -> bool:
-    """Whether `pack_few` can compute it, row by row.
+def has_few_filters(spec: Transposed) -> bool:
+    """Whether `pack_few_rows` can compute it, row by row.
 
     >>> moves = {"size": (3, 3, 3), "stride": (2, 2, 2), "padding": (1, 1, 1)}
-    >>> has_few(Transposed((1, 32, 8, 8, 8), (1, 2, 16, 16, 16), **moves))
+    >>> has_few_filters(Transposed((1, 32, 8, 8, 8), (1, 2, 16, 16, 16), **moves))
     True
-    >>> has_few(Transposed((1, 128, 8, 8, 8), (1, 64, 16, 16, 16), **moves))
+    >>> has_few_filters(Transposed((1, 128, 8, 8, 8), (1, 64, 16, 16, 16), **moves))
     False
     """
     return spec.groups == 1 and all(few.serves(one) for one, _, _ in _rows(spec))
 
 
-def pack_few(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[FewRows, ...]:
+def pack_few_rows(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[FewRows, ...]:
     """The rows of the result, each kind of them a convolution, with packed filters."""
     filled = _filled(spec, weight)
     found = []
@@ -263,7 +263,7 @@ def transposed_steps(
     return [*steps, _place_step(spec, stacked, y)]
 
 
-def few_steps(spec: Transposed, rows: Sequence[FewRows], x: View, y: View) -> list[Step]:
+def few_rows_steps(spec: Transposed, rows: Sequence[FewRows], x: View, y: View) -> list[Step]:
     """Each kind of rows, where they lie in `y`, which has no gaps."""
     _, k, out_d, out_h, out_w = spec.output
     line = out_w * k

@@ -127,8 +127,8 @@ def attention_step(
 
     `lies` are of queries, keys and values, `result` is of what the queries get. There are at most
     two masks: a bias of all windows, say, and what each window does not see. If `causal`, a query
-    sees no keys behind its own place.
-    A query whose scores are all minus infinity gives NaN, or zeros if `safe`.
+    sees no keys behind its own place. One whose scores are all minus infinity gives NaN, or zeros
+    if `safe`.
     """
     isa = isas.host()
     block, parts = _cut(size, isa, torch.get_num_threads())

@@ -125,13 +125,14 @@ class _Window:
         self.image = output.image
         self.top = output.row * a.stride_h - a.pad_h
         self.left = output.column * a.stride_w - a.pad_w
-        self.rows = _inside(e, self.top, a.r, a.dilation_h, a.h)
-        self.columns = _inside(e, self.left, a.s, a.dilation_w, a.w)
+        self.rows = taps_inside(e, self.top, a.r, a.dilation_h, a.h)
+        self.columns = taps_inside(e, self.left, a.s, a.dilation_w, a.w)
 
 
-def _inside(
+def taps_inside(
     e: Emitter, start: Value, taps: Value, dilation: Value, size: Value
 ) -> tuple[Value, Value]:
+    """The taps [first, last) along a side that see the image, where the first would at `start`."""
     first, last = e.variable(0), e.variable(taps)
     with e.when((start < 0) | (start + (taps - 1) * dilation >= size)):
         first.value = e.max((0 - start + dilation - 1) // dilation, 0)

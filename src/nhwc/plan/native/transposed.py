@@ -15,9 +15,9 @@ from ...graph.folded import (
 )
 from ...kernels.convolutions.transposed import (
     Transposed,
-    few_steps,
-    has_few,
-    pack_few,
+    few_rows_steps,
+    has_few_filters,
+    pack_few_rows,
     pack_transposed,
     transposed_steps,
 )
@@ -72,8 +72,8 @@ def convolved(
         weight = module.weight.view(*module.weight.shape[:2], *image, *module.kernel_size)
         result = builder.buffer(y)
         if few:
-            rows = pack_few(spec, weight, module.bias)
-            builder.add(partial(few_steps, spec, rows), x, builder.dense(result))
+            rows = pack_few_rows(spec, weight, module.bias)
+            builder.add(partial(few_rows_steps, spec, rows), x, builder.dense(result))
         else:
             parts = pack_transposed(spec, weight, module.bias)
             stacked = builder.buffer(spec.stacked)
@@ -85,7 +85,7 @@ def convolved(
         return added
 
     found = computing(emit)
-    if not has_few(spec):
+    if not has_few_filters(spec):
         return (found,)
     return found, ours("nhwc few", partial(emit, few=True), exact=False)
 
