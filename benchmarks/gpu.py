@@ -11,6 +11,7 @@ become the GPU section of docs/performance.md (`python -m benchmarks.performance
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + WHOLE_S
     chosen = [step for step in STEPS if args.only is None or step.name in args.only]
-    path = f"{ROOT / 'src'}:{ROOT}"
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT, os.environ.get("PYTHONPATH", ""))))
     threads = 1 if args.rehearse else available_cores()
     with Nursery(
         "benchmarks.gpu_steps", threads=threads, environment={"PYTHONPATH": path}

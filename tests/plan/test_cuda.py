@@ -1,8 +1,12 @@
-"""The plan on a GPU. Written without one at hand: run `pytest -m gpu` where there is one."""
+"""The plan on a GPU: run `pytest -m gpu` where there is one."""
+
+import gc
 
 import pytest
 import torch
 from torch import nn
+
+import nhwc
 
 from ..optimize.test_optimize import close, force, residual
 
@@ -14,7 +18,7 @@ pytestmark = [
 
 @torch.no_grad()
 def test_a_plan_is_one_cuda_graph_with_fresh_results():
-    from nhwc.plan.cuda import CudaGraph
+    from nhwc.plan.gpu.graphs import CudaGraph
 
     model = residual().cuda()
     x = torch.randn(2, 3, 20, 18, device="cuda")
@@ -26,22 +30,59 @@ def test_a_plan_is_one_cuda_graph_with_fresh_results():
     close(second, model(-x), 1e-3)
 
 
+@torch.no_grad()
+def test_a_graph_keeps_the_weights_that_its_kernels_read():
+    """A CUDA graph knows them by their addresses, where anything may lie once they are freed."""
+    model = residual().cuda()
+    x = torch.randn(2, 3, 20, 18, device="cuda")
+    fast = force(model, x)
+    gc.collect()
+    others = [torch.randn(size, device="cuda") for size in (64, 512, 4096) for _ in range(200)]
+    close(fast(x), model(x), 1e-3)
+    assert all(other.isfinite().all() for other in others)
+
+
+def test_a_saved_model_is_planned_for_the_device_where_it_is_loaded(tmp_path):
+    model = residual().cuda()
+    x = torch.randn(2, 3, 20, 18, device="cuda")
+    nhwc.save(force(model, x), tmp_path / "model.nhwc")
+    fast = nhwc.load(tmp_path / "model.nhwc", device="cuda")
+    assert fast.serves((x,))
+    with torch.no_grad():
+        close(fast(x), model(x), 1e-3)
+
+
+@torch.no_grad()
+def test_what_is_not_finite_stays_so():
+    model = residual().cuda()
+    x = torch.randn(2, 3, 20, 18, device="cuda")
+    fast = force(model, x)
+    x[0, 1, 3, 4] = float("nan")
+    assert torch.equal(fast(x).isnan(), model(x).isnan())
+
+
+@torch.no_grad()
+def test_a_model_in_half_precision():
+    model = residual().cuda().half()
+    x = torch.randn(2, 3, 20, 18, device="cuda").half()
+    close(force(model, x)(x), model(x), 2e-2)
+
+
 @pytest.mark.parametrize("residual_add", [False, True])
 @torch.no_grad()
 def test_cudnns_fused_convolution(residual_add):
-    from nhwc.plan.activations import Activation
-
-    from nhwc.plan.cuda import fused_convolutions
+    from nhwc.operators.activations import NamedActivation
+    from nhwc.plan.gpu import kernels_for_gpu
     from nhwc.plan.specs import Convolution
 
     conv = nn.Conv2d(8, 8, 3, padding=1).cuda()
     x, other = torch.randn(2, 2, 8, 9, 9, device="cuda")
     spec = Convolution(
         tuple(x.shape), tuple(conv.weight.shape), (1, 1), (1, 1), (1, 1), 1, True, residual_add,
-        Activation("relu"), torch.float32, "cuda:0",
+        NamedActivation("relu"), torch.float32, "cuda:0",
     )  # fmt: skip
     expected = torch.relu(conv(x) + other if residual_add else conv(x))
-    found = fused_convolutions(spec)
+    found = [one for one in kernels_for_gpu(spec) if one.name == "cudnn"]
     assert len(found) == 2
     for one in found:
         run = one.prepare(conv.weight, conv.bias)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_SCALES = 12
+"""Scales of a loss that are tried, each half the one before."""
+
 
 class StepCall:
     """A training step of `model`, run as `function`, which may be a compiled form of it.
@@ -41,13 +44,22 @@ class StepCall:
         return loss.detach()
 
     def check(self) -> list[Tensor]:
-        """Take one step without dropout; return the loss and the norm of all gradients."""
+        """Take one step without dropout; return the loss and the norm of all gradients.
+
+        A scale at which a gradient overflows makes no step: the next one tries a smaller scale.
+        """
         with without_dropout(self.model):
-            loss = self()
-        scale = self.scaler.get_scale()
-        grads = [p.grad.double() for p in self.model.parameters() if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in grads])) / scale
+            for _ in range(_SCALES):
+                loss, norm = self(), self._norm()
+                if norm.isfinite():
+                    break
         return [loss.double(), norm]
+
+    def _norm(self) -> Tensor:
+        """The norm of all gradients, which the scaler's step left without its scale."""
+        grads = [p.grad.double() for p in self.model.parameters() if p.grad is not None]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([g.norm() for g in grads]))
+        return norm
 
 
 def autocast(device: str, enabled: bool) -> torch.autocast:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
+from ..machine.whole import whole_float32
 from .cases import Observation
 from .forms import Form, Prepared, backward, forward, in_place, with_out
 from .inside import LayoutCopy, draws_random_numbers, first_loser, layout_copies
@@ -59,7 +60,7 @@ def probe(name: str, sample: Sample, enter: Enter = enter_all) -> Iterator[Obser
 
 def _results(prepared: Prepared, seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
-    with torch.no_grad():
+    with torch.no_grad(), whole_float32():
         results = prepared.call()
     if any(result.is_cuda for result in results):
         torch.cuda.synchronize()  # An error of the device shows at the next wait, wherever it is.

@@ -17,14 +17,14 @@ from .._bench.runner import SECONDS, left_to_do
 from .._bench.runner import run as measure
 from ..errors import InputError
 from ..machine.bfloat16 import emulates_bfloat16
-from ..machine.environment import available_cores
+from ..machine.environment import available_cores, usable_device
 from ..render.bench_csv import bench_csv
 from ..render.bench_engines_text import engines_text, missing_text
 from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import add_seed, check_alone, check_fits, parse_device, parse_shape
+from .common import add_seed, check_alone, check_fits, parse_shape
 from .extras import check_models
 from .outputs import (
     add_output_arguments,
@@ -184,7 +184,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
             "name models, a suite, or models of a suite. Try: nhwc bench resnet50, "
             "or: nhwc bench --suite icelake"
         )
-    parse_device(args.device)
+    usable_device(args.device)
     batches = _numbers(args.batch, "--batch")
     threads = _numbers(args.threads, "--threads", most=MOST)
     if args.suite:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..machine.environment import memory_bytes
+from ..machine.environment import memory_bytes, usable_device
 from ..zoo import load_model
 from .values import SEEDS, whole
 
@@ -45,7 +45,7 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
 
 def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
     """Build the model and random inputs that the command line names, on its device."""
-    device = parse_device(args.device)
+    device = usable_device(args.device)
     first, *others = args.input or ["1x3x224x224"]
     shapes = [parse_shape(first), *map(parse_sizes, others)]
     model = load_model(args.model, weights=args.weights, seed=args.seed).to(device)
@@ -100,16 +100,6 @@ def check_alone(args: argparse.Namespace, option: str, *others: str) -> None:
         if given:
             said = " ".join(given) if other in ("names", "models") else f"--{other}"
             raise InputError(f"{said} does not go with {option}. Leave one of them out.")
-
-
-def parse_device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"device {text!r} is not usable here: {reason}") from error
-    return device
 
 
 def colors(stream: object = None) -> bool:

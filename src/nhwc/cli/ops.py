@@ -11,14 +11,14 @@ import torch
 
 from .._ops import DTYPES, OperatorTable, check_operator, check_rules, difference, load_table, ops
 from ..errors import InputError
-from ..machine.environment import Environment
+from ..machine.environment import Environment, usable_device
 from ..render.ops_html import ops_html
 from ..render.ops_markdown import ops_markdown
 from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_builder
-from .common import check_alone, colors, parse_device, parse_shape
+from .common import check_alone, colors, parse_shape
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.diff:
         check_alone(args, "--diff", "names", "only", "dtype", "input")
         return _diff(args)
-    device = parse_device(args.device)
+    device = usable_device(args.device)
     own = [name for name in args.names if ":" in name]
     if own and (len(own) < len(args.names) or args.only):
         raise InputError(
@@ -145,7 +145,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _rules(args: argparse.Namespace) -> int:
-    device = parse_device(args.device)
+    device = usable_device(args.device)
     found = check_rules(device)
     format = chosen_format(args, FORMATS)
     if format == "json":

@@ -32,10 +32,10 @@ from .._train.distributed import rank_and_world
 from .._train.recipe import OPTIMIZERS, PRECISIONS
 from ..errors import InputError
 from ..formats import convert_
-from ..machine.environment import available_cores
+from ..machine.environment import available_cores, usable_device
 from ..render.train_text import log_line
 from ..zoo import load_model
-from .common import check_fits, parse_device
+from .common import check_fits
 from .interrupt import Interrupt
 from .outputs import check_folder, check_outputs, check_plot, write_file
 from .progress import note, put
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.plot, reads=(args.arch, args.weights, args.resume))
     check_folder(_folder(args))
     recipe = _recipe(args)
-    device = parse_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = usable_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     recipe.autocast_dtype(device)
     if device.type == "cuda":
         # All batches are of one shape, so the search for the fastest kernels pays.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
@@ -17,7 +18,7 @@ from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
-from ..machine.environment import Environment
+from ..machine.environment import Environment, usable_device
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
@@ -148,8 +149,8 @@ def _for_sizes(
 
 
 @torch.inference_mode(False)
-def load(path: str | Path) -> Optimized:
-    """Load a model that `save` wrote, and choose its kernels for this machine.
+def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
+    """Load a model that `save` wrote onto `device`, and choose its kernels for this machine.
 
     >>> import tempfile
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
@@ -168,7 +169,7 @@ def load(path: str | Path) -> Optimized:
     takes.
     """
     check_threads()
-    path = Path(path)
+    path, there = Path(path), usable_device(device)
     header, tensors = read(path)
     try:
         graph = restore(header, tensors)
@@ -187,7 +188,8 @@ def load(path: str | Path) -> Optimized:
                 f"({shown(error)}). Install that version here, or save the model with this one."
             ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
-    return _planned(graph, planned, header["exact"])
+    moved = [tree_map_only(Tensor, lambda x: x.to(there), one) for one in planned]
+    return _planned(graph.to(there), moved, header["exact"], there)
 
 
 def _versions() -> dict[str, str]:
@@ -232,8 +234,10 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
     return found
 
 
-def _planned(graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool) -> Optimized:
-    ledger, pool = Ledger.of(Environment.here()), Pool()
+def _planned(
+    graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool, device: torch.device
+) -> Optimized:
+    ledger, pool = Ledger.of(Environment.here(device)), Pool()
     found = [_served(graph, inputs, ledger, pool, exact) for inputs in examples]
     plans = [one for one in found if one is not None]
     ledger.save()

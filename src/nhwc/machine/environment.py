@@ -16,6 +16,23 @@ import numpy
 import torch
 from torch import device as Device
 
+from ..errors import InputError
+
+
+def usable_device(device: Device | str) -> Device:
+    """The device of this name; raises InputError if no tensor can lie there.
+
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        found = Device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"device {str(device)!r} is not usable here: {reason}") from error
+    return found
+
 
 @dataclass(frozen=True)
 class Environment:

@@ -22,7 +22,7 @@ from ..graph.arguments import by_place
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
-from ..plan.cuda import on_device
+from ..plan.gpu.graphs import on_device
 from ..verify.decided import Picking
 from .recipes import PlanRecipe as PlanRecipe
 from .recipes import Served as Served

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from ..formats import format_of
 from ..graph.plain import as_plain
 from ..plan import Identifier, Plan
-from ..plan.cuda import on_device
+from ..plan.gpu.graphs import on_device
 
 
 @dataclass(frozen=True)

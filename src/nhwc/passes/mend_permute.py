@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.mended import ChannelNorm, GlobalResponse
 from ..graph.report import PassReport, Site
+from ..machine.whole import rounds_convolutions, rounds_products
 from ._arithmetic import twin
 from ._folding_sites import calls_of, layer_unfit, name_of
 from ._matching import TO_IMAGE, TO_LAST, activation_of, only_user, permutation
@@ -79,9 +81,15 @@ def _unfit(node: fx.Node) -> str:
         return unfit
     if type(layer) not in (nn.LayerNorm, nn.Linear):
         return f"it is a {type(layer).__name__}, a class of its own"
+    if isinstance(layer, nn.Linear) and layer.weight.is_cuda and _would_round(layer.weight):
+        return "as a convolution cuDNN would round its numbers to TF32, which it may not as it is"
     if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) != 1:
         return f"it normalizes over {len(layer.normalized_shape)} dimensions"
     return ""
+
+
+def _would_round(weight: Tensor) -> bool:
+    return weight.dtype is torch.float32 and rounds_convolutions() and not rounds_products()
 
 
 def _mend(node: fx.Node) -> None:

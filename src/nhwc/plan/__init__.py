@@ -11,7 +11,7 @@ between layouts, is least; and a few such choices are timed as whole programs.
       |  recognize    nodes -> layers, each with a specification
       v
     Scene             the layers, and for each its implementations: those of others (others,
-      |               cuda) and ours (native); made once, and handed on to all that follows
+      |               gpu) and ours (native); made once, and handed on to all that follows
       |  ahead        kernels compiled, several at a time
       |  measuring    how long each implementation takes, by trials or from the ledger, where
       |               the evidence of several optimizations gathers
@@ -42,6 +42,7 @@ from ..models.trees import tensors_of
 from .assigning import assign, cost
 from .binding import Packed, bind
 from .evidence import Evidence, Sitting, without_luck
+from .gpu.graphs import on_device
 from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
 from .ledger import Ledger
@@ -225,7 +226,7 @@ def _hold(
     for number in reversed(range(len(choices))):
         bound.clear()
         bound[number] = bind(scene, choices[number], packed, pool)
-        taken[str(number)] = shortest(bound[number], inputs)
+        taken[str(number)] = shortest(on_device(bound[number], inputs), inputs)
     return dict(sorted(taken.items()))
 
 
@@ -259,7 +260,8 @@ def gains(
     key = " ".join(["gain of", _digest(plan.words), *layouts])
 
     def hold() -> Sitting:
-        taken = {"program": shortest(plan.program, inputs), "graph": shortest(graph, inputs)}
+        program = on_device(plan.program, inputs)
+        taken = {"program": shortest(program, inputs), "graph": shortest(graph, inputs)}
         unread(graph.parameters())
         return taken
 

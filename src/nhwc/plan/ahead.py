@@ -2,7 +2,8 @@
 
 A kernel is compiled when the first program with it is made, in a process of its own, while this one
 waits. So programs are made in several threads, one for each sort of implementation, and dropped: on
-a machine that has compiled nothing yet most of the first `optimize` is this.
+a machine that has compiled nothing yet most of the first `optimize` is this. Triton compiles when a
+kernel is first called, so its kernels are called.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from functools import partial
 
 import torch
 
-from .. import kernels
 from ..machine.environment import available_cores
 from .implementation import Implementation
 from .scene import Scene
 from .specs import Convolution, Layer, OperatorSpec
 from .stretch import together
+from .trials import sample
 
 _LARGE = 1 << 24
 """Weights of more bytes are not packed twice; their kernels seldom serve no smaller ones."""
@@ -27,16 +28,22 @@ _LARGE = 1 << 24
 def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
     """Have the kernels of ours that can compute `layers` compiled, several at a time."""
     cores = available_cores()
-    if cores == 1 or not kernels.available():
+    if cores == 1:
         return
     sorts: dict[object, tuple[Layer, Implementation]] = {}
+    called = []
     for layer in layers:
         for one in scene.offered(layer):
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
+            if one.compiles:
+                called.append((layer, one))
     # More threads than cores: those that wait for one kernel leave the cores to others.
     with ThreadPoolExecutor(4 * cores) as pool:
         made = [pool.submit(_make, scene, *pair) for pair in sorts.values()]
+    with ThreadPoolExecutor(cores) as pool:
+        for pair in called:
+            pool.submit(_call, scene, *pair)
     for program in made:
         program.result()
 
@@ -59,3 +66,10 @@ def _make(scene: Scene, layer: Layer, one: Implementation) -> None:
         constants = [given for part in one.layers(layer) for given in scene.constants(part)]
         if not constants or constants[0].nbytes <= _LARGE:
             together(scene.record, [(layer, one, partial(one.prepare, *constants))], [layer.node])
+
+
+def _call(scene: Scene, layer: Layer, one: Implementation) -> None:
+    """Call a kernel that its first call compiles; one that fails is told when it is timed."""
+    with torch.no_grad():
+        given = [sample(scene.record.values[node], one.reads) for node in layer.inputs]
+        one.prepare(*scene.constants(layer))(*given)

@@ -50,6 +50,7 @@ class Implementation:
     `before` is the layer in front, if it computes that one as well.
     `moved` if within a program it is given tensors as they lie, `kernels.programs.moved.Moved`, and
     may return such; else it is given buffers.
+    `compiles` if the first call of its kind compiles it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Implementation:
     free: bool = False
     before: Layer | None = None
     moved: bool = False
+    compiles: bool = False
 
     @property
     def ours(self) -> bool:

@@ -21,7 +21,7 @@ from ..graph import filled
 from ..kernels.tape.pages import shared
 from ..operators.activations import NamedActivation, in_onednn, in_torch
 from ..operators.unseen import sees_no_column
-from .cuda import fused_convolutions
+from .gpu import kernels_for_gpu
 from .implementation import Implementation, Run
 from .recording import Record, laid_out
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec, Weighted
@@ -47,10 +47,12 @@ def kernels_of_others(layer: Layer) -> tuple[Implementation, ...]:
 def kernels_for(spec: Weighted) -> tuple[Implementation, ...]:
     """The kernels of others for `spec`, torch's first."""
     if isinstance(spec, Linear):
-        return _for_linear(spec)
-    if isinstance(spec, Affine):
-        return _for_affine(spec)
-    return _for_convolution(spec)
+        found = _for_linear(spec)
+    elif isinstance(spec, Affine):
+        found = _for_affine(spec)
+    else:
+        found = _for_convolution(spec)
+    return (*found, *kernels_for_gpu(spec))
 
 
 def _torch(prepare: Prepare, layout: Format | None = None) -> Implementation:
@@ -91,9 +93,7 @@ def _for_even_padding(spec: Convolution) -> tuple[Implementation, ...]:
     last = torch.channels_last_3d if volume else torch.channels_last
     found = [_torch(partial(eager, layout=torch.contiguous_format), _PLAIN)]
     if not _onednn_serves(spec.dtype, spec.device):
-        found.append(_torch(partial(eager, layout=last), _LAST))
-        on_cuda = spec.device.startswith("cuda") and not volume
-        return (*found, *(fused_convolutions(spec) if on_cuda else ()))
+        return (*found, _torch(partial(eager, layout=last), _LAST))
     if _deadly(spec):
         return tuple(found)
     packed: Prepare = partial(_onednn_convolution, spec)

@@ -90,6 +90,8 @@ def _worthwhile(
 ) -> tuple[Timed, ...]:
     if isinstance(spec, (OperatorSpec, Affine)) or math.prod(spec.weight) * count < _LARGE:
         return timed
+    if spec.device != "cpu":
+        return timed
 
     def seconds(one: Timed) -> float:
         # A trial finds small weights in a cache, where a call of the whole model does not: it reads

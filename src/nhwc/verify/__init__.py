@@ -171,10 +171,10 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     def like(turn: int, value: Any) -> Any:
         if not _holds_numbers(value):
             return value
-        drawn = torch.empty((*value.shape, 1 + value.is_complex()))
+        drawn = torch.empty((*value.shape, 1 + value.is_complex()), device="cpu")
         drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
         if turn % 2 == 0:
-            tiny = torch.rand(drawn.shape, generator=generator)
+            tiny = torch.rand(drawn.shape, generator=generator, device="cpu")
             drawn[tiny < _TINY] *= 1e-40
             drawn[tiny < _TINY / 2] = 0
         drawn = torch.view_as_complex(drawn) if value.is_complex() else drawn[..., 0]
@@ -205,8 +205,8 @@ def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
     def turned(value: Any) -> Any:
         if not _holds_numbers(value):
             return value
-        order = torch.randperm(value.numel(), generator=generator).to(value.device)
-        numbers = value.detach().flatten()[order].view(value.shape)
+        order = torch.randperm(value.numel(), generator=generator, device="cpu")
+        numbers = value.detach().flatten()[order.to(value.device)].view(value.shape)
         return torch.empty_like(value, requires_grad=False).copy_(numbers)
 
     return tuple(tree_map(turned, tuple(example)))

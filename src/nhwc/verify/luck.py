@@ -51,7 +51,8 @@ def _errors_near(inputs: tuple[Any, ...], model: nn.Module) -> dict[str, float]:
     def nudged(value: Any) -> Any:
         if not isinstance(value, Tensor) or wide_type(value) is None or value.is_complex():
             return value
-        drawn = torch.empty(value.shape, dtype=value.dtype).uniform_(-1, 1, generator=generator)
+        drawn = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        drawn.uniform_(-1, 1, generator=generator)
         size = torch.finfo(value.dtype).eps
         return value.detach().clone().mul_(1 + size * drawn.to(value.device))
 

@@ -136,7 +136,8 @@ def randomize_batchnorm_(
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(like: Tensor, low: float, high: float) -> Tensor:
-        return torch.empty(like.shape).uniform_(low, high, generator=generator).to(like)
+        drawn = torch.empty(like.shape, device="cpu")
+        return drawn.uniform_(low, high, generator=generator).to(like)
 
     with torch.no_grad():
         for module in model.modules():
@@ -196,7 +197,8 @@ def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
             lazy = is_lazy(parameter)
             if lazy or parameter.numel() < 2 or (parameter != parameter.flatten()[0]).any():
                 continue
-            drawn = torch.empty(parameter.shape).uniform_(-1.0, 1.0, generator=generator)
+            drawn = torch.empty(parameter.shape, device="cpu")
+            drawn.uniform_(-1.0, 1.0, generator=generator)
             if parameter.ndim > 1:
                 drawn *= (len(parameter) / parameter.numel()) ** 0.5
             elif parameter[0].abs() > 0.5:

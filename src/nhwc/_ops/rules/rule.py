@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...displayed import Displayed
 from ...formats import Format, convert_, format_of
+from ...machine.whole import whole_float32
 from ...pictures import Memory, memory_of
 
 
@@ -80,7 +81,7 @@ class RuleResult(Displayed):
 def check(sections: Iterable[Section], device: torch.device) -> tuple[RuleResult, ...]:
     """Run every rule on this device; the state of the random numbers is left alone."""
     on_cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_cuda), torch.no_grad():
+    with torch.random.fork_rng(devices=on_cuda), torch.no_grad(), whole_float32():
         return tuple(
             _check(rule, section.title, device) for section in sections for rule in section.rules
         )
