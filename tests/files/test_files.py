@@ -605,3 +605,9 @@ def test_tokens_that_lie_in_another_order_are_drawn_so(tmp_path, norm_first):
 def test_an_order_of_other_dimensions_is_foreign(order):
     with pytest.raises(Foreign, match="3 dimensions in the order"):
         Example.of(f"3x4x5 float32 order {order}")
+
+
+def test_a_device_that_is_not_here(tmp_path):
+    nhwc.save(nn.Conv2d(3, 8, 3).eval(), tmp_path / "net.nhwc")
+    with pytest.raises(InputError, match="device 'nowhere' is not usable here"):
+        nhwc.load(tmp_path / "net.nhwc", device="nowhere")

@@ -69,3 +69,17 @@ def test_what_a_run_writes_into_a_sparse_buffer_is_put_back():
     model = Counts(SPARSE["coo"]()).eval()
     nhwc.audit(model, X)
     torch.testing.assert_close(model.graph.to_dense(), DENSE)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@torch.no_grad()
+def test_nested_tensors_take_the_graph(layout):
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval()
+    nested = torch.nested.nested_tensor([X, X[:2]], layout=layout)
+    with pytest.raises(nhwc.InputError, match="an example input is a nested tensor"):
+        nhwc.optimize(model, nested)
+    nhwc.audit(model, nested)
+    found = nhwc.optimize(model, X)(nested)
+    for one, expected in zip(found.unbind(), model(nested).unbind(), strict=True):
+        assert torch.equal(one, expected)

@@ -191,7 +191,8 @@ def audit(
         findings += unconverted_weights(model)
     return Audit(
         model=name or type(model).__name__,
-        inputs=tuple(tuple(t.shape) for t in tensors),
+        # A nested tensor has no one shape.
+        inputs=tuple(() if t.is_nested else tuple(t.shape) for t in tensors),
         calls=tuple(calls),
         outcomes=tuple(outcomes),
         findings=sorted_by_weight(findings),

@@ -15,7 +15,7 @@ from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
 from ..graph.arguments import by_place
 from ..graph.copies import own_copy
-from ..machine.environment import Environment
+from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
@@ -78,7 +78,8 @@ def optimize(
     examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
     passes = exact_passes(passes) if exact else passes
-    with torch.inference_mode(False), torch.no_grad(), preserved(model):
+    lie = tensors_of(example_inputs)
+    with torch.inference_mode(False), torch.no_grad(), preserved(model), beside(lie):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
         leisure = Leisure(_AGAIN_S)
         task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)
@@ -254,6 +255,12 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise InputError(
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
+        )
+    if any(tensor.is_nested for tensor in tensors):
+        raise InputError(
+            "an example input is a nested tensor, which has no one shape; kernels are chosen on "
+            "real shapes. Give it padded, as to_padded_tensor(0.0) makes it. Nested ones may be "
+            "given to the result, which takes their slower graph."
         )
     if not any(tensor.numel() for tensor in tensors):
         raise InputError(

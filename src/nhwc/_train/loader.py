@@ -160,10 +160,11 @@ def stack(items: list[Item]) -> Batch:
     """Lay images side by side as they are and view the result as N, C, (D,) H, W."""
     good = [(item.image, item.label) for item in items if item.image is not None]
     faults = tuple(fault for item in items for fault in item.faults)
+    labels = torch.tensor([label for _, label in good], dtype=torch.int64, device="cpu")
     if not good:
-        return Batch(torch.empty(0, 0, 0, 0), torch.empty(0, dtype=torch.int64), faults)
+        return Batch(torch.empty(0, 0, 0, 0, device="cpu"), labels, faults)
     images = torch.from_numpy(np.stack([image for image, _ in good])).movedim(-1, 1)
-    return Batch(images, torch.tensor([label for _, label in good]), faults)
+    return Batch(images, labels, faults)
 
 
 def _check_sizes(length: int, batch_size: int, world: int, *, train: bool) -> None:

@@ -66,14 +66,14 @@ class Example:
         """A tensor of the shape, its numbers not set; or the value."""
         if self.dtype is None:
             return self.value
-        return self._in_order(torch.empty(self.shape, dtype=self.dtype))
+        return self._in_order(torch.empty(self.shape, dtype=self.dtype, device="cpu"))
 
     def drawn(self) -> Any:
         """A tensor of the shape with random numbers, the same each time; or the value."""
         if self.dtype is None:
             return self.value
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(self.shape, generator=generator).to(self.dtype)
+        drawn = torch.randn(self.shape, generator=generator, device="cpu").to(self.dtype)
         if self.channels_last:
             return to_format(drawn, CHANNELS_LAST_OF[drawn.dim()])
         return self._in_order(drawn)

@@ -18,7 +18,7 @@ from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
 from ..graph.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
-from ..machine.environment import Environment, usable_device
+from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
@@ -189,7 +189,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
             ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
     moved = [tree_map_only(Tensor, lambda x: x.to(there), one) for one in planned]
-    return _planned(graph.to(there), moved, header["exact"], there)
+    with beside(graph.to(there).parameters()):
+        return _planned(graph, moved, header["exact"], there)
 
 
 def _versions() -> dict[str, str]:

@@ -8,12 +8,14 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy
 import torch
+from torch import Tensor
 from torch import device as Device
 
 from ..errors import InputError
@@ -32,6 +34,22 @@ def usable_device(device: Device | str) -> Device:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"device {str(device)!r} is not usable here: {reason}") from error
     return found
+
+
+@contextlib.contextmanager
+def beside(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Make new tensors in the processor's memory, if the first of these lies there.
+
+    `torch.set_default_device` would have them made elsewhere, where kernels find no addresses.
+
+    >>> with torch.device("meta"), beside([torch.zeros(1, device="cpu")]):
+    ...     torch.zeros(1).device
+    device(type='cpu')
+    """
+    first = next(iter(tensors), None)
+    elsewhere = first is not None and first.is_cpu and torch.get_default_device().type != "cpu"
+    with Device("cpu") if elsewhere else contextlib.nullcontext():
+        yield
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
 def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
     """`tensor` in memory of its own, with its strides, shared where `memo` says that its is.
 
-    torch copies no sparse tensor deeply but those in coordinates, and clones all.
+    torch copies no nested tensor deeply and of sparse ones those in coordinates, and clones all.
     """
-    plain = tensor.layout is torch.strided
+    plain = tensor.layout is torch.strided and not tensor.is_nested
     return copy.deepcopy(tensor.detach(), memo) if plain else tensor.detach().clone()
 
 

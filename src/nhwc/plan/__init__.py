@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, fx
 
 from ..kernels.programs.pool import Pool
+from ..machine.environment import beside
 from ..machine.host_memory import trim, unread
 from ..machine.timing import SAME
 from ..models.trees import tensors_of
@@ -125,10 +126,10 @@ def make_plan(
     `leisure` is the time that is left for measuring again what is known; without, nothing is. Plans
     that share a `pool` share the memory of their calls.
     """
-    scene = scene_of(graph, inputs, exact=exact)
     leisure, pool = leisure or Leisure(), pool or Pool()
     measured, renewed = ledger.measured, ledger.renewed
-    with torch.no_grad():
+    with torch.no_grad(), beside(tensors_of(inputs)):
+        scene = scene_of(graph, inputs, exact=exact)
         found = measure(scene, ledger, leisure, progress)
         chosen = _choose(scene, found, ledger, leisure, pool)
         seconds = cost(scene, chosen.choice, *_costs(ledger, leisure))
@@ -279,13 +280,18 @@ def remake_plan(
 
     Raises UnknownKernel for one that is not here.
     """
-    scene = scene_of(graph, inputs)
+    with torch.no_grad(), beside(tensors_of(inputs)):
+        return _remade(scene_of(graph, inputs), kernels, pool)
+
+
+def _remade(
+    scene: Scene, kernels: Sequence[tuple[str, Identifier]], pool: Pool | None
+) -> PlanProgram:
     if [layer.spec.key for layer in scene.layers] != [key for key, _ in kernels]:
         raise Unplannable("the graph is not the one that was planned")
     chosen = zip(scene.layers, kernels, strict=True)
     choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, (_, name) in chosen}
-    with torch.no_grad():
-        return bind(scene, choice, pool=pool)
+    return bind(scene, choice, pool=pool)
 
 
 def _seconds(choice: Choice) -> float:

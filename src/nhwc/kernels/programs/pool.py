@@ -86,12 +86,12 @@ class _Block:
     def __init__(self) -> None:
         # A program that was made for weights of yesterday leaves nothing behind.
         self.bound: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def grow(self, size: int) -> None:
         if size + LINE > self.size:
             self.bound = WeakKeyDictionary()
-            self._memory = torch.empty(size + LINE, dtype=torch.uint8)
+            self._memory = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
 
     def wipe(self) -> None:
         wiped(self._memory)

@@ -50,7 +50,7 @@ class Invocation:
 
     def __call__(self, buffers: Mapping[str, Tensor]) -> None:
         words = (ctypes.c_int64 * len(self._words))(*self._words)
-        room = torch.empty(self._scratch_bytes + 64, dtype=torch.uint8)
+        room = torch.empty(self._scratch_bytes + 64, dtype=torch.uint8, device="cpu")
         start = -(-room.data_ptr() // 64) * 64
         for place, name, offset in self._holes:
             base = start if name is None else buffers[str(name)].data_ptr()
