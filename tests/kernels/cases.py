@@ -16,6 +16,7 @@ SLACK = {
     "stem": 2.5,
     "grouped": 2.5,
     "few": 2.5,
+    "narrow": 2.5,
     "winograd2x2": 6,
     "winograd4x4": 100,
     "winograd4x4lean": 100,

@@ -84,7 +84,11 @@ def main():
         if spec.c == 3 and choose.random() < 0.7:
             # The kernel of first layers wants lines as wide as its tile.
             spec = replace(spec, w=choose.randint(30, 50))
-        if r == 3 and choose.random() < 0.3:
+        if choose.random() < 0.1:
+            # So does that of as few filters as channels.
+            few = choose.choice([1, 2, 4])
+            spec = replace(spec, w=choose.randint(16, 50), c=few, k=few, stride=(1, 1))
+        elif r == 3 and choose.random() < 0.3:
             groups = choose.choice([2, 3, 8])
             c, k = (groups * choose.choice([4, 8, 16, 24, 40]) for _ in "ck")
             spec = replace(spec, padding=(1, 1), w=16, groups=groups, c=c, k=k)

@@ -52,6 +52,27 @@ def test_a_saved_model_is_planned_for_the_device_where_it_is_loaded(tmp_path):
         close(fast(x), model(x), 1e-3)
 
 
+class Writes(nn.Module):
+    """Leaves its result in its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        return x.copy_(self.conv(x).relu())
+
+
+@torch.no_grad()
+def test_what_a_model_writes_into_its_input_is_there():
+    model = Writes().cuda().eval()
+    x = torch.randn(2, 3, 20, 18, device="cuda")
+    given, other = x.clone(), x.clone()
+    force(model, x.clone())(given)
+    model(other)
+    close(given, other, 1e-3)
+
+
 @torch.no_grad()
 def test_what_is_not_finite_stays_so():
     model = residual().cuda()

@@ -245,24 +245,43 @@ def test_few_filters(isa, data, filters, places):
     drawn = data.draw(convolutions(deep=data.draw(st.booleans())))
     spec = replace(drawn, c=drawn.c // drawn.groups, k=filters, groups=1)
     spec = replace(spec, wanted=(drawn.out_h, places))
-    found = [one for one in conv2d_candidates(spec) if one.dense]
+    found = [one for one in conv2d_candidates(spec) if one.name == "few"]
     for kernel, gap in itertools.product(found, (0, 9)):
-        case, shape = Case(spec), (spec.n, spec.k, spec.frames.out_d * spec.out_h, spec.out_w)
-        x = F.pad(case.x.movedim(1, -1), (gap // 3, gap - gap // 3)).contiguous()
-        y, views = torch.full(case.out_shape, 7.0), {"y": View("y", shape, spec.k)}
-        if case.residual is not None:
-            views["residual"] = View("residual", shape, spec.k)
-        sizes = (spec.n, spec.c, spec.frames.d * spec.h, spec.w)
-        given_x = View("x", sizes, spec.c + gap, gap // 3)
-        packed = kernel.pack(case.weight.reshape(kernel.filters), case.bias)
-        steps = kernel.steps(given_x, views["y"], packed, views.get("residual"))
-        beside = None if case.residual is None else case.residual.movedim(1, -1).contiguous()
-        Invocation.of(steps, 1)({"x": x, "y": y, "residual": beside})
-        case.check(y.movedim(-1, 1), kernel.name)
+        run_dense(kernel, gap)
     width = isas.host().width
     assert bool(found) == (
         spec.depth > spec.c and filters <= width // 2 and places >= min(8, width // filters)
     )
+
+
+@many
+@given(data=st.data(), channels=st.sampled_from([1, 2, 4]), places=st.integers(1, 70))
+def test_as_few_filters_as_channels(isa, data, channels, places):
+    """Lanes that are pixels, of images and of volumes."""
+    drawn = data.draw(convolutions(deep=data.draw(st.booleans())))
+    spec = replace(drawn, c=channels, k=channels, groups=1, stride=(drawn.stride[0], 1))
+    spec = replace(spec, wanted=(drawn.out_h, places))
+    found = [one for one in conv2d_candidates(spec) if one.name == "narrow"]
+    for kernel in found:
+        run_dense(kernel)
+    assert bool(found) == (spec.depth > spec.c and places >= isas.host().width // channels)
+
+
+def run_dense(kernel, gap=0):
+    """Run a kernel whose result lies without gaps, on an image that may be a slice."""
+    spec = kernel.spec
+    case, shape = Case(spec), (spec.n, spec.k, spec.frames.out_d * spec.out_h, spec.out_w)
+    x = F.pad(case.x.movedim(1, -1), (gap // 3, gap - gap // 3)).contiguous()
+    y, views = torch.full(case.out_shape, 7.0), {"y": View("y", shape, spec.k)}
+    if case.residual is not None:
+        views["residual"] = View("residual", shape, spec.k)
+    sizes = (spec.n, spec.c, spec.frames.d * spec.h, spec.w)
+    given_x = View("x", sizes, spec.c + gap, gap // 3)
+    packed = kernel.pack(case.weight.reshape(kernel.filters), case.bias)
+    steps = kernel.steps(given_x, views["y"], packed, views.get("residual"))
+    beside = None if case.residual is None else case.residual.movedim(1, -1).contiguous()
+    Invocation.of(steps, 1)({"x": x, "y": y, "residual": beside})
+    case.check(y.movedim(-1, 1), kernel.name)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

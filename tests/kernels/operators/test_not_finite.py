@@ -26,6 +26,7 @@ SPECS = {
         "c": 32, "k": 32, "r": 3, "s": 3, "padding": (1, 1), "groups": 8, "stride": (2, 2)
     },
     "few filters": {"c": 8, "k": 2, "r": 3, "s": 9, "padding": (1, 4), "stride": (2, 1)},
+    "as few filters as channels": {"c": 2, "k": 2, "r": 3, "s": 3, "padding": (1, 1)},
     "wide groups": {"c": 64, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..language.compiler import Kernel
 from ..product.microkernel import TILE
 from ..tape.invoke import Invocation
 from ..tape.steps import Step, View, view_of
-from . import direct, few, grouped, stem, winograd
+from . import direct, few, grouped, narrow, stem, winograd
 from .spec import IMAGE, ConvSpec
 from .tiles import FORMS
 
@@ -44,7 +45,12 @@ class ConvKernel:
     @property
     def dense(self) -> bool:
         """Whether what it writes and adds must lie without gaps."""
-        return self.name == "few"
+        return self.name in ("few", "narrow")
+
+    @property
+    def reads_dense(self) -> bool:
+        """Whether the image must lie without gaps."""
+        return self.name == "narrow"
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Weight and bias as one flat tensor, laid out for this kernel and this machine."""
@@ -59,7 +65,7 @@ class ConvKernel:
     ) -> tuple[Step, ...]:
         """The steps that compute `y` on a tape.
 
-        Views may be channel slices of larger buffers, unless the kernel is `dense`.
+        Views may be channel slices of larger buffers, unless they must be dense.
         """
         return _method(self.name).steps(self.spec, x, y, packed, residual)
 
@@ -80,6 +86,8 @@ def _method(name: str) -> _Method:
         return _Method(grouped.pack_grouped, grouped.grouped_steps, grouped.packed_floats)
     if name == "few":
         return _Method(few.pack_few, few.few_steps, few.packed_floats)
+    if name == "narrow":
+        return _Method(narrow.pack_narrow, narrow.narrow_steps, narrow.packed_floats)
     form = FORMS[name]
     return _Method(
         partial(winograd.pack_winograd, form),
@@ -103,6 +111,8 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
         found.append(ConvKernel("grouped", True, spec))
     if few.serves(spec):
         found.append(ConvKernel("few", True, spec))
+    if narrow.serves(spec):
+        found.append(ConvKernel("narrow", True, spec))
     if winograd.serves(spec):
         found += [ConvKernel(name, False, spec) for name in FORMS]
     return tuple(found)
@@ -122,7 +132,10 @@ def all_kernels() -> tuple[Kernel, ...]:
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
     tiled = [form.kernel for form in FORMS.values()]
     fews = [few.few_kernel(filters) for filters in few.filters_served()]
-    return (direct.DIRECT, *TILE.members(isas.host()), *tiled, *narrow_and_wide, *stems, *fews)
+    sizes = product(narrow.CHANNELS, narrow.VECTORS)
+    narrows = [narrow.narrow_kernel(*size) for size in sizes]
+    rest = (*narrow_and_wide, *stems, *fews, *narrows)
+    return (direct.DIRECT, *TILE.members(isas.host()), *tiled, *rest)
 
 
 def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | None) -> Tensor:
@@ -139,6 +152,8 @@ def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | No
             f"reads {needed}. Pack them with this kernel, here."
         )
     x, x_pixel = _pixels(x)
+    if kernel.reads_dense and x_pixel != spec.c:
+        x, x_pixel = to_format(x, Format.CHANNELS_LAST), spec.c
     residual_pixel = 0
     if residual is not None:
         if tuple(residual.shape) != shape:

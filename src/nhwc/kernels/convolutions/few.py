@@ -21,8 +21,10 @@ What a tile sees beside the image is zeros: it reads copies of its rows, with ze
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -38,13 +40,17 @@ from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
 from .spec import SIDES, ConvSpec
 
-_FIELDS = (
+TILE_FIELDS = (
     *("x", "weights", "bias", *ENDING, *SIDES),
-    *("n", "c", "x_pixel", "taps", "segments", "apart", "columns"),
-    *("y_n", "y_d", "y_h", "y_floats", "scratch", "scratch_floats"),
+    *("n", "c", "x_pixel", "columns", "y_n", "y_d", "y_h"),
 )
-"""A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other. A
-tile sees `columns` of the image."""
+"""What `each_tile` and `each_row` read; a tile sees `columns` of the image."""
+
+_FIELDS = (
+    *TILE_FIELDS,
+    *("taps", "segments", "apart", "y_floats", "scratch", "scratch_floats"),
+)
+"""A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other."""
 
 
 def filters_served() -> range:
@@ -80,11 +86,12 @@ class Rows(NamedTuple):
     floats: int
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Neighbouring pixels of a row of the result, and what they see.
 
     `line` is the row of the image under the first tap, `column` where the first pixel sees its
-    first tap. If not all that the tile sees is `inside` of the image, it is copied between zeros.
+    first tap; `inside` if all that the tile sees is in the image. The row begins at the number `to`
+    of the result, and `left` pixels of it stand before the tile.
     """
 
     frames: tuple[Value, Value]
@@ -94,12 +101,12 @@ class _Tile(NamedTuple):
     line: Value
     column: Value
     inside: Value
-    copied: Value
+    to: Value
+    left: Value
 
 
-def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
-    count = _tile(e.width, filters)
-    copied = a.scratch.floats() + thread * a.scratch_floats
+def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) -> Iterator[Tile]:
+    """The tiles of `count` pixels that a thread computes."""
     begin, end = e.share(a.n * a.out_d * a.out_h, thread, threads)
     with e.range(begin, end) as row:
         image = row // (a.out_h * a.out_d)
@@ -115,34 +122,49 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -
             left = e.min(wanted, a.out_w - count)
             column = left * a.stride_w - a.pad_w
             inside = (column >= 0) & (column + a.columns <= a.w)
-            tile = _Tile(frames, rows, image, frame, line, column, inside, copied)
-            with e.when(~inside):
-                _copy(e, a, tile)
             _fetch_below(e, a, (image * a.d + e.max(frame, 0)) * a.h + line + a.r, column, count)
-            sums = [e.variable(0.0) for _ in range(count * filters)]
-            for one in sums:
-                one.value = e.vector(0.0)
-            _add(e, a, sums, filters, tile)
-            total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
-            place = left * filters
-            # Of a row that ends within the last pixel there is less to store.
-            mask = e.lanes(e.min(a.y_floats - place, len(sums)))
-            finish(e, a, [total], to + place, Place(e.i64(0), mask))
+            yield Tile(frames, rows, image, frame, line, column, inside, to, left)
 
 
-def _copy(e: Emitter, a: Args, tile: _Tile) -> None:
+@contextmanager
+def each_row(e: Emitter, a: Args, tile: Tile) -> Iterator[tuple[Value, Value, Value]]:
+    """Each row of a filter that sees some of the image: the frame, the row, where its pixels are.
+
+    They are counted from what the first tap sees of the first pixel, which may lie beside the row.
+    """
+    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
+        yield i, j, _row(e, a, tile, i, j) + tile.column * a.x_pixel
+
+
+def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
+    copied = a.scratch.floats() + thread * a.scratch_floats
+    for tile in each_tile(e, a, thread, threads, _tile(e.width, filters)):
+        with e.when(~tile.inside):
+            _copy(e, a, tile, copied)
+        sums = [e.variable(0.0) for _ in range(_tile(e.width, filters) * filters)]
+        for one in sums:
+            one.value = e.vector(0.0)
+        _add(e, a, sums, filters, tile, copied)
+        total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
+        place = tile.left * filters
+        # Of a row that ends within the last pixel there is less to store.
+        mask = e.lanes(e.min(a.y_floats - place, len(sums)))
+        finish(e, a, [total], tile.to + place, Place(e.i64(0), mask))
+
+
+def _copy(e: Emitter, a: Args, tile: Tile, copied: Value) -> None:
     """Copy all rows that the tile sees, each to where it would lie between zeros.
 
     First all, and then they are read: a processor waits where it reads what it has just written.
     """
-    blank = lambda at, mask: e.store(e.vector(0.0), tile.copied + at, mask)
+    blank = lambda at, mask: e.store(e.vector(0.0), copied + at, mask)
     each_vector(e, 0, a.scratch_floats, blank)
     first, last = (e.max(0, e.min(end, a.w)) for end in (tile.column, tile.column + a.columns))
     # Behind the last pixel's channels may lie the end of memory.
     floats = e.max(0, (last - first - 1) * a.x_pixel + a.c)
     with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
         source = _row(e, a, tile, i, j) + first * a.x_pixel
-        target = _copied(a, tile, i, j) + (first - tile.column) * a.x_pixel
+        target = copied + _copied(a, i, j) + (first - tile.column) * a.x_pixel
 
         def move(at: Value, mask: Value | None) -> None:
             e.store(e.load(source + at, mask), target + at, mask)
@@ -150,7 +172,7 @@ def _copy(e: Emitter, a: Args, tile: _Tile) -> None:
         each_vector(e, 0, floats, move)
 
 
-def _row(e: Emitter, a: Args, tile: _Tile, i: Value, j: Value) -> Value:
+def _row(e: Emitter, a: Args, tile: Tile, i: Value, j: Value) -> Value:
     """The first pixel of the row of the image under two taps."""
     frame = e.max(0, e.min(tile.frame + i * a.dilation_d, a.d - 1))
     line = (tile.image * a.d + frame) * a.h + tile.line + j * a.dilation_h
@@ -158,9 +180,9 @@ def _row(e: Emitter, a: Args, tile: _Tile, i: Value, j: Value) -> Value:
     return row
 
 
-def _copied(a: Args, tile: _Tile, i: Value, j: Value) -> Value:
-    """Where the copy of such a row begins."""
-    row: Value = tile.copied + (i * a.r + j) * a.columns * a.x_pixel
+def _copied(a: Args, i: Value, j: Value) -> Value:
+    """Where among the copies that of such a row begins."""
+    row: Value = (i * a.r + j) * a.columns * a.x_pixel
     return row
 
 
@@ -171,13 +193,15 @@ def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) ->
         e.prefetch(a.x.floats() + (first + i), level=2)
 
 
-def _add(e: Emitter, a: Args, sums: list[Variable], filters: int, tile: _Tile) -> None:
+def _add(
+    e: Emitter, a: Args, sums: list[Variable], filters: int, tile: Tile, copied: Value
+) -> None:
     """Add the products of all taps that a tile sees."""
     segment = a.taps * a.c
     floats = emit_padded(a.segments * segment)
-    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
-        there = (_row(e, a, tile, i, j) + tile.column * a.x_pixel).address()
-        source = e.select(tile.inside, there, _copied(a, tile, i, j).address()).floats()
+    with each_row(e, a, tile) as (i, j, there):
+        copy = copied + _copied(a, i, j)
+        source = e.select(tile.inside, there.address(), copy.address()).floats()
         weights = a.weights.floats() + (i * a.r + j) * filters * floats
         with e.range(0, a.segments) as number:
 
@@ -242,35 +266,60 @@ def few_steps(
     rows: Rows | None = None,
 ) -> tuple[Step, ...]:
     """The convolution as one step; `y` and `residual` lie without gaps, but for those of `rows`."""
-    deep, beside = spec.frames, None if residual is None else numbers_of(residual)
-    line = spec.out_w * spec.k
-    rows = rows or Rows(deep.out_d * spec.out_h * line, spec.out_h * line, line, line)
     joined = x.pixel == spec.c and spec.dilation[1] == 1
-    columns = (_pixels(spec.k) - 1) * spec.stride[1] + (spec.s - 1) * spec.dilation[1] + 1
-    copied = deep.t * spec.r * columns * x.pixel
+    pixels = _pixels(spec.k)
+    copied = spec.frames.t * spec.r * _columns(spec, pixels) * x.pixel
     return (
         step(
             few_kernel(spec.k),
-            x=x,
-            weights=packed,
             bias=after(packed, packed_floats(spec) - padded(1)),
-            **ending(numbers_of(y), spec.activation, spec.slope, beside),
-            y_n=rows.n,
-            y_d=rows.d,
-            y_h=rows.h,
-            y_floats=rows.floats,
-            columns=columns,
-            scratch=Scratch(4 * copied, per_thread=True),
-            scratch_floats=copied,
-            n=spec.n,
-            c=spec.c,
-            x_pixel=x.pixel,
+            y_floats=(rows or _whole(spec)).floats,
             taps=spec.s if joined else 1,
             segments=1 if joined else spec.s,
             apart=spec.dilation[1] * x.pixel,
-            **spec.sides(),
+            scratch=Scratch(4 * copied, per_thread=True),
+            scratch_floats=copied,
+            **tile_arguments(spec, x, y, packed, residual, pixels, rows),
         ),
     )
+
+
+def tile_arguments(
+    spec: ConvSpec,
+    x: View,
+    y: View,
+    packed: Tensor | View,
+    residual: View | None,
+    pixels: int,
+    rows: Rows | None = None,
+) -> dict[str, Any]:
+    """The arguments for TILE_FIELDS but the bias, of tiles of so many pixels."""
+    beside = None if residual is None else numbers_of(residual)
+    rows = rows or _whole(spec)
+    return {
+        "x": x,
+        "weights": packed,
+        **ending(numbers_of(y), spec.activation, spec.slope, beside),
+        "y_n": rows.n,
+        "y_d": rows.d,
+        "y_h": rows.h,
+        "columns": _columns(spec, pixels),
+        "n": spec.n,
+        "c": spec.c,
+        "x_pixel": x.pixel,
+        **spec.sides(),
+    }
+
+
+def _columns(spec: ConvSpec, pixels: int) -> int:
+    """How many columns of the image so many pixels of a row see."""
+    return (pixels - 1) * spec.stride[1] + (spec.s - 1) * spec.dilation[1] + 1
+
+
+def _whole(spec: ConvSpec) -> Rows:
+    """The rows of a result that is nothing but them."""
+    line = spec.out_w * spec.k
+    return Rows(spec.frames.out_d * spec.out_h * line, spec.out_h * line, line, line)
 
 
 def numbers_of(view: View, first: int = 0) -> View:

@@ -56,18 +56,18 @@ def _in_cudnn(spec: Convolution, layout: Format, weight: Tensor, bias: Tensor | 
     geometry = (spec.stride, spec.padding, spec.dilation, spec.groups)
     own = to_format(weight, layout)
 
-    def fused(x: Tensor, *residual: Tensor) -> Tensor:
-        for one in residual:
-            return torch.cudnn_convolution_add_relu(x, own, one, 1.0, bias, *geometry)
-        return torch.cudnn_convolution_relu(x, own, bias, *geometry)
+    def fused(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None:
+            return torch.cudnn_convolution_relu(x, own, bias, *geometry)
+        return torch.cudnn_convolution_add_relu(x, own, residual, 1.0, bias, *geometry)
 
-    def apart(x: Tensor, *residual: Tensor) -> Tensor:
+    def apart(x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = torch.conv2d(x, own, bias, *geometry)
-        return (y.add_(*residual) if residual else y).relu_()
+        return (y if residual is None else y.add_(residual)).relu_()
 
-    def convolve(x: Tensor, *residual: Tensor) -> Tensor:
+    def convolve(*given: Tensor) -> Tensor:
         with searching():
-            return run(x, *residual)
+            return run(*given)
 
     # Some of cuDNN's kernels make zero of NaN, and which one it takes is not said.
     run = fused

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...models.trees import tuple_like
+from ..program import PlanProgram
 
 
 class CudaGraph:
@@ -104,13 +105,14 @@ def _cloned(value: Any) -> Any:
     return [*map(_cloned, value)] if isinstance(value, list) else value
 
 
-def on_device(program: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+def on_device(program: PlanProgram, inputs: Sequence[Any]) -> Callable[..., Any]:
     """`program` as one CUDA graph where all its inputs are on a GPU; otherwise as it is.
 
-    A program with a kernel that no CUDA graph can hold (it waits for the host) stays as it is.
+    A program with a kernel that no CUDA graph can hold (it waits for the host) stays as it is, and
+    so does one that writes into its inputs, of which a graph has copies.
     """
     tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if not tensors or not all(x.is_cuda for x in tensors):
+    if not tensors or not all(x.is_cuda for x in tensors) or program.writes_back:
         return program
     try:
         return CudaGraph(program, inputs)

@@ -226,6 +226,7 @@ def _packed(
         y = builder.buffer(shape)
         if kernel.dense:
             y, residual = builder.dense(y), tuple(map(builder.dense, residual))
+        x = builder.dense(x) if kernel.reads_dense else x
         builder.add(lambda x, y, *more: kernel.steps(x, y, packed, *more), x, y, *residual)
         return y
 
