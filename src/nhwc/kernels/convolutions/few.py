@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     floats: int
 
 
-class Tile(NamedTuple):
+class Strip(NamedTuple):
     """Neighbouring pixels of a row of the result, and what they see.
 
     `line` is the row of the image under the first tap, `column` where the first pixel sees its
@@ -105,7 +105,7 @@ class Tile(NamedTuple):
     left: Value
 
 
-def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) -> Iterator[Tile]:
+def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) -> Iterator[Strip]:
     """The tiles of `count` pixels that a thread computes."""
     begin, end = e.share(a.n * a.out_d * a.out_h, thread, threads)
     with e.range(begin, end) as row:
@@ -123,11 +123,11 @@ def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) ->
             column = left * a.stride_w - a.pad_w
             inside = (column >= 0) & (column + a.columns <= a.w)
             _fetch_below(e, a, (image * a.d + e.max(frame, 0)) * a.h + line + a.r, column, count)
-            yield Tile(frames, rows, image, frame, line, column, inside, to, left)
+            yield Strip(frames, rows, image, frame, line, column, inside, to, left)
 
 
 @contextmanager
-def each_row(e: Emitter, a: Args, tile: Tile) -> Iterator[tuple[Value, Value, Value]]:
+def each_row(e: Emitter, a: Args, tile: Strip) -> Iterator[tuple[Value, Value, Value]]:
     """Each row of a filter that sees some of the image: the frame, the row, where its pixels are.
 
     They are counted from what the first tap sees of the first pixel, which may lie beside the row.
@@ -152,7 +152,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -
         finish(e, a, [total], tile.to + place, Place(e.i64(0), mask))
 
 
-def _copy(e: Emitter, a: Args, tile: Tile, copied: Value) -> None:
+def _copy(e: Emitter, a: Args, tile: Strip, copied: Value) -> None:
     """Copy all rows that the tile sees, each to where it would lie between zeros.
 
     First all, and then they are read: a processor waits where it reads what it has just written.
@@ -172,7 +172,7 @@ def _copy(e: Emitter, a: Args, tile: Tile, copied: Value) -> None:
         each_vector(e, 0, floats, move)
 
 
-def _row(e: Emitter, a: Args, tile: Tile, i: Value, j: Value) -> Value:
+def _row(e: Emitter, a: Args, tile: Strip, i: Value, j: Value) -> Value:
     """The first pixel of the row of the image under two taps."""
     frame = e.max(0, e.min(tile.frame + i * a.dilation_d, a.d - 1))
     line = (tile.image * a.d + frame) * a.h + tile.line + j * a.dilation_h
@@ -194,7 +194,7 @@ def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) ->
 
 
 def _add(
-    e: Emitter, a: Args, sums: list[Variable], filters: int, tile: Tile, copied: Value
+    e: Emitter, a: Args, sums: list[Variable], filters: int, tile: Strip, copied: Value
 ) -> None:
     """Add the products of all taps that a tile sees."""
     segment = a.taps * a.c

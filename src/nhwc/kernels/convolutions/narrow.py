@@ -28,7 +28,7 @@ from ..layers.ending import finish
 from ..product.weights import after
 from ..tape.pages import room, shared
 from ..tape.steps import Step, View, step
-from .few import TILE_FIELDS, Tile, each_row, each_tile, tile_arguments
+from .few import TILE_FIELDS, Strip, each_row, each_tile, tile_arguments
 from .spec import ConvSpec
 
 CHANNELS = (1, 2, 4)
@@ -78,7 +78,7 @@ Sums = list[list[Variable]]
 """For each parity of channels, a sum for each vector."""
 
 
-def _add_inside(e: Emitter, a: Args, tile: Tile, channels: int, sums: Sums) -> None:
+def _add_inside(e: Emitter, a: Args, tile: Strip, channels: int, sums: Sums) -> None:
     """Add the products of all taps."""
     masks = [None] * len(sums[0])
     with each_row(e, a, tile) as (i, j, source), e.range(0, a.s) as tap:
@@ -86,7 +86,7 @@ def _add_inside(e: Emitter, a: Args, tile: Tile, channels: int, sums: Sums) -> N
         _multiply(e, channels, sums, there, masks, _weights(e, a, i, j, tap, channels))
 
 
-def _add_at_the_side(e: Emitter, a: Args, tile: Tile, channels: int, sums: Sums) -> None:
+def _add_at_the_side(e: Emitter, a: Args, tile: Strip, channels: int, sums: Sums) -> None:
     """The same, of numbers that are zero where they lie beside the image."""
     with e.range(0, a.s) as tap:
         moved = tap * a.dilation_w * channels
