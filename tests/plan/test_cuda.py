@@ -52,6 +52,26 @@ def test_a_saved_model_is_planned_for_the_device_where_it_is_loaded(tmp_path):
         close(fast(x), model(x), 1e-3)
 
 
+class Waits(nn.Module):
+    """Looks at its numbers on the host, which no CUDA graph can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).cpu().to(x.device).relu()
+
+
+@torch.no_grad()
+def test_what_waits_for_the_host_runs_without_a_graph():
+    model = Waits().cuda().eval()
+    x, stream = torch.randn(2, 3, 20, 18, device="cuda"), torch.cuda.current_stream()
+    fast = force(model, x)
+    close(fast(x), model(x), 1e-3)
+    assert torch.cuda.current_stream() == stream
+
+
 class Writes(nn.Module):
     """Leaves its result in its input."""
 

@@ -15,19 +15,29 @@ GPU = pytest.param(
         pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     ],
 )
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("device", ["interpreter", GPU])
 @pytest.mark.parametrize("kernel", ["finish", "depthwise", "convolve", "linear"])
 def test_a_kernel_answers_as_torch_does(kernel, device):
+    assert cases(kernel, device) > 3
+
+
+def test_a_plan_of_these_kernels_answers_as_torch_does():
+    assert cases("plan", "interpreter") == 2
+
+
+def cases(kernel, device):
+    """How many cases of the kernel there are, all of which passed."""
     pytest.importorskip("triton")
     interpreted = {"TRITON_INTERPRET": "1"} if device == "interpreter" else {}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "triton_cases.py", kernel, device],
+        [sys.executable, "-W", "ignore", "-m", "tests.plan.triton_cases", kernel, device],
         env={**os.environ, **interpreted},
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[0]) > 3
+    return int(done.stdout.split()[-1])

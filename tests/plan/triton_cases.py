@@ -1,21 +1,28 @@
-"""Cases of each kernel for GPUs against torch: `python triton_cases.py KERNEL DEVICE`.
+"""Cases of each kernel for GPUs against torch: `python -m tests.plan.triton_cases KERNEL DEVICE`.
 
 A process of its own, since Triton decides when it is imported whether it compiles or interprets.
 """
 
 import itertools
 import sys
+from dataclasses import replace
 
 import numpy
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nhwc import kernels
 from nhwc.machine.whole import whole_float32
 from nhwc.operators.activations import NamedActivation, in_torch
+from nhwc.plan import ahead, gpu, others
 from nhwc.plan.gpu import launch
 from nhwc.plan.gpu.launch import Block
 from nhwc.plan.specs import Affine, Convolution, Linear
+from nhwc.zoo import randomize_batchnorm_
+
+from ..optimize.test_optimize import force
 
 DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
 LAST = torch.channels_last
@@ -128,9 +135,55 @@ def linear():
         yield
 
 
+class Mixed(nn.Module):
+    """A layer for each kernel, with and without what may stand behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.Hardswish())
+        self.wide = nn.Sequential(nn.Conv2d(16, 40, 1), nn.BatchNorm2d(40), nn.SiLU())
+        self.alone = nn.Sequential(nn.Conv2d(40, 40, 5, 1, 2, groups=40), nn.ReLU6())
+        self.thin = nn.Conv2d(40, 16, 1)
+        self.halves = nn.Sequential(nn.Conv2d(16, 32, 3, 2, 1, groups=2), nn.ReLU())
+        self.norm = nn.BatchNorm2d(48)
+        self.last = nn.Linear(48, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = F.relu(x + self.thin(self.alone(self.wide(x))))
+        x = F.gelu(self.norm(torch.cat([self.halves(x), F.max_pool2d(x, 2)], 1)))
+        first, second = x.chunk(2, 1)
+        return F.gelu(self.last(torch.cat([second, first], 1).mean((2, 3))))
+
+
+@torch.no_grad()
+def plan():
+    """A plan of nothing but these kernels, wherever there is one, in the processor's memory."""
+    known = others.kernels_for
+    with pytest.MonkeyPatch.context() as patch:
+        on_gpu = lambda spec: gpu.kernels_for_gpu(replace(spec, device="cuda")) or known(spec)
+        patch.setattr(others, "kernels_for", on_gpu)
+        patch.setattr(kernels, "available", lambda: False)
+        patch.setattr(gpu, "_fused_by_cudnn", lambda spec: ())
+        patch.setattr(gpu, "rounds_convolutions", lambda: False)
+        patch.setattr(ahead, "_has_room", lambda *given: True)
+        patch.setattr(launch, "unavailable", lambda device: None)
+        patch.setattr(launch, "blocks", lambda spec, precision: (Block(32, 32, 32, 4, 2),))
+        model = randomize_batchnorm_(Mixed()).eval()
+        for layout in (torch.contiguous_format, LAST):
+            x = random(2, 3, 20, 20).contiguous(memory_format=layout)
+            fast = force(model, x, remeasure=True)
+            words = fast.report.plans[0].to_dict()["layers"]
+            assert sum("triton" in one["chosen"]["kernel"] for one in words) == 7
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+            yield
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     numpy.seterr(all="ignore")
-    kernels = {function.__name__: function for function in (finish, depthwise, convolve, linear)}
+    cases = {
+        function.__name__: function for function in (finish, depthwise, convolve, linear, plan)
+    }
     with whole_float32():
-        print(sum(1 for _ in kernels[sys.argv[1]]()))
+        print(sum(1 for _ in cases[sys.argv[1]]()))

@@ -8,6 +8,7 @@ kernel is first called, so its kernels are called.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,7 +37,7 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
         for one in scene.offered(layer):
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
-            if one.compiles:
+            if one.compiles and _has_room(scene, layer, cores):
                 called.append((layer, one))
     # More threads than cores: those that wait for one kernel leave the cores to others.
     with ThreadPoolExecutor(4 * cores) as pool:
@@ -73,3 +74,10 @@ def _call(scene: Scene, layer: Layer, one: Implementation) -> None:
     with torch.no_grad():
         given = [sample(scene.record.values[node], one.reads) for node in layer.inputs]
         one.prepare(*scene.constants(layer))(*given)
+
+
+def _has_room(scene: Scene, layer: Layer, calls: int) -> bool:
+    """Whether a GPU has memory for so many calls of the layer at once, and for as much again."""
+    seen = [scene.record.tensor(node) for node in (*layer.inputs, layer.node)]
+    size = sum(one.dtype.itemsize * math.prod(one.shape) for one in seen if one)
+    return 2 * calls * size <= torch.cuda.mem_get_info(layer.spec.device)[0]

@@ -91,7 +91,7 @@ def _worthwhile(
     if isinstance(spec, (OperatorSpec, Affine)) or math.prod(spec.weight) * count < _LARGE:
         return timed
     if spec.device != "cpu":
-        return timed
+        return timed  # A GPU's memory is as fast as many processors' caches.
 
     def seconds(one: Timed) -> float:
         # A trial finds small weights in a cache, where a call of the whole model does not: it reads

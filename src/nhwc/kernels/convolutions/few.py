@@ -8,7 +8,7 @@ vectors, and lies in memory as it is wanted: all channels of a tap, then those o
     of the first      f0 f1 f2 f3  f4 f5 f6 f7  f8 f9 ..                      three taps, four
     of the second                  f0 f1 f2 f3  f4 f5 f6 f7  f8 f9 ..         channels
 
-So nothing is packed. A tile is a few neighbouring pixels of a line, and has a vector of sums for
+So nothing is packed. A strip is a few neighbouring pixels of a line, and has a vector of sums for
 each filter of each pixel. At its end the lanes of each are added, those of all vectors at once:
 neighbours of two vectors into one, until one has all sums, in the order in which they are stored.
 
@@ -16,7 +16,7 @@ neighbours of two vectors into one, until one has all sums, in the order in whic
            s01 s23 t01 t23             u01 u23 v01 v23
                            s t u v
 
-What a tile sees beside the image is zeros: it reads copies of its rows, with zeros beside them.
+What a strip sees beside the image is zeros: it reads copies of its rows, with zeros beside them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
 from .spec import SIDES, ConvSpec
 
-TILE_FIELDS = (
+STRIP_FIELDS = (
     *("x", "weights", "bias", *ENDING, *SIDES),
     *("n", "c", "x_pixel", "columns", "y_n", "y_d", "y_h"),
 )
-"""What `each_tile` and `each_row` read; a tile sees `columns` of the image."""
+"""What `each_strip` and `each_row` read; a strip sees `columns` of the image."""
 
 _FIELDS = (
-    *TILE_FIELDS,
+    *STRIP_FIELDS,
     *("taps", "segments", "apart", "y_floats", "scratch", "scratch_floats"),
 )
 """A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other."""
@@ -65,11 +65,11 @@ def serves(spec: ConvSpec) -> bool:
 
 
 def _pixels(filters: int) -> int:
-    """How many pixels make a tile."""
-    return _tile(isas.host().width, filters)
+    """How many pixels make a strip."""
+    return _count(isas.host().width, filters)
 
 
-def _tile(width: int, filters: int) -> int:
+def _count(width: int, filters: int) -> int:
     """Pixels whose sums a vector has room for, but no more than registers have addresses for."""
     return min(8, width // filters)
 
@@ -90,8 +90,8 @@ class Strip(NamedTuple):
     """Neighbouring pixels of a row of the result, and what they see.
 
     `line` is the row of the image under the first tap, `column` where the first pixel sees its
-    first tap; `inside` if all that the tile sees is in the image. The row begins at the number `to`
-    of the result, and `left` pixels of it stand before the tile.
+    first tap; `inside` if all that the strip sees is in the image. The row of the result begins at
+    its number `to`, and `left` pixels of it stand before the strip.
     """
 
     frames: tuple[Value, Value]
@@ -105,8 +105,8 @@ class Strip(NamedTuple):
     left: Value
 
 
-def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) -> Iterator[Strip]:
-    """The tiles of `count` pixels that a thread computes."""
+def each_strip(e: Emitter, a: Args, thread: Value, threads: Value, count: int) -> Iterator[Strip]:
+    """The strips of `count` pixels that a thread computes."""
     begin, end = e.share(a.n * a.out_d * a.out_h, thread, threads)
     with e.range(begin, end) as row:
         image = row // (a.out_h * a.out_d)
@@ -118,7 +118,7 @@ def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) ->
         frames = (e.select(held, e.i64(0), first), e.select(held, a.t, last))
         to = image * a.y_n + row // a.out_h % a.out_d * a.y_d + row % a.out_h * a.y_h
         with e.range(0, a.out_w, count) as wanted:
-            # The last tile moves left to end with the row, and computes some outputs again.
+            # The last strip moves left to end with the row, and computes some outputs again.
             left = e.min(wanted, a.out_w - count)
             column = left * a.stride_w - a.pad_w
             inside = (column >= 0) & (column + a.columns <= a.w)
@@ -127,44 +127,44 @@ def each_tile(e: Emitter, a: Args, thread: Value, threads: Value, count: int) ->
 
 
 @contextmanager
-def each_row(e: Emitter, a: Args, tile: Strip) -> Iterator[tuple[Value, Value, Value]]:
+def each_row(e: Emitter, a: Args, strip: Strip) -> Iterator[tuple[Value, Value, Value]]:
     """Each row of a filter that sees some of the image: the frame, the row, where its pixels are.
 
     They are counted from what the first tap sees of the first pixel, which may lie beside the row.
     """
-    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
-        yield i, j, _row(e, a, tile, i, j) + tile.column * a.x_pixel
+    with e.range(*strip.frames) as i, e.range(*strip.rows) as j:
+        yield i, j, _row(e, a, strip, i, j) + strip.column * a.x_pixel
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
     copied = a.scratch.floats() + thread * a.scratch_floats
-    for tile in each_tile(e, a, thread, threads, _tile(e.width, filters)):
-        with e.when(~tile.inside):
-            _copy(e, a, tile, copied)
-        sums = [e.variable(0.0) for _ in range(_tile(e.width, filters) * filters)]
+    for strip in each_strip(e, a, thread, threads, _count(e.width, filters)):
+        with e.when(~strip.inside):
+            _copy(e, a, strip, copied)
+        sums = [e.variable(0.0) for _ in range(_count(e.width, filters) * filters)]
         for one in sums:
             one.value = e.vector(0.0)
-        _add(e, a, sums, filters, tile, copied)
+        _add(e, a, sums, filters, strip, copied)
         total = _across(e, [one.value for one in sums]) + e.load(a.bias.floats())
-        place = tile.left * filters
+        place = strip.left * filters
         # Of a row that ends within the last pixel there is less to store.
         mask = e.lanes(e.min(a.y_floats - place, len(sums)))
-        finish(e, a, [total], tile.to + place, Place(e.i64(0), mask))
+        finish(e, a, [total], strip.to + place, Place(e.i64(0), mask))
 
 
-def _copy(e: Emitter, a: Args, tile: Strip, copied: Value) -> None:
-    """Copy all rows that the tile sees, each to where it would lie between zeros.
+def _copy(e: Emitter, a: Args, strip: Strip, copied: Value) -> None:
+    """Copy all rows that the strip sees, each to where it would lie between zeros.
 
     First all, and then they are read: a processor waits where it reads what it has just written.
     """
     blank = lambda at, mask: e.store(e.vector(0.0), copied + at, mask)
     each_vector(e, 0, a.scratch_floats, blank)
-    first, last = (e.max(0, e.min(end, a.w)) for end in (tile.column, tile.column + a.columns))
+    first, last = (e.max(0, e.min(end, a.w)) for end in (strip.column, strip.column + a.columns))
     # Behind the last pixel's channels may lie the end of memory.
     floats = e.max(0, (last - first - 1) * a.x_pixel + a.c)
-    with e.range(*tile.frames) as i, e.range(*tile.rows) as j:
-        source = _row(e, a, tile, i, j) + first * a.x_pixel
-        target = copied + _copied(a, i, j) + (first - tile.column) * a.x_pixel
+    with e.range(*strip.frames) as i, e.range(*strip.rows) as j:
+        source = _row(e, a, strip, i, j) + first * a.x_pixel
+        target = copied + _copied(a, i, j) + (first - strip.column) * a.x_pixel
 
         def move(at: Value, mask: Value | None) -> None:
             e.store(e.load(source + at, mask), target + at, mask)
@@ -172,10 +172,10 @@ def _copy(e: Emitter, a: Args, tile: Strip, copied: Value) -> None:
         each_vector(e, 0, floats, move)
 
 
-def _row(e: Emitter, a: Args, tile: Strip, i: Value, j: Value) -> Value:
+def _row(e: Emitter, a: Args, strip: Strip, i: Value, j: Value) -> Value:
     """The first pixel of the row of the image under two taps."""
-    frame = e.max(0, e.min(tile.frame + i * a.dilation_d, a.d - 1))
-    line = (tile.image * a.d + frame) * a.h + tile.line + j * a.dilation_h
+    frame = e.max(0, e.min(strip.frame + i * a.dilation_d, a.d - 1))
+    line = (strip.image * a.d + frame) * a.h + strip.line + j * a.dilation_h
     row: Value = a.x.floats() + line * a.w * a.x_pixel
     return row
 
@@ -187,21 +187,21 @@ def _copied(a: Args, i: Value, j: Value) -> Value:
 
 
 def _fetch_below(e: Emitter, a: Args, line: Value, column: Value, count: int) -> None:
-    """Ask for what the tile below this one sees first: its row of pixels follows no other."""
+    """Ask for what the strip below this one sees first: its row of pixels follows no other."""
     first = (line * a.w + column) * a.x_pixel
     with e.range(0, count * a.stride_w * a.x_pixel, PADDED_TO) as i:
         e.prefetch(a.x.floats() + (first + i), level=2)
 
 
 def _add(
-    e: Emitter, a: Args, sums: list[Variable], filters: int, tile: Strip, copied: Value
+    e: Emitter, a: Args, sums: list[Variable], filters: int, strip: Strip, copied: Value
 ) -> None:
-    """Add the products of all taps that a tile sees."""
+    """Add the products of all taps that a strip sees."""
     segment = a.taps * a.c
     floats = emit_padded(a.segments * segment)
-    with each_row(e, a, tile) as (i, j, there):
+    with each_row(e, a, strip) as (i, j, there):
         copy = copied + _copied(a, i, j)
-        source = e.select(tile.inside, there.address(), copy.address()).floats()
+        source = e.select(strip.inside, there.address(), copy.address()).floats()
         weights = a.weights.floats() + (i * a.r + j) * filters * floats
         with e.range(0, a.segments) as number:
 
@@ -279,12 +279,12 @@ def few_steps(
             apart=spec.dilation[1] * x.pixel,
             scratch=Scratch(4 * copied, per_thread=True),
             scratch_floats=copied,
-            **tile_arguments(spec, x, y, packed, residual, pixels, rows),
+            **strip_arguments(spec, x, y, packed, residual, pixels, rows),
         ),
     )
 
 
-def tile_arguments(
+def strip_arguments(
     spec: ConvSpec,
     x: View,
     y: View,
@@ -293,7 +293,7 @@ def tile_arguments(
     pixels: int,
     rows: Rows | None = None,
 ) -> dict[str, Any]:
-    """The arguments for TILE_FIELDS but the bias, of tiles of so many pixels."""
+    """The arguments for STRIP_FIELDS but the bias, of strips of so many pixels."""
     beside = None if residual is None else numbers_of(residual)
     rows = rows or _whole(spec)
     return {

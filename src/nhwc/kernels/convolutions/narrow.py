@@ -8,7 +8,8 @@ pixel one after the other, times the weights of its own filter:
     channel 0         a0 a0  b0 b0  c0 c0  d0 d0    times  f0 g0  f0 g0  f0 g0  f0 g0
     channel 1         a1 a1  b1 b1  c1 c1  d1 d1    times  f1 g1  f1 g1  f1 g1  f1 g1
 
-So no lane is idle, and the lanes of a sum need not be added. What a tile sees is few.py's.
+So no lane is idle, and the lanes of a sum need not be added. Strips of a row and what they see are
+few.py's; but what lies beside the image is not copied: masks leave it out of the vectors.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from ..layers.ending import finish
 from ..product.weights import after
 from ..tape.pages import room, shared
 from ..tape.steps import Step, View, step
-from .few import TILE_FIELDS, Strip, each_row, each_tile, tile_arguments
+from .few import STRIP_FIELDS, Strip, each_row, each_strip, strip_arguments
 from .spec import ConvSpec
 
 CHANNELS = (1, 2, 4)
 """With so many channels a vector ends between two pixels."""
 
 VECTORS = (4, 1)
-"""A tile has so many vectors, one where rows are short."""
+"""A strip has so many vectors, one where rows are short."""
 
 
 def serves(spec: ConvSpec) -> bool:
@@ -56,17 +57,17 @@ def _vectors(spec: ConvSpec) -> int:
 def _emit(
     e: Emitter, a: Args, thread: Value, threads: Value, *, channels: int, vectors: int
 ) -> None:
-    for tile in each_tile(e, a, thread, threads, vectors * e.width // channels):
+    for strip in each_strip(e, a, thread, threads, vectors * e.width // channels):
         # Neighbouring channels are summed apart: no product waits for the one before.
         sums = [[e.variable(0.0) for _ in range(vectors)] for _ in range(min(2, channels))]
         for one in chain(*sums):
             one.value = e.vector(0.0)
         e.branch(
-            tile.inside,
-            partial(_add_inside, e, a, tile, channels, sums),
-            partial(_add_at_the_side, e, a, tile, channels, sums),
+            strip.inside,
+            partial(_add_inside, e, a, strip, channels, sums),
+            partial(_add_at_the_side, e, a, strip, channels, sums),
         )
-        bias, place = e.load(a.bias.floats()), tile.to + tile.left * channels
+        bias, place = e.load(a.bias.floats()), strip.to + strip.left * channels
         for number, parts in enumerate(zip(*sums, strict=True)):
             total = bias
             for part in parts:
@@ -78,22 +79,22 @@ Sums = list[list[Variable]]
 """For each parity of channels, a sum for each vector."""
 
 
-def _add_inside(e: Emitter, a: Args, tile: Strip, channels: int, sums: Sums) -> None:
+def _add_inside(e: Emitter, a: Args, strip: Strip, channels: int, sums: Sums) -> None:
     """Add the products of all taps."""
     masks = [None] * len(sums[0])
-    with each_row(e, a, tile) as (i, j, source), e.range(0, a.s) as tap:
+    with each_row(e, a, strip) as (i, j, source), e.range(0, a.s) as tap:
         there = source + tap * a.dilation_w * channels
         _multiply(e, channels, sums, there, masks, _weights(e, a, i, j, tap, channels))
 
 
-def _add_at_the_side(e: Emitter, a: Args, tile: Strip, channels: int, sums: Sums) -> None:
+def _add_at_the_side(e: Emitter, a: Args, strip: Strip, channels: int, sums: Sums) -> None:
     """The same, of numbers that are zero where they lie beside the image."""
     with e.range(0, a.s) as tap:
         moved = tap * a.dilation_w * channels
-        first = tile.column * channels + moved
+        first = strip.column * channels + moved
         places = [first + number * e.width for number in range(len(sums[0]))]
         masks = [e.lanes(a.w * channels - place) & ~e.lanes(-place) for place in places]
-        with each_row(e, a, tile) as (i, j, source):
+        with each_row(e, a, strip) as (i, j, source):
             weights = _weights(e, a, i, j, tap, channels)
             _multiply(e, channels, sums, source + moved, masks, weights)
 
@@ -124,9 +125,9 @@ def _multiply(
 
 @cache
 def narrow_kernel(channels: int, vectors: int) -> Kernel:
-    """The kernel for so many channels, whose tiles have so many vectors."""
+    """The kernel for so many channels, whose strips have so many vectors."""
     emit = partial(_emit, channels=channels, vectors=vectors)
-    return Kernel(f"narrow{channels}x{vectors}", (*TILE_FIELDS, "s"), emit)
+    return Kernel(f"narrow{channels}x{vectors}", (*STRIP_FIELDS, "s"), emit)
 
 
 def pack_narrow(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -156,6 +157,6 @@ def narrow_steps(
             narrow_kernel(spec.k, vectors),
             bias=after(packed, packed_floats(spec) - isas.host().width),
             s=spec.s,
-            **tile_arguments(spec, x, y, packed, residual, vectors * _pixels(spec.k)),
+            **strip_arguments(spec, x, y, packed, residual, vectors * _pixels(spec.k)),
         ),
     )

@@ -46,20 +46,24 @@ class CudaGraph:
 
 def _recorded(call: Callable[[], Any], times: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph of so many calls, and what the last one returned, which a replay writes anew."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with searching():
-        with torch.cuda.stream(side):
-            # Libraries allocate and choose kernels in first calls, which no graph may hold.
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph, result = torch.cuda.CUDAGraph(), None
-        with warnings.catch_warnings(), torch.cuda.graph(graph):
+    own, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(own)
+    graph, result = torch.cuda.CUDAGraph(), None
+    try:
+        with searching(), warnings.catch_warnings():
             # A view launches nothing, and torch takes an empty graph for a mistake.
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            for _ in range(times):
-                result = call()
+            with torch.cuda.stream(side):
+                # Libraries allocate and choose kernels in first calls, which no graph may hold.
+                for _ in range(3):
+                    call()
+            own.wait_stream(side)
+            with torch.cuda.graph(graph):
+                for _ in range(times):
+                    result = call()
+    finally:
+        # Where a call waits for the host, torch gives up and stays on the stream of the graph.
+        torch.cuda.set_stream(own)
     return graph, result
 
 
