@@ -6,6 +6,7 @@ import math
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -611,3 +612,42 @@ def test_a_device_that_is_not_here(tmp_path):
     nhwc.save(nn.Conv2d(3, 8, 3).eval(), tmp_path / "net.nhwc")
     with pytest.raises(InputError, match="device 'nowhere' is not usable here"):
         nhwc.load(tmp_path / "net.nhwc", device="nowhere")
+
+
+class Pair(NamedTuple):
+    mask: torch.Tensor
+    score: torch.Tensor
+
+
+@dataclasses.dataclass
+class Found:
+    mask: torch.Tensor
+    score: torch.Tensor
+    where: str = "here"
+
+
+class Returns(nn.Module):
+    """A result of a class of the user's."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.kind = nn.Conv2d(3, 8, 3), kind
+
+    def forward(self, x):
+        y = self.conv(x)
+        return {"all": [self.kind(y, score=y.mean((2, 3)))]}
+
+
+@torch.no_grad()
+def test_named_tuples_and_dataclasses_come_back_plain(tmp_path):
+    x = torch.rand(1, 3, 8, 8)
+    for kind in (Pair, Found):
+        model = Returns(kind).eval()
+        nhwc.save(nhwc.optimize(model, x), tmp_path / "model.nhwc")
+        [found] = nhwc.load(tmp_path / "model.nhwc")(x)["all"]
+        [expected] = model(x)["all"]
+        if kind is Found:
+            assert (type(found), found.pop("where")) == (dict, "here")
+            found = tuple(found.values())
+        assert type(found) is tuple
+        torch.testing.assert_close(found, (expected.mask, expected.score))

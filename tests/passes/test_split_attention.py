@@ -48,6 +48,33 @@ def test_every_arrangement(given, batch_first, shape):
     torch.testing.assert_close(script(changed)(*inputs), model(*inputs))
 
 
+@pytest.mark.parametrize("options", [{"kdim": 20, "vdim": 20}, {"kdim": 20}, {"vdim": 12}])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_of_other_sizes(options, batch_first):
+    class Across(Attends):
+        def forward(self, x, key, value):
+            return self.attention(x, key, value)[0] + x
+
+    model = Across(batch_first=batch_first, **options).eval()
+    attention = model.attention
+    inputs = [torch.randn(5, 3, size) for size in (32, attention.kdim, attention.vdim)]
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
+def test_one_source_of_keys_and_values_of_other_sizes():
+    class Across(Attends):
+        def forward(self, x, y):
+            return self.attention(x, y, y, need_weights=False)[0]
+
+    model, inputs = Across(kdim=20, vdim=20).eval(), (torch.randn(5, 3, 32), torch.randn(6, 3, 20))
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True]
+    assert sum(isinstance(module, nn.Linear) for module in changed.modules()) == 3
+    torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
 def test_without_bias_and_called_twice():
     class Twice(Attends):
         def forward(self, x, y):

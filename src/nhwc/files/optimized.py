@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def save(model: nn.Module, path: str | Path) -> None:
     Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
     return. If only a graph for the shapes of the example could be captured, the file holds that one
     and the loaded model refuses other shapes. A dict of a class of your own, like the outputs of
-    transformers, comes back from the file as a plain one. The choice of kernels is not saved: it
+    transformers, comes back from the file as a plain one, a dataclass as a dict of its fields, a
+    named tuple as a tuple. The choice of kernels is not saved: it
     holds for one machine only.
     """
     recipes: tuple[PlanRecipe, ...] = ()
@@ -74,33 +75,64 @@ def save(model: nn.Module, path: str | Path) -> None:
             f"{_EXAMPLES}. Optimize it for fewer."
         )
     try:
-        header, tensors = dump(_with_plain_dicts(graph))
+        header, tensors = dump(_with_plain_results(graph))
     except InputError as error:
         sized = _for_sizes(graph, examples, recipes, error)
-        header, tensors = dump(_with_plain_dicts(sized))
+        header, tensors = dump(_with_plain_results(sized))
     _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact, "written_with": _versions()}
     write(Path(path), header, tensors)
     unread(tensors)
 
 
-def _with_plain_dicts(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph without the user's kinds of dict, since a file holds no code of theirs."""
-
-    def is_made(node: fx.Node) -> bool:
-        return isinstance(node.target, type) and issubclass(node.target, dict)
-
-    if not any(map(is_made, graph.graph.nodes)):
+def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph without the user's kinds of dicts and tuples: a file holds no code of theirs."""
+    made = any(isinstance(n.target, type) and _contents(n) is not None for n in graph.graph.nodes)
+    if not made and not any(map(_is_named, graph.graph.output_node().args)):
         return graph
     result = fx.GraphModule(graph, renamed(graph.graph), graph._get_name())
-    for node in filter(is_made, list(result.graph.nodes)):
+    for node in list(result.graph.nodes):
+        contents = _contents(node) if isinstance(node.target, type) else None
+        if contents is None:
+            continue
         for user in list(node.users):
             held: dict[fx.Node, Any] = {n: n for n in user.all_input_nodes}
-            held[node] = dict(node.kwargs)
+            held[node] = contents
             user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), held.__getitem__)
         result.graph.erase_node(node)
+    output = result.graph.output_node()
+    output.args = _plain(output.args)
     result.recompile()
     return result
+
+
+def _contents(node: fx.Node) -> dict[str, Any] | None:
+    """What a call that makes a dict or a record puts into it by name; None if it makes neither."""
+    kind: Any = node.target
+    if issubclass(kind, dict):
+        return dict(node.kwargs)
+    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__post_init__"):
+        return None
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    given = {field.name: field.default for field in fields}
+    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
+    return None if dataclasses.MISSING in given.values() else given
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a named tuple, or has one inside."""
+    items = value.values() if isinstance(value, dict) else value
+    inside = isinstance(value, (dict, list, tuple)) and any(map(_is_named, items))
+    return inside or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _plain(value: Any) -> Any:
+    """`value` with a plain tuple for each named one."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
+    return value
 
 
 def _check_readable(header: dict[str, Any], tensors: list[Tensor]) -> None:
@@ -264,7 +296,7 @@ def _served(
         if plan is not None:
             one = served(plan, planned, inputs)
             own = None if planned is graph else planned
-            return replace(one, recipe=replace(one.recipe, graph=own))
+            return dataclasses.replace(one, recipe=dataclasses.replace(one.recipe, graph=own))
     return None
 
 
@@ -282,7 +314,7 @@ def _plan_that_agrees(
         plan = make_plan(planned, inputs, ledger, exact=exactly, pool=pool)
         with from_nothing():
             # What differs by roundings alone needs no run in float64.
-            if verify(replace(truth, exact=truth.answers), plan.program).passed:
+            if verify(dataclasses.replace(truth, exact=truth.answers), plan.program).passed:
                 return plan
             truth = observe(graph, [inputs]) if truth.exact is None else truth
             found = verify(truth, plan.program)

@@ -60,9 +60,10 @@ class Optimized(nn.Module):
     made for its shapes alone ends when its weights change.
 
     Two kinds of change go unnoticed: a write behind torch's back (`p.data[i] = ...`, numpy's views,
-    another process) that spares the 64 bytes in the middle of a weight of more than 512, and a new
-    value of a module's other attributes (`conv.stride = ...`), or of a class's (`nn.Conv2d.forward
-    = ...`). Call `refresh()` after either.
+    another process) that spares the 64 bytes in the middle of a weight of more than 512, or that
+    changes a weight on a GPU, where looking would wait for it; and a new value of a module's other
+    attributes (`conv.stride = ...`), or of a class's (`nn.Conv2d.forward = ...`). Call `refresh()`
+    after either.
 
     Programs read packed weights; only other calls read the original ones. So large ones wait in a
     file (`host_memory.shelve`) and take no memory until such a call. Copies of the model hold them

@@ -10,7 +10,8 @@ versions   the counters that torch raises at each write that it sees
 places     address, size and strides, which `p.data = ...` and `swap_tensors` change
 numbers    a sample of the bytes, for writes that torch does not see: `p.data.copy_`, numpy's
            views, other processes. Up to 512 bytes are compared whole, more by the 64 in the
-           middle: one line of the cache, and one page, as weights may lie in a file
+           middle: one line of the cache, and one page, as weights may lie in a file. Those on
+           a GPU are not looked at, since that would wait until it has done all else
 
 Each comparison is one call of a function in C on lists made beforehand. Still a hundred weights
 take half a millisecond between the calls of a model, which leave little of them in the caches. So

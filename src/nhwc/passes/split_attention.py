@@ -45,15 +45,20 @@ _FUNCTIONS = {
 }
 _OPERATORS = tuple(target for target, names in _FUNCTIONS.items() if names is not _FUNCTION)
 _INPUTS = ("query", "key", "value", "src")
+_PACKED = ("in_proj_weight",)
+_APART = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _UNKNOWN = "the sizes of its mask are not known"
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """The matrix of queries, keys and values, that of the end, and how many heads share them."""
+    """The matrices of queries, keys and values, that of the end, and how many heads share them.
+
+    The three are one, or each stands alone, if what they are given has sizes of its own.
+    """
 
     heads: int
-    matrix: Tensor
+    matrices: tuple[Tensor, ...]
     bias: Tensor | None
     out_matrix: Tensor
     out_bias: Tensor | None
@@ -105,8 +110,6 @@ def _unfit_module(attention: nn.MultiheadAttention) -> str:
         return "it has hooks or a forward of its own"
     if attention.training:
         return "it is in training mode: call model.eval() first"
-    if not attention._qkv_same_embed_dim:
-        return "its queries, keys and values have sizes of their own"
     if attention.bias_k is not None or attention.add_zero_attn:
         return "it adds a key of its own"
     return ""
@@ -115,8 +118,6 @@ def _unfit_module(attention: nn.MultiheadAttention) -> str:
 def _unfit_function(gm: fx.GraphModule, given: Mapping[str, Any]) -> str:
     if given.get("dropout_p") and given.get("training", True):
         return "it is in training mode: call model.eval() first"
-    if given.get("use_separate_proj_weight"):
-        return "its queries, keys and values have sizes of their own"
     if given.get("add_zero_attn") or given.get("bias_k") is not None:
         return "it adds a key of its own"
     if any(given.get(name) is not None for name in ("static_k", "static_v")):
@@ -149,7 +150,10 @@ def _weights(gm: fx.GraphModule, attention: Any, given: Mapping[str, Any]) -> _W
         return _of_function(gm, given)
     return _Weights(
         heads=attention.num_heads,
-        matrix=attention.in_proj_weight,
+        matrices=tuple(
+            getattr(attention, name)
+            for name in (_PACKED if attention._qkv_same_embed_dim else _APART)
+        ),
         bias=attention.in_proj_bias,
         out_matrix=attention.out_proj.weight,
         out_bias=attention.out_proj.bias,
@@ -163,9 +167,10 @@ def _of_function(gm: fx.GraphModule, given: Mapping[str, Any]) -> _Weights:
         node = next(given[name] for name in names if name in given)
         return None if node is None else attribute(gm, str(node.target))
 
+    names = _APART if given.get("use_separate_proj_weight") else _PACKED
     return _Weights(
         heads=next(given[name] for name in ("num_heads", "num_head") if name in given),
-        matrix=tensor("in_proj_weight", "qkv_weight"),
+        matrices=tuple(tensor(name, "qkv_weight") for name in names),
         bias=tensor("in_proj_bias", "qkv_bias"),
         out_matrix=tensor("out_proj_weight", "proj_weight"),
         out_bias=tensor("out_proj_bias", "proj_bias"),
@@ -231,7 +236,7 @@ def _attention(
     bias: fx.Node | None = None,
 ) -> fx.Node:
     """Attention in single steps, whose dimensions count from the end: a batch is optional."""
-    graph, heads, depth = node.graph, weights.heads, weights.matrix.shape[1] // weights.heads
+    graph, heads, depth = node.graph, weights.heads, len(weights.out_matrix) // weights.heads
     # The sequence's place in [batch, sequence, 3, heads, channels], and the place it returns to.
     place, before = (-4, -3) if weights.batch_first else (0, 0)
     prefix = str(node.target).replace(".", "_") if node.op == "call_module" else node.name
@@ -266,12 +271,13 @@ def _attention(
 
 def _projection(weights: _Weights, first: int, count: int) -> nn.Linear:
     """Make the layer for `count` of queries, keys and values, starting with number `first`."""
-    matrix, bias = weights.matrix, weights.bias
-    if count < 3:
-        width = matrix.shape[1]
-        rows = slice(first * width, (first + count) * width)
-        return _linear(matrix[rows], None if bias is None else bias[rows])
-    return _linear(matrix, bias)
+    width, whole = len(weights.out_matrix), count == 3
+    rows = slice(first * width, (first + count) * width)
+    bias = weights.bias if whole or weights.bias is None else weights.bias[rows]
+    if len(weights.matrices) == 1:
+        return _linear(weights.matrices[0] if whole else weights.matrices[0][rows], bias)
+    some = weights.matrices[first : first + count]
+    return _linear(torch.cat(some) if count > 1 else some[0], bias)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
