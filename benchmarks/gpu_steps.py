@@ -207,7 +207,7 @@ class Step:
 
 STEPS = (
     Step("tests", 75.0, run_tests),
-    Step("train", 45.0, compare_training),
+    Step("train", 60.0, compare_training),
     Step("mobilenet", 60.0, compare_mobilenet),
     Step("volta", 110.0, compare_volta),
     Step("operators", 60.0, check_operators),
@@ -229,6 +229,7 @@ def serve(link: Connection) -> None:
     ended = WHOLE
     try:
         rows.environment = Environment.here(size.device).to_dict()
+        rows.write()
         torch.backends.cudnn.benchmark = True
         step = next(step for step in STEPS if step.name == request["step"])
         step.work(size, rows)

@@ -82,8 +82,8 @@ def finish(
     do_not_specialize=["height", "width", "out_height", "out_width", "pad_y", "pad_x"],
 )
 def depthwise(
-    x, y, weight, shift, residual, first, second,
-    height, width, channels, out_height, out_width, pad_y, pad_x,
+    x, y, weight, shift, residual,
+    height, width, channels, out_height, out_width, pad_y, pad_x, first, second,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     APART_Y: tl.constexpr, APART_X: tl.constexpr,
@@ -142,9 +142,9 @@ def _rounded(x):
     ]
 )
 def convolve(
-    x, y, weight, shift, residual, first, second,
+    x, y, weight, shift, residual,
     pixels, height, width, channels, out_height, out_width, filters, taken,
-    taps, taps_x, stride_y, stride_x, pad_y, pad_x, apart_y, apart_x,
+    taps, taps_x, stride_y, stride_x, pad_y, pad_x, apart_y, apart_x, first, second,
     POINTS: tl.constexpr, SHIFTS: tl.constexpr, ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     PIXELS: tl.constexpr, FILTERS: tl.constexpr, DEPTH: tl.constexpr,

@@ -114,9 +114,7 @@ def finishing(
     """
     from . import kernels
 
-    channels = spec.output[1]
-    first, second = _numbers(spec.activation)
-    name = spec.activation.name if spec.activation else ""
+    channels, ending = spec.output[1], _ending(spec.activation)
     over = isinstance(spec, Convolution)
 
     def finish(x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -124,9 +122,9 @@ def finishing(
         total = x.numel()
         with _beside(x):
             kernels.finish[(-(-total // _NUMBERS),)](
-                x, y, scale, shift, residual, total, channels, inner, first, second,
+                x, y, scale, shift, residual, total, channels, inner,
                 SCALES=scale is not None, SHIFTS=shift is not None, ADDS=residual is not None,
-                ACTIVATION=name, BLOCK=_NUMBERS,
+                BLOCK=_NUMBERS, **ending,
             )  # fmt: skip
         return y
 
@@ -139,9 +137,7 @@ def depthwise(spec: Convolution, weight: Tensor, bias: Tensor | None) -> Run:
 
     images, channels, height, width = spec.input
     rows, columns = spec.output[2:]
-    taps = weight.flatten(1).t().contiguous()
-    first, second = _numbers(spec.activation)
-    name = spec.activation.name if spec.activation else ""
+    taps, ending = weight.flatten(1).t().contiguous(), _ending(spec.activation)
     deep = min(64, _power(channels))
     wide = max(1, min(_power(columns), 512 // deep, 16))
     grid = (images * rows, -(-columns // wide), -(-channels // deep))
@@ -150,13 +146,13 @@ def depthwise(spec: Convolution, weight: Tensor, bias: Tensor | None) -> Run:
         y = _images(spec, x)
         with _beside(x):
             kernels.depthwise[grid](
-                x, y, taps, bias, residual, first, second,
+                x, y, taps, bias, residual,
                 height, width, channels, rows, columns, *spec.padding,
                 HEIGHT=spec.weight[2], WIDTH=spec.weight[3],
                 STRIDE_Y=spec.stride[0], STRIDE_X=spec.stride[1],
                 APART_Y=spec.dilation[0], APART_X=spec.dilation[1],
-                SHIFTS=bias is not None, ADDS=residual is not None, ACTIVATION=name,
-                COLUMNS=wide, CHANNELS=deep, num_warps=4 if wide * deep >= 512 else 2,
+                SHIFTS=bias is not None, ADDS=residual is not None, COLUMNS=wide, CHANNELS=deep,
+                num_warps=4 if wide * deep >= 512 else 2, **ending,
             )  # fmt: skip
         return y
 
@@ -184,20 +180,18 @@ def product(
         weight = weight.contiguous(memory_format=torch.channels_last)
     if precision == "tf32":
         weight = rounded(weight)
-    first, second = _numbers(spec.activation)
-    name = spec.activation.name if spec.activation else ""
+    ending = _ending(spec.activation)
     grid = (-(-pixels // block.pixels), -(-filters // block.filters), groups)
 
     def convolve(x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = make(spec, x)
         with _beside(x):
             kernels.convolve[grid](
-                x, y, weight, bias, residual, first, second,
+                x, y, weight, bias, residual,
                 pixels, *geometry, filters, taken, math.prod(taps), taps[1], *steps,
                 POINTS=points, SHIFTS=bias is not None, ADDS=residual is not None,
-                ACTIVATION=name, PRECISION=precision,
-                PIXELS=block.pixels, FILTERS=block.filters, DEPTH=block.depth,
-                num_warps=block.warps, num_stages=block.stages,
+                PRECISION=precision, PIXELS=block.pixels, FILTERS=block.filters,
+                DEPTH=block.depth, num_warps=block.warps, num_stages=block.stages, **ending,
             )  # fmt: skip
         return y
 
@@ -237,9 +231,10 @@ def _beside(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
 
 
-def _numbers(activation: NamedActivation | None) -> tuple[float, float]:
+def _ending(activation: NamedActivation | None) -> dict[str, Any]:
+    """What a kernel does to its sums: the activation, and up to two numbers of it."""
     first, second, *_ = (*(activation.numbers if activation else ()), 0.0, 0.0)
-    return first, second
+    return {"ACTIVATION": activation.name if activation else "", "first": first, "second": second}
 
 
 def _power(number: int) -> int:
