@@ -26,6 +26,7 @@ SUMMED = (
     ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
     ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
     ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
+    ("the same at batch 4", "deploy-batch-4.json"),
     ("YOLO, a U-Net, SegFormer, DINOv2, DETR and a diffusion decoder", "guests.json"),
     ("video and medical volumes", "volumes.json"),
     ("volumes of video and medicine with AVX2 alone", "volumes-avx2.json"),
@@ -213,6 +214,13 @@ sums: Winograd may pass 100 %.
 nhwc bench --suite deploy --seconds 2 --resume -o benchmarks/results/deploy.json
 ```"""
 
+DEPLOY_BATCH_4 = """\
+The same suite at batch 4, on another processor.
+
+```
+nhwc bench --suite deploy --batch 4 --seconds 1 --resume -o benchmarks/results/deploy-batch-4.json
+```"""
+
 GUESTS = """\
 Models of packages that nhwc does not depend on: Ultralytics' YOLO at 320 pixels, a U-Net of
 segmentation-models-pytorch, transformers' SegFormer, DINOv2 and DETR, and the decoder of Stable
@@ -353,6 +361,7 @@ SECTIONS = (
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("What people deploy", DEPLOY, "deploy.json", _suite),
+    ("What people deploy, batch 4", DEPLOY_BATCH_4, "deploy-batch-4.json", _suite),
     ("Models of other packages", GUESTS, "guests.json", _suite),
     ("Volumes", VOLUMES, "volumes.json", _suite),
     ("Volumes, on AVX2", VOLUMES_AVX2, "volumes-avx2.json", _suite),
