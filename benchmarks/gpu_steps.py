@@ -112,7 +112,7 @@ def run_tests(size: Size, rows: Rows) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    said: list[str] = []
+    said = []
     for line in running.stdout or ():
         said.append(line.rstrip())
         found = re.match(r"(\S+::\S.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)", line)

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
+from .machine.environment import beside
 from .models.kinds import rewritable
 from .passes import FOLDING, Pass, run_passes
 
@@ -28,7 +29,8 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     """
     captured = capture(rewritable(model, "fuse"))
     unseen = _unseen(captured)
-    reports = run_passes(captured.module, passes)
+    with beside(captured.module.parameters()):
+        reports = run_passes(captured.module, passes)
     report = FuseReport((*captured.baked, *reports, unseen), captured.opaque, captured.notes)
     return attach_report(captured.module, report)
 

@@ -638,16 +638,30 @@ class Returns(nn.Module):
         return {"all": [self.kind(y, score=y.mean((2, 3)))]}
 
 
+class Passes(nn.Module):
+    """A result of a class of the user's that a part of the model makes."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.part = Returns(kind)
+
+    def forward(self, x):
+        [one] = self.part(x)["all"]
+        return {"all": [one], "twice": 2 * one.mask}
+
+
+@pytest.mark.parametrize("whole", [Returns, Passes])
+@pytest.mark.parametrize("kind", [Pair, Found])
+@pytest.mark.parametrize("made", [lambda model, x: model, nhwc.optimize])
 @torch.no_grad()
-def test_named_tuples_and_dataclasses_come_back_plain(tmp_path):
+def test_named_tuples_and_dataclasses_come_back_plain(tmp_path, whole, kind, made):
     x = torch.rand(1, 3, 8, 8)
-    for kind in (Pair, Found):
-        model = Returns(kind).eval()
-        nhwc.save(nhwc.optimize(model, x), tmp_path / "model.nhwc")
-        [found] = nhwc.load(tmp_path / "model.nhwc")(x)["all"]
-        [expected] = model(x)["all"]
-        if kind is Found:
-            assert (type(found), found.pop("where")) == (dict, "here")
-            found = tuple(found.values())
-        assert type(found) is tuple
-        torch.testing.assert_close(found, (expected.mask, expected.score))
+    model = whole(kind).eval()
+    nhwc.save(made(model, x), tmp_path / "model.nhwc")
+    [found] = nhwc.load(tmp_path / "model.nhwc")(x)["all"]
+    [expected] = model(x)["all"]
+    if kind is Found:
+        assert (type(found), found.pop("where")) == (dict, "here")
+        found = tuple(found.values())
+    assert type(found) is tuple
+    torch.testing.assert_close(found, (expected.mask, expected.score))

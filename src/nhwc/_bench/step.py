@@ -51,7 +51,7 @@ class StepCall:
         with without_dropout(self.model):
             for _ in range(_SCALES):
                 loss, norm = self(), self._norm()
-                if norm.isfinite():
+                if norm.isfinite() or not self.scaler.is_enabled():
                     break
         return [loss.double(), norm]
 

@@ -78,8 +78,8 @@ def optimize(
     examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
     passes = exact_passes(passes) if exact else passes
-    lie = tensors_of(example_inputs)
-    with torch.inference_mode(False), torch.no_grad(), preserved(model), beside(lie):
+    tensors = tensors_of(example_inputs)
+    with torch.inference_mode(False), torch.no_grad(), preserved(model), beside(tensors):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
         leisure = Leisure(_AGAIN_S)
         task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)

@@ -57,8 +57,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     return. If only a graph for the shapes of the example could be captured, the file holds that one
     and the loaded model refuses other shapes. A dict of a class of your own, like the outputs of
     transformers, comes back from the file as a plain one, a dataclass as a dict of its fields, a
-    named tuple as a tuple. The choice of kernels is not saved: it
-    holds for one machine only.
+    named tuple as a tuple. The choice of kernels is not saved: it holds for one machine only.
     """
     recipes: tuple[PlanRecipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
@@ -87,12 +86,12 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
     """A graph without the user's kinds of dicts and tuples: a file holds no code of theirs."""
-    made = any(isinstance(n.target, type) and _contents(n) is not None for n in graph.graph.nodes)
-    if not made and not any(map(_is_named, graph.graph.output_node().args)):
+    made = any(_contents(node) is not None for node in graph.graph.nodes)
+    if not made and not _is_named(graph.graph.output_node().args):
         return graph
     result = fx.GraphModule(graph, renamed(graph.graph), graph._get_name())
     for node in list(result.graph.nodes):
-        contents = _contents(node) if isinstance(node.target, type) else None
+        contents = _contents(node)
         if contents is None:
             continue
         for user in list(node.users):
@@ -106,17 +105,24 @@ def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
     return result
 
 
-def _contents(node: fx.Node) -> dict[str, Any] | None:
-    """What a call that makes a dict or a record puts into it by name; None if it makes neither."""
+def _contents(node: fx.Node) -> dict[str, Any] | tuple[Any, ...] | None:
+    """What a call puts into the dict, the dataclass or the named tuple that it makes; else None."""
     kind: Any = node.target
+    if not isinstance(kind, type):
+        return None
     if issubclass(kind, dict):
         return dict(node.kwargs)
-    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__post_init__"):
+    names = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    if names is not None:
+        known = dict.fromkeys(names, dataclasses.MISSING) | vars(kind)["_field_defaults"]
+    elif dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__"):
+        known = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
+    else:
         return None
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    given = {field.name: field.default for field in fields}
-    given |= dict(zip(given, node.args, strict=False)) | node.kwargs
-    return None if dataclasses.MISSING in given.values() else given
+    known |= dict(zip(known, node.args, strict=False)) | node.kwargs
+    if dataclasses.MISSING in known.values():
+        return None
+    return known if names is None else tuple(known.values())
 
 
 def _is_named(value: Any) -> bool:

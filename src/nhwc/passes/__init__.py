@@ -10,7 +10,6 @@ from torch import fx
 
 from ..graph import graphs
 from ..graph.report import PassReport, Site
-from ..machine.environment import beside
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
@@ -116,8 +115,7 @@ def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[Pas
         sites: list[Site] = []
         start = time.perf_counter()
         for path, graph in list(graphs(gm)):
-            with beside(gm.parameters()):
-                report = rewrite(graph)
+            report = rewrite(graph)
             sites += (_below(path, site) for site in report.sites)
         reports.append(PassReport(rewrite.__name__, tuple(sites), time.perf_counter() - start))
     return tuple(reports)

@@ -126,10 +126,10 @@ def make_plan(
     `leisure` is the time that is left for measuring again what is known; without, nothing is. Plans
     that share a `pool` share the memory of their calls.
     """
+    scene = scene_of(graph, inputs, exact=exact)
     leisure, pool = leisure or Leisure(), pool or Pool()
     measured, renewed = ledger.measured, ledger.renewed
-    with torch.no_grad(), beside(tensors_of(inputs)):
-        scene = scene_of(graph, inputs, exact=exact)
+    with torch.no_grad():
         found = measure(scene, ledger, leisure, progress)
         chosen = _choose(scene, found, ledger, leisure, pool)
         seconds = cost(scene, chosen.choice, *_costs(ledger, leisure))

@@ -26,8 +26,7 @@ class PlanProgram:
     """Steps bound to the weights of one graph, for one set of input shapes.
 
     `start` holds the slots' contents before a call, `feeds` are the slots of the inputs. `back`
-    pairs the slot of an input with that of what is copied into it at the end of a call; then it
-    `writes_back`. On `shelf`
+    pairs the slot of an input with that of what is copied into it at the end of a call. On `shelf`
     lies what its kernels packed, where other programs find it as long as this one lives. A program
     keeps nothing from one call to the next, so threads may share it.
     """
@@ -48,7 +47,11 @@ class PlanProgram:
         self._feeds = tuple(feeds)
         self._output = output
         self._back = tuple(back)
-        self.writes_back = bool(back)
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether a call writes into its inputs."""
+        return bool(self._back)
 
     def __call__(self, *inputs: Any) -> Any:
         values = self._fed(inputs)

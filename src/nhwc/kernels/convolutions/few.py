@@ -149,7 +149,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -
         place = strip.left * filters
         # Of a row that ends within the last pixel there is less to store.
         mask = e.lanes(e.min(a.y_floats - place, len(sums)))
-        finish(e, a, [total], strip.to + place, Place(e.i64(0), mask))
+        finish(e, a, [total], e.i64(0), Place(strip.to + place, mask))
 
 
 def _copy(e: Emitter, a: Args, strip: Strip, copied: Value) -> None:
@@ -323,6 +323,5 @@ def _whole(spec: ConvSpec) -> Rows:
 
 
 def numbers_of(view: View, first: int = 0) -> View:
-    """The numbers of `view` one after the other, as the kernel stores them, from the `first` on."""
-    whole = view.as_numbers(1, 1, 1, view.floats)
-    return View(whole.buffer, (1, 1, 1, view.floats - first), 1, whole.offset + first)
+    """The numbers of `view` as channels of one pixel, from the `first` on: they leave no gaps."""
+    return view.as_numbers(1, view.floats, 1, 1).channels(first, view.floats)

@@ -72,7 +72,7 @@ def _emit(
             total = bias
             for part in parts:
                 total = total + part.value
-            finish(e, a, [total], place + number * e.width, Place(e.i64(0), None))
+            finish(e, a, [total], e.i64(0), Place(place + number * e.width, None))
 
 
 Sums = list[list[Variable]]

@@ -40,9 +40,8 @@ def _ends(maker: Step, ending: Step) -> bool:
         return False
     if given["residual"] is not None and ending.given["residual"] is not None:
         return False
-    # A product clamps in registers, and was given its activation by a pass. What writes rows of
-    # numbers leaves no gaps, which the end of another step may want.
-    return "low" not in given and "y_n" not in given and not given.get("pool")
+    # A product clamps in registers, and was given its activation by a pass.
+    return "low" not in given and not given.get("pool")
 
 
 def _joined(maker: Step, ending: Step) -> Step:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from ...formats import CHANNELS_LAST_OF, Format, to_format
 from ...machine.whole import rounds_convolutions, rounds_products
 from ..implementation import Implementation, Run
+from ..recording import laid_out
 from ..specs import Affine, Convolution, Linear, Weighted
 from . import launch
 from .graphs import searching
@@ -98,18 +98,10 @@ def _finished(spec: Convolution) -> tuple[Implementation, ...]:
     geometry = (spec.stride, spec.padding, spec.dilation, spec.groups)
 
     def prepare(layout: Format, weight: Tensor, bias: Tensor | None) -> Run:
-        last = layout is _LAST
-        memory = torch.channels_last if last else torch.contiguous_format
-        own = weight.contiguous(memory_format=memory)
-        inner = 1 if last else math.prod(spec.output[2:])
-        finish = launch.finishing(spec, None, bias, inner)
-
-        def convolve(x: Tensor, *residual: Tensor) -> Tensor:
-            y = torch.conv2d(x, own, None, *geometry).contiguous(memory_format=memory)
-            done: Tensor = finish(y, *(one.contiguous(memory_format=memory) for one in residual))
-            return done
-
-        return convolve
+        own = to_format(weight, layout)
+        inner = 1 if layout is _LAST else math.prod(spec.output[2:])
+        finish = _settled(launch.finishing(spec, None, bias, inner), layout)
+        return lambda x, *more: finish(torch.conv2d(x, own, None, *geometry), *more)
 
     return tuple(
         Implementation("torch + triton", one, one, partial(prepare, one), compiles=True)
@@ -165,14 +157,5 @@ def _affine(spec: Affine) -> tuple[Implementation, ...]:
 
 def _settled(run: Run, layout: Format | None) -> Run:
     """`run` on tensors without gaps: slices of others have some."""
-
-    def settle(x: Tensor) -> Tensor:
-        if layout is not _LAST:
-            return x.contiguous()
-        last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        return x.contiguous(memory_format=last)
-
-    def call(*given: Any) -> Any:
-        return run(*map(settle, given))
-
-    return call
+    settle = partial(laid_out, layout=layout) if layout else Tensor.contiguous
+    return lambda *given: run(*map(settle, given))
