@@ -81,15 +81,17 @@ def _unfit(node: fx.Node) -> str:
         return unfit
     if type(layer) not in (nn.LayerNorm, nn.Linear):
         return f"it is a {type(layer).__name__}, a class of its own"
-    if isinstance(layer, nn.Linear) and layer.weight.is_cuda and _would_round(layer.weight):
-        return "as a convolution cuDNN would round its numbers to TF32, which it may not as it is"
+    if isinstance(layer, nn.Linear) and _would_round(layer.weight):
+        return "as a convolution it would be rounded to TF32, which torch does not do to products"
     if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) != 1:
         return f"it normalizes over {len(layer.normalized_shape)} dimensions"
     return ""
 
 
 def _would_round(weight: Tensor) -> bool:
-    return weight.dtype is torch.float32 and rounds_convolutions() and not rounds_products()
+    """Whether cuDNN rounds what cuBLAS would not."""
+    exact = weight.is_cuda and weight.dtype is torch.float32 and not rounds_products()
+    return exact and rounds_convolutions()
 
 
 def _mend(node: fx.Node) -> None:

@@ -281,17 +281,12 @@ def remake_plan(
     Raises UnknownKernel for one that is not here.
     """
     with torch.no_grad(), beside(tensors_of(inputs)):
-        return _remade(scene_of(graph, inputs), kernels, pool)
-
-
-def _remade(
-    scene: Scene, kernels: Sequence[tuple[str, Identifier]], pool: Pool | None
-) -> PlanProgram:
-    if [layer.spec.key for layer in scene.layers] != [key for key, _ in kernels]:
-        raise Unplannable("the graph is not the one that was planned")
-    chosen = zip(scene.layers, kernels, strict=True)
-    choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, (_, name) in chosen}
-    return bind(scene, choice, pool=pool)
+        scene = scene_of(graph, inputs)
+        if [layer.spec.key for layer in scene.layers] != [key for key, _ in kernels]:
+            raise Unplannable("the graph is not the one that was planned")
+        chosen = zip(scene.layers, kernels, strict=True)
+        choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, (_, name) in chosen}
+        return bind(scene, choice, pool=pool)
 
 
 def _seconds(choice: Choice) -> float:

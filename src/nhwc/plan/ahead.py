@@ -32,13 +32,15 @@ def compile_ahead(scene: Scene, layers: Iterable[Layer]) -> None:
     if cores == 1:
         return
     sorts: dict[object, tuple[Layer, Implementation]] = {}
-    called = []
+    called: list[tuple[Layer, Implementation]] = []
     for layer in layers:
-        for one in scene.offered(layer):
+        offered = scene.offered(layer)
+        for one in offered:
             if one.ours and not one.free:
                 sorts.setdefault(_sort(layer, one), (layer, one))
-            if one.compiles and _has_room(scene, layer, cores):
-                called.append((layer, one))
+        compiled = [(layer, one) for one in offered if one.compiles]
+        if compiled and _has_room(scene, layer, cores):
+            called += compiled
     # More threads than cores: those that wait for one kernel leave the cores to others.
     with ThreadPoolExecutor(4 * cores) as pool:
         made = [pool.submit(_make, scene, *pair) for pair in sorts.values()]
