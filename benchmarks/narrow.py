@@ -2,9 +2,9 @@
 
     python -m benchmarks.narrow nhwc bench resnet50 --seconds 2
 
-runs the command behind it. nhwc and torch can be told which instructions to use; ONNX Runtime and
-OpenVINO ask the processor, so they are copied, and each `cpuid` in the copies becomes a trap that
-`narrow.c` answers. Needs gcc and objdump. MKL, which torch's linear layers may call, is not held.
+runs the command behind it. nhwc and torch can be told which instructions to use; the others ask
+the processor, so they are copied, and each `cpuid` in the copies becomes a trap that `narrow.c`
+answers. Needs gcc and objdump. MKL, which torch's linear layers may call, is not held.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from nhwc.machine.environment import cache_dir
 LIBRARIES = {
     "onnxruntime": ("capi/onnxruntime_pybind11_state*.so",),
     "openvino": ("libs/libopenvino.so*", "libs/libopenvino_intel_cpu_plugin.so"),
+    "cv2": ("cv2.*.so",),
+    "ncnn": ("ncnn.*.so",),
+    "_mnncengine": ("_mnncengine.*.so",),
+    "executorch": ("lib/*.so", "extension/pybindings/*.so"),
 }
-"""The libraries of each package that hold its kernels."""
+"""Of each package, or module of one file, the libraries that hold its kernels."""
 
 CPUID, TRAP = b"\x0f\xa2", b"\xcc\x90"
 
@@ -47,20 +51,28 @@ def main() -> None:
 
 
 def _copy(package: str, names: tuple[str, ...], folder: Path) -> None:
-    found, copy = find_spec(package), folder / package
-    if copy.exists() or found is None or found.origin is None:
+    found = find_spec(package)
+    if found is None or (folder / f"{package}.done").exists():
         return
-    unfinished = folder / f"{package}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(Path(found.origin).parent, unfinished)
-    for library in sorted({path for name in names for path in unfinished.glob(name)}):
+    places = found.submodule_search_locations
+    origin = Path(next(iter(places)) if places else str(found.origin))
+    copy = folder / origin.name
+    if places:
+        shutil.copytree(origin, copy, dirs_exist_ok=True)
+    else:
+        shutil.copy(origin, copy)
+    for libraries in origin.parent.glob("*.libs"):  # what a wheel brings along, found beside it
+        if not (link := folder / libraries.name).exists():
+            link.symlink_to(libraries)
+    inside = copy if places else folder
+    for library in sorted({path for name in names for path in inside.glob(name)}):
         print(f"narrowing {library.name}", flush=True)
         code = bytearray(library.read_bytes())
         for place in _places(library):
             assert code[place : place + 2] == CPUID, f"no cpuid at {place:#x} of {library}"
             code[place : place + 2] = TRAP
         library.write_bytes(code)
-    unfinished.rename(copy)
+    (folder / f"{package}.done").touch()
 
 
 def _places(library: Path) -> list[int]:

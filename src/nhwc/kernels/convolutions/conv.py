@@ -113,8 +113,7 @@ def conv2d_candidates(spec: ConvSpec) -> tuple[ConvKernel, ...]:
         found.append(ConvKernel("few", True, spec))
     if narrow.serves(spec):
         found.append(ConvKernel("narrow", True, spec))
-    if winograd.serves(spec):
-        found += [ConvKernel(name, False, spec) for name in FORMS]
+    found += [ConvKernel(form.name, False, spec) for form in winograd.forms_of(spec)]
     return tuple(found)
 
 
@@ -130,7 +129,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     """All that any convolution here may need compiled."""
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
-    tiled = [form.kernel for form in FORMS.values()]
+    tiled = [kernel for form in FORMS.values() for kernel in (form.kernel, form.dilated)]
     fews = [few.few_kernel(filters) for filters in few.filters_served()]
     sizes = product(narrow.CHANNELS, narrow.VECTORS)
     narrows = [narrow.narrow_kernel(*size) for size in sizes]

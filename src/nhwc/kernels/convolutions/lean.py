@@ -36,7 +36,7 @@ from ..language.loops import PADDED_TO, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter, Variable
 from ..product.microkernel import ADD, TileCall, panel_columns, tiles_of
-from .transforms import Product, Transform, emit_twice
+from .transforms import Product, Tiling
 
 TAPS = 9
 """The numbers of a filter."""
@@ -47,12 +47,12 @@ _NEAR = 32
 """Channels that are transformed row by row: their taps stay in the nearest cache."""
 
 
-def room(t: Transform, columns: int) -> int:
+def room(t: Tiling, columns: int) -> int:
     """How many floats `emit_lean` needs to work with, behind the sums."""
-    return t.size**2 * int(_apart(_DEEP, columns))
+    return t.elements * int(_apart(_DEEP, columns))
 
 
-def emit_lean(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+def emit_lean(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
     """Multiply a block of tiles by a panel of filters that lie tap after tap."""
     most = _most(e, t)
 
@@ -64,12 +64,12 @@ def emit_lean(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
     e.branch(p.tiles <= most, in_registers, lambda: _in_memory(e, t, call, p))
 
 
-def _in_memory(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+def _in_memory(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
     """Transform some channels of the panel at a time, and multiply by those."""
     depth, tap = emit_whole(e, p.channels), p.channels * p.columns
-    filters = p.sums + p.count * (t.size**2 * panel_columns(e.isa))
+    filters = p.sums + p.count * (t.elements * panel_columns(e.isa))
     # Meanwhile the products ask for the taps that are transformed next, each for some rows of them.
-    rows = (p.columns * TAPS + (t.size**2 - 1)) // t.size**2
+    rows = (p.columns * TAPS + (t.elements - 1)) // t.elements
     with e.range(0, p.channels, _DEEP) as channel:
         last = e.min(channel + _DEEP, p.channels)
         deep = last - channel
@@ -78,7 +78,7 @@ def _in_memory(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
         call.set(segment=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
         call.ask(rows * deep, deep, tiles_of(e, p.count))
         following = p.filters + e.select(last < p.channels, last * p.columns, tap * TAPS)
-        with e.range(0, t.size**2) as element:
+        with e.range(0, t.elements) as element:
             at, row = element * p.count, element * rows
             call(
                 a=p.packed + at * depth,
@@ -93,7 +93,7 @@ def _apart(channels: Any, columns: Any) -> Any:
     return channels * columns + PADDED_TO
 
 
-def _transform(e: Emitter, t: Transform) -> Callable[..., None]:
+def _transform(e: Emitter, t: Tiling) -> Callable[..., None]:
     """The function that transforms `floats` filters, of which each tap lies `tap` floats apart."""
 
     def emit(
@@ -103,25 +103,25 @@ def _transform(e: Emitter, t: Transform) -> Callable[..., None]:
             grid = [
                 [own.load(filters + (tap * (3 * r + s) + i)) for s in range(3)] for r in range(3)
             ]
-            for number, value in enumerate(_scaled(own, t, emit_twice(own, t.filter, grid))):
+            for number, value in enumerate(_scaled(own, t, t.filter(own, grid))):
                 own.store(value, to + (step * number + i))
 
     return e.function("transform_filters", (POINTER, INT, POINTER, INT, INT), emit)
 
 
-def _scaled(e: Emitter, t: Transform, grid: list[list[Value]]) -> list[Value]:
+def _scaled(e: Emitter, t: Tiling, grid: list[list[Value]]) -> list[Value]:
     """A transformed filter, element by element."""
-    scale = [one * other for one in t.scale for other in t.scale]
+    scale = [one * other for one in t.down.scale for other in t.across.scale]
     elements = [value for line in grid for value in line]
     return [value * e.vector(factor) for value, factor in zip(elements, scale, strict=True)]
 
 
-def _most(e: Emitter, t: Transform) -> int:
+def _most(e: Emitter, t: Tiling) -> int:
     """How many tiles there may be for a row of sums and a row of a filter to stay in registers."""
-    return (e.isa.registers - 2 - t.size) // t.size
+    return (e.isa.registers - 2 - t.across.size) // t.across.size
 
 
-def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
+def _few(e: Emitter, t: Tiling, tiles: int) -> Callable[..., None]:
     """The function that multiplies `tiles` tiles by filters that it transforms in registers."""
 
     def emit(
@@ -133,16 +133,16 @@ def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
             # Prefetch the next stretch of channels, or after the last stretch the next panel:
             # each row of elements prefetches one or two of the nine taps.
             following = own.select(last < channels, columns * _NEAR, tap * TAPS - first * columns)
-            for i in range(t.size):
+            for i in range(t.down.size):
                 row = _Row(own, t, i, tiles)
-                to = sums + (columns * (i * t.size * tiles) + column)
+                to = sums + (columns * (i * t.across.size * tiles) + column)
                 with own.when(first > 0):
                     row.load(to, columns)
                 with own.range(first, last, own.width) as chunk:
-                    a = packed + (emit_whole(own, channels) * (i * t.size) + chunk) * tiles
+                    a = packed + (emit_whole(own, channels) * (i * t.across.size) + chunk) * tiles
                     with own.range(chunk, own.min(last, chunk + own.width)) as channel:
                         g = filters + (channel * columns + column)
-                        for number in range(i, TAPS, t.size):
+                        for number in range(i, TAPS, t.down.size):
                             own.prefetch(g + (tap * number + following), level=2)
                         factors = a + (channel - chunk)
                         row.add(g, tap, factors, emit_whole(own, channels) * tiles)
@@ -154,9 +154,9 @@ def _few(e: Emitter, t: Transform, tiles: int) -> Callable[..., None]:
 class _Row:
     """The sums of one row of a tile's elements, for a vector of filters and some tiles."""
 
-    def __init__(self, e: Emitter, t: Transform, number: int, tiles: int) -> None:
+    def __init__(self, e: Emitter, t: Tiling, number: int, tiles: int) -> None:
         self._e, self._t, self._number, self._tiles = e, t, number, tiles
-        self._sums = [[e.variable(0.0) for _ in range(tiles)] for _ in range(t.size)]
+        self._sums = [[e.variable(0.0) for _ in range(tiles)] for _ in range(t.across.size)]
 
     def load(self, sums: Value, columns: Value) -> None:
         for variable, place in self._places(sums, columns):
@@ -166,8 +166,8 @@ class _Row:
         """The products of one channel: its filters are transformed, and its tiles read."""
         e, t = self._e, self._t
         columns = [[e.load(filters + tap * (3 * r + s)) for r in range(3)] for s in range(3)]
-        row = [t.filter(e, column)[self._number] for column in columns]
-        for j, weight in enumerate(t.filter(e, row)):
+        row = [t.down.filter(e, column)[self._number] for column in columns]
+        for j, weight in enumerate(t.across.filter(e, row)):
             for tile, variable in enumerate(self._sums[j]):
                 factor = e.read(factors + (element * j + tile * e.width))
                 variable.value = e.fma(factor, weight, variable.value)
@@ -176,7 +176,7 @@ class _Row:
         """Store the sums; the final ones are scaled, as the filters were not."""
         e, t = self._e, self._t
         for j, (variable, place) in enumerate(self._places(sums, columns)):
-            scale = t.scale[self._number] * t.scale[j // self._tiles]
+            scale = t.down.scale[self._number] * t.across.scale[j // self._tiles]
             e.store(variable.value * e.select(final, e.f32(scale), e.f32(1.0)), place)
 
     def _places(self, sums: Value, columns: Value) -> list[tuple[Variable, Value]]:

@@ -1,6 +1,6 @@
 """The kernels of Winograd's convolution: tiles into packed rows, products, and back.
 
-A tile of F(4x4, 3x3) is 6 x 6 pixels of the input, which make 4 x 4 of the result; neighbouring
+A tile for 4x4 pixels of the result and a filter of 3x3 is 6x6 pixels of the input; neighbouring
 tiles overlap by two. Each of its 36 elements, transformed, is a number per channel, and meets only
 the same element of the filters. So 36 matrix products take the place of the convolution:
 
@@ -31,6 +31,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import starmap
+from math import prod
 from typing import NamedTuple
 
 from ..language.compiler import Args, Kernel
@@ -42,7 +44,7 @@ from ..product.rows import emit_frame
 from . import lean
 from .pooled import POOL
 from .tile_outputs import Sums, corner_of, emit_output
-from .transforms import F2, F4, Product, Transform, emit_twice
+from .transforms import Product, Tiling, Transform
 
 _FIELDS = (
     *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
@@ -50,8 +52,11 @@ _FIELDS = (
     *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held", "deep"),
     *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
     *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
-    *("low", "high", "code", "slope", POOL),
+    *("low", "high", "code", "slope"),
 )
+
+_FIXED = {POOL: 0, "dilation_h": 1, "dilation_w": 1}
+"""Fields that only some kernels have, and what they are in the others."""
 
 ALL, INPUT, PRODUCTS = range(3)
 """The field `phase`: everything block by block, or only the half before or after a barrier.
@@ -79,24 +84,46 @@ def _tiles(a: Args) -> Value:
 
 @dataclass(frozen=True)
 class Form:
-    """A transform, and how filters are held: `numbers` of each, and what multiplies by them.
+    """Transforms, and how filters are held: `numbers` of each, and what multiplies by them.
 
     `room(t, columns)` is how many floats `multiply` needs to work in, for a panel of columns.
     """
 
     name: str
-    t: Transform
+    t: Tiling
     numbers: int
-    multiply: Callable[[Emitter, Transform, TileCall, Product], None]
-    room: Callable[[Transform, int], int] = lambda t, columns: 0
+    multiply: Callable[[Emitter, Tiling, TileCall, Product], None]
+    room: Callable[[Tiling, int], int] = lambda t, columns: 0
+
+    @property
+    def pools(self) -> bool:
+        """Whether its tiles are whole windows of a 2x2 pooling."""
+        return not any(side % 2 for side in self.t.outputs)
+
+    @property
+    def copies(self) -> float:
+        """How many times the numbers of a filter it holds."""
+        return self.numbers / prod(self.t.taps)
 
     @cached_property
     def kernel(self) -> Kernel:
-        return Kernel(self.name, _FIELDS, partial(_emit, form=self))
+        """The kernel for filters whose taps see neighbours."""
+        return self._kernel(self.name, *([POOL] if self.pools else []))
+
+    @cached_property
+    def dilated(self) -> Kernel:
+        """The kernel for any other."""
+        return self._kernel(f"{self.name}dilated", "dilation_h", "dilation_w")
+
+    def _kernel(self, name: str, *more: str) -> Kernel:
+        fixed = {field: value for field, value in _FIXED.items() if field not in more}
+        return Kernel(name, (*_FIELDS, *more), partial(_emit, form=self, fixed=fixed))
 
 
-def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form) -> None:
-    t = form.t
+def _emit(
+    e: Emitter, a: Args, thread: Value, threads: Value, *, form: Form, fixed: dict[str, int]
+) -> None:
+    t, a = form.t, a.but(**{name: e.i64(value) for name, value in fixed.items()})
     # In memory of its own a thread has packed tiles, if it makes them, and behind them the sums.
     own = a.own.floats() + thread * a.own_floats
     sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
@@ -141,7 +168,7 @@ def _of_group(e: Emitter, a: Args, form: Form, group: Value) -> Args:
     )
 
 
-def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -> None:
+def _emit_input(e: Emitter, a: Args, t: Tiling, tile: Value, packed: Value) -> None:
     """Transform one tile of all channels, of all frames, into the packed rows of its block."""
     depth, corner = emit_whole(e, a.deep), corner_of(a, tile, t)
     begin = tile // a.block * a.block
@@ -149,10 +176,13 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
     first, rows = tile_of(e, tile - begin, count, even(e, count))
     # Tiles lie at even steps in the result; the input they see begins with the padding.
     top, left = corner.top - a.pad_h, corner.left - a.pad_w
-    inside = (top >= 0) & (left >= 0) & (top + t.size <= a.h) & (left + t.size <= a.w)
+    height, width = t.down.size, t.across.size
+    bottom, right = top + a.dilation_h * (height - 1), left + a.dilation_w * (width - 1)
+    inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
+    row, pixel = a.w * a.x_pixel * a.dilation_h, a.x_pixel * a.dilation_w
     into = packed + (first * depth + (tile - begin - first) * e.width)
     image, front = corner.image // a.out_d, corner.image % a.out_d * a.stride_d - a.pad_d
-    patch = e.stack(t.size**2 * e.width)
+    patch = e.stack(t.elements * e.width)
     function = e.function(
         "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
     )
@@ -164,28 +194,29 @@ def _emit_input(e: Emitter, a: Args, t: Transform, tile: Value, packed: Value) -
 
         def gathered(c: Value = c, to: Value = to) -> None:
             mask = e.lanes(a.c - c)
-            with e.range(0, t.size) as i, e.range(0, t.size) as j:
-                y, x = top + i, left + j
+            with e.range(0, height) as i, e.range(0, width) as j:
+                y, x = top + i * a.dilation_h, left + j * a.dilation_w
                 here = there & (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
-                at = patch + (i * t.size + j) * e.width
+                at = patch + (i * width + j) * e.width
                 e.store(e.vector(0.0), at)
                 with e.when(here):
-                    e.store(e.load(source + ((i * a.w + j) * a.x_pixel + c), mask), at)
-            function(patch, t.size * e.width, e.width, to, count * depth)
+                    e.store(e.load(source + (i * row + j * pixel + c), mask), at)
+            function(patch, width * e.width, e.width, to, count * depth)
 
         def in_place(c: Value = c, to: Value = to) -> None:
-            function(source + c, a.w * a.x_pixel, a.x_pixel, to, count * depth)
+            function(source + c, row, pixel, to, count * depth)
 
         e.branch(there & inside & (c + e.width <= a.c), in_place, gathered)
 
 
 def _emit_forward(
-    e: Emitter, source: Value, row: Value, pixel: Value, to: Value, step: Value, *, t: Transform
+    e: Emitter, source: Value, row: Value, pixel: Value, to: Value, step: Value, *, t: Tiling
 ) -> None:
-    grid = [[e.load(source + (row * i + pixel * j)) for j in range(t.size)] for i in range(t.size)]
-    for i, line in enumerate(emit_twice(e, t.input, grid)):
-        for j, value in enumerate(line):
-            e.store(value, to + step * (i * t.size + j))
+    rows, columns = range(t.down.size), range(t.across.size)
+    grid = [[e.load(source + (row * i + pixel * j)) for j in columns] for i in rows]
+    elements = [value for line in t.input(e, grid) for value in line]
+    for number, value in enumerate(elements):
+        e.store(value, to + step * number)
 
 
 def _emit_panel(
@@ -214,19 +245,38 @@ def _emit_panel(
         emit_output(e, a, t, Sums(source, count * columns), first + i, begin + column)
 
 
-def _multiply(e: Emitter, t: Transform, call: TileCall, p: Product) -> None:
+def _multiply(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
     """Multiply by filters that were transformed when they were packed."""
     floats, parts = p.channels * p.columns, tiles_of(e, p.count)
     # If no other thread reads the next filters, each part of a product prefetches some of them.
     next_ones = e.select((p.count == p.tiles) & (parts > 1), floats, e.i64(0))
     call.ask(next_ones, p.channels, parts)
-    with e.range(0, t.size**2) as element:
+    with e.range(0, t.elements) as element:
         at, filters = element * p.count, p.filters + element * floats
         y = p.sums + at * p.columns
         call(a=p.packed + at * emit_whole(e, p.channels), b=filters, y=y, ahead=filters + floats)
 
 
-WINOGRAD2 = Form("winograd2x2", F2, F2.size**2, _multiply)
-WINOGRAD4 = Form("winograd4x4", F4, F4.size**2, _multiply)
-LEAN4 = Form("winograd4x4lean", F4, lean.TAPS, lean.emit_lean, lean.room)
-FORMS = {form.name: form for form in (WINOGRAD4, WINOGRAD2, LEAN4)}
+def _held(down: Transform, across: Transform) -> Form:
+    """The form that holds its filters transformed."""
+    t = Tiling(down, across)
+    outputs, taps = ("x".join(map(str, pair)) for pair in (t.outputs, t.taps))
+    of_taps = "" if t.taps == (3, 3) else f"of{taps}"
+    return Form(f"winograd{outputs}{of_taps}", t, t.elements, _multiply)
+
+
+_ONE, _F4 = Transform(1, 1), Transform(4, 3)
+_SQUARE = [_F4, *starmap(Transform, [(2, 3), (5, 2), (3, 2), (3, 4), (4, 5), (2, 5), (2, 7)])]
+_LINE = list(starmap(Transform, [(5, 2), (4, 3), (4, 5), (4, 7)]))
+
+LEAN4 = Form("winograd4x4lean", Tiling(_F4, _F4), lean.TAPS, lean.emit_lean, lean.room)
+FORMS = {
+    form.name: form
+    for form in (
+        *(_held(one, one) for one in _SQUARE),
+        LEAN4,
+        *(_held(_ONE, one) for one in _LINE),
+        *(_held(one, _ONE) for one in _LINE),
+    )
+}
+"""All forms by name: of square filters, and of those of one row or one column."""

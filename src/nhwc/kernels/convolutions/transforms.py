@@ -1,14 +1,29 @@
-"""The arithmetic of Winograd's minimal filtering: F(2, 3) and F(4, 3), on vectors of channels.
+"""The arithmetic of Winograd's minimal filtering, on vectors of channels.
 
-m outputs of a filter of three taps come from m + 2 products instead of 3 m. Input, filter and
-products go through small linear maps; nested for rows and columns they serve images.
+Numbers in a row are the coefficients of a polynomial, and to filter is to multiply polynomials. A
+product of polynomials is known from its values in as many points as it has coefficients, and there
+it is a product of numbers: so m outputs of a filter of r taps come from m + r - 1 products instead
+of m r. The points are 0, a few numbers with both signs, and infinity, where a polynomial counts by
+its last coefficient alone. Values at p and -p share their even and their odd powers.
+
+    F(m, r)         products for an output    instead of
+    F(5, 2)                 1.2                   2
+    F(2, 3)                 2                     3
+    F(4, 3)                 1.5                   3
+    F(3, 4)                 2                     4
+    F(4, 5)                 2                     5
+    F(4, 7)                 2.5                   7
+
+The more points there are, and the farther from 1, the more digits are lost. Nested for rows and
+columns the transforms serve images, where products are saved, and digits lost, twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,34 +31,108 @@ from torch import Tensor
 from ..language.values import Value
 from ..language.vectors import Emitter
 
-Map = Callable[[Any, Any], list[Any]]
+Map = Callable[[Any, Sequence[Any]], list[Any]]
 """Turns a row of numbers into another; the first argument, an emitter say, computes them."""
+
+
+_POINTS = (1.0, 2.0, 0.5, 1.5)
+"""The points that are taken with both signs, the first ones first."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """F(m, 3): `size` = m + 2 inputs see m outputs.
+    """F(outputs, taps), of which `size` inputs see the outputs: an even number of them.
 
-    The numbers that `filter` makes of three taps are still to be multiplied by `scale`, one by one.
+    The numbers that `filter` makes of the taps are still to be multiplied by `scale`, one by one.
+    F(1, 1) leaves a number as it is.
+
+    >>> Transform(2, 3).points, Transform(2, 3).scale
+    ((1.0,), (-1.0, 0.5, 0.5, 1.0))
     """
 
     outputs: int
-    input: Map
-    filter: Map
-    scale: tuple[float, ...]
-    output: Map
+    taps: int
 
     @property
     def size(self) -> int:
-        return self.outputs + 2
+        return self.outputs + self.taps - 1
 
-    def filters(self, weight: Tensor) -> Tensor:
-        """Weights K, C, 3, 3 as size * size matrices C x K, computed in float64."""
-        scale = torch.tensor(self.scale, dtype=torch.float64)[:, None]
-        g = scale * torch.stack(self.filter(_Tensors, torch.eye(3, dtype=torch.float64)))
-        k, c = weight.shape[:2]
-        taps = weight.detach().permute(2, 3, 1, 0).reshape(9, c * k).double()
-        return (torch.kron(g, g) @ taps).float().reshape(self.size**2, c, k)
+    @property
+    def points(self) -> tuple[float, ...]:
+        """The points but for 0 and infinity, which lack the negative ones."""
+        return _POINTS[: (self.size - 2) // 2]
+
+    @property
+    def scale(self) -> tuple[float, ...]:
+        if self.size == 1:
+            return (1.0,)
+        finite = [0.0, *(sign * p for p in self.points for sign in (1, -1))]
+        return (*(1 / prod(p - other for other in finite if other != p) for p in finite), 1.0)
+
+    def input(self, e: Any, d: Sequence[Any]) -> list[Any]:
+        """What the inputs become: of each point the product of x - q over the others q, on them."""
+        if self.size == 1:
+            return list(d)
+        inputs, all_points = d[::-1], _factors(self.points)
+        found = [_sum(e, inputs[1::2], all_points)]
+        for p in self.points:
+            others = _factors([q for q in self.points if q != p])
+            found += _both(e, p, _sum(e, inputs[1:-1:2], others), _sum(e, inputs[2::2], others))
+        return [*found, _sum(e, inputs[0::2], all_points)]
+
+    def filter(self, e: Any, g: Sequence[Any]) -> list[Any]:
+        """The filter's values in the points, before they are scaled."""
+        if self.size == 1:
+            return list(g)
+        found = [g[0]]
+        for p in self.points:
+            squares = [p ** (2 * i) for i in range(1, self.taps)]
+            found += _both(e, p, _sum(e, g[0::2], squares), _sum(e, g[1::2], squares))
+        return [*found, g[-1]]
+
+    def output(self, e: Any, m: Sequence[Any]) -> list[Any]:
+        """The outputs: sums of the products, times powers of their points."""
+        if self.size == 1:
+            return list(m)
+        pairs = list(zip(m[1:-1:2], m[2:-1:2], strict=True))
+        evens, odds = [a + b for a, b in pairs], [a - b for a, b in pairs]
+        found = []
+        for power in range(self.outputs):
+            terms = odds if power % 2 else evens
+            found.append(_sum(e, terms, [p**power for p in self.points[1:]]))
+        return [m[0] + found[0], *found[1:-1], found[-1] + m[-1]]
+
+
+def _factors(points: Sequence[float]) -> list[float]:
+    """The coefficients of the product of x - p * p over the points, from the second highest down.
+
+    >>> _factors([1, 2])
+    [-5, 4]
+    """
+    found: list[float] = [1]
+    for p in points:
+        shifted = [*found, 0]
+        found = [a - p * p * b for a, b in zip(shifted, [0, *found], strict=True)]
+    return found[1:]
+
+
+def _sum(e: Any, values: Sequence[Any], factors: Sequence[float]) -> Any:
+    """The first value, and each other times its factor; there may be more factors than values."""
+    total = values[0]
+    for value, factor in zip(values[1:], factors, strict=False):
+        total = _plus(e, total, value, factor)
+    return total
+
+
+def _both(e: Any, p: float, even: Any, odd: Any) -> list[Any]:
+    """even + p odd, and even - p odd."""
+    return [_plus(e, even, odd, p), _plus(e, even, odd, -p)]
+
+
+def _plus(e: Any, total: Any, value: Any, factor: float) -> Any:
+    if abs(factor) == 1:
+        return total + value if factor == 1 else total - value
+    return e.fma(value, float(factor), total)
 
 
 class _Tensors:
@@ -52,6 +141,62 @@ class _Tensors:
     @staticmethod
     def fma(a: Tensor, b: float, c: Tensor) -> Tensor:
         return a * b + c
+
+
+class Tiling(NamedTuple):
+    """How a tile is transformed: along its columns, downwards, and along its rows."""
+
+    down: Transform
+    across: Transform
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """The rows and columns of the result that a tile makes."""
+        return self.down.outputs, self.across.outputs
+
+    @property
+    def taps(self) -> tuple[int, int]:
+        """The rows and columns of the filters it serves."""
+        return self.down.taps, self.across.taps
+
+    @property
+    def elements(self) -> int:
+        """How many numbers of each channel a transformed tile has."""
+        return self.down.size * self.across.size
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The rows and columns of its elements, in the order in which they lie."""
+        return [(i, j) for i in range(self.down.size) for j in range(self.across.size)]
+
+    def input(self, e: Emitter, grid: Sequence[Sequence[Value]]) -> list[list[Value]]:
+        return _twice(e, self.down.input, self.across.input, grid)
+
+    def filter(self, e: Emitter, grid: Sequence[Sequence[Value]]) -> list[list[Value]]:
+        return _twice(e, self.down.filter, self.across.filter, grid)
+
+    def output(self, e: Emitter, grid: Sequence[Sequence[Value]]) -> list[list[Value]]:
+        return _twice(e, self.down.output, self.across.output, grid)
+
+    def filters(self, weight: Tensor) -> Tensor:
+        """Weights K, C, R, S as a matrix C x K for each element, computed in float64."""
+        k, c, r, s = weight.shape
+        taps = weight.detach().permute(2, 3, 1, 0).reshape(r * s, c * k).double()
+        both = torch.kron(_matrix(self.down), _matrix(self.across))
+        return (both @ taps).float().reshape(self.elements, c, k)
+
+
+def _matrix(t: Transform) -> Tensor:
+    """What turns the taps of a filter into its scaled values in the points."""
+    rows = t.filter(_Tensors, torch.eye(t.taps, dtype=torch.float64))
+    return torch.tensor(t.scale, dtype=torch.float64)[:, None] * torch.stack(rows)
+
+
+def _twice(
+    e: Emitter, down: Map, across: Map, grid: Sequence[Sequence[Value]]
+) -> list[list[Value]]:
+    columns = [down(e, column) for column in zip(*grid, strict=True)]
+    return [across(e, row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -69,54 +214,3 @@ class Product:
     count: Value
     tiles: Value
     sums: Value
-
-
-def _input2(e: Emitter, d: Sequence[Value]) -> list[Value]:
-    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
-
-
-def _filter2(e: Emitter, g: Sequence[Value]) -> list[Value]:
-    outer = g[0] + g[2]
-    return [g[0], outer + g[1], outer - g[1], g[2]]
-
-
-def _output2(e: Emitter, m: Sequence[Value]) -> list[Value]:
-    return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
-
-
-def _input4(e: Emitter, d: Sequence[Value]) -> list[Value]:
-    even, odd = e.fma(d[2], -4.0, d[4]), e.fma(d[1], -4.0, d[3])
-    near, far = d[4] - d[2], d[3] - d[1]
-    return [
-        e.fma(d[0], 4.0, e.fma(d[2], -5.0, d[4])),
-        even + odd,
-        even - odd,
-        e.fma(far, 2.0, near),
-        e.fma(far, -2.0, near),
-        e.fma(d[1], 4.0, e.fma(d[3], -5.0, d[5])),
-    ]
-
-
-def _filter4(e: Emitter, g: Sequence[Value]) -> list[Value]:
-    near, far = g[0] + g[2], e.fma(g[2], 4.0, g[0])
-    return [g[0], near + g[1], near - g[1], e.fma(g[1], 2.0, far), e.fma(g[1], -2.0, far), g[2]]
-
-
-def _output4(e: Emitter, m: Sequence[Value]) -> list[Value]:
-    near, near_odd, far, far_odd = m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]
-    return [
-        m[0] + near + far,
-        e.fma(far_odd, 2.0, near_odd),
-        e.fma(far, 4.0, near),
-        e.fma(far_odd, 8.0, near_odd) + m[5],
-    ]
-
-
-F2 = Transform(2, _input2, _filter2, (1, 1 / 2, 1 / 2, 1), _output2)
-F4 = Transform(4, _input4, _filter4, (1 / 4, -1 / 6, -1 / 6, 1 / 24, 1 / 24, 1), _output4)
-
-
-def emit_twice(e: Emitter, one: Map, grid: Sequence[Sequence[Value]]) -> list[list[Value]]:
-    """Apply a map to the columns of a grid, then to its rows."""
-    columns = [one(e, column) for column in zip(*grid, strict=True)]
-    return [one(e, row) for row in zip(*columns, strict=True)]

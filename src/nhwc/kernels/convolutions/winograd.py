@@ -1,21 +1,28 @@
-"""3x3 convolution with stride 1 in fewer multiplications, by Winograd's minimal filtering.
+"""Convolution with stride 1 in fewer multiplications, by Winograd's minimal filtering.
 
 The image is cut into tiles. Each is transformed, channel by channel side by side in vectors; then
 what was a convolution is one matrix product per element of the transformed tile; the products are
 transformed back, and bias, residual and activation follow while they are in registers (tiles.py).
 
-                      products for an output      numbers held of a filter
-    direct                   9                             9
-    F(2x2)               16 / 4  = 4                      16
-    F(4x4)               36 / 16 = 2.25                   36
-    F(4x4), lean         36 / 16 = 2.25                    9
+    filter       tile of      products for an output    numbers held of a filter
+    3x3          2x2             16 / 4  = 4    of 9          16
+    3x3          4x4             36 / 16 = 2.25 of 9          36
+    3x3, lean    4x4             36 / 16 = 2.25 of 9           9
+    2x2          5x5             36 / 25 = 1.44 of 4          36
+    5x5          4x4             64 / 16 = 4    of 25         64
+    7x7          2x2             64 / 4  = 16   of 49         64
+    1x3, 3x1     four             6 / 4  = 1.5  of 3           6
+    1x7, 7x1     four            10 / 4  = 2.5  of 7          10
 
 What it saves in products it pays in transforms, in memory for filters, and in digits. Which form
 wins depends on shape and machine, so all are candidates, and measured. Small images are covered by
 tiles of 2x2 with less waste; the lean form is for tiles so few that to read transformed filters
-would take longer than to transform them (lean.py). F(6x6) would need 64 / 36 products, and 64
-numbers at once, which no processor has registers for: tried, it won a tenth at most, on images of
-112 pixels and more with few channels, and little or less than nothing on all others.
+would take longer than to transform them (lean.py). Tiles of 6x6 for 3x3, 64 / 36 products, were
+tried: they won a tenth at most, on images of 112 pixels and more with few channels, and little or
+less than nothing on all others.
+
+If the taps of a filter are apart, so are the pixels of a tile: one of every second pixel lies
+beside one of the pixels between.
 
 The work is cut into blocks of tiles (`_cut`): `_MOST_TILES` of them make reading a panel of filters
 cheap, and `_BLOCK_BYTES` keeps a transformed block within the second-level cache, as every panel
@@ -23,9 +30,10 @@ reads all of it. If the filters outweigh the tiles, all tiles are one block, and
 out the panels: each filter is seen once. Where blocks are fewer than threads, these transform the
 tiles together, meet at a barrier, and share panels: two steps, INPUT and PRODUCTS.
 
-Sums are rounded differently than in the direct sum: the relative error is about 1e-6 for F(4x4) and
-5e-7 for F(2x2). NaN and infinity spread to the outputs of the whole tile that holds them, always as
-NaN or infinity, where the direct sum would reach only the pixels next to them.
+Sums are rounded differently than in the direct sum. The error is as large for a row or a column of
+up to five taps and for 3x3 in tiles of 2x2, and about three times as large for the others. NaN and
+infinity spread to the outputs of the whole tile that holds them, always as NaN or infinity, where
+the direct sum would reach only the pixels next to them.
 """
 
 from __future__ import annotations
@@ -46,18 +54,20 @@ from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
 from .direct import pack_direct
 from .parts import outweighs
+from .pooled import POOL
 from .spec import IMAGE, ConvSpec
-from .tiles import ALL, INPUT, LEAN4, PRODUCTS, Form
-from .transforms import Transform
+from .tiles import ALL, FORMS, INPUT, LEAN4, PRODUCTS, Form
+from .transforms import Tiling
 
 
-def serves(spec: ConvSpec) -> bool:
-    """Whether Winograd's transforms apply to this convolution; groups fill a vector at least.
+def forms_of(spec: ConvSpec) -> list[Form]:
+    """The forms that compute this convolution; groups fill a vector at least.
 
     Of a volume they take rows and columns; how a filter moves from frame to frame is no matter.
     """
     filled = spec.groups == 1 or min(_channels(spec)) >= isas.host().width
-    return filled and spec.r == spec.s == 3 and spec.stride == spec.dilation == (1, 1)
+    moved = filled and spec.stride == (1, 1)
+    return [form for form in FORMS.values() if moved and form.t.taps == (spec.r, spec.s)]
 
 
 def _channels(spec: ConvSpec) -> tuple[int, int]:
@@ -118,7 +128,8 @@ def winograd_steps(
 ) -> tuple[Step, ...]:
     """One step, or two where the tiles are too few to give each thread blocks of its own."""
     isa, threads, t = isas.host(), torch.get_num_threads(), form.t
-    tiles_h, tiles_w = -(-spec.out_h // t.outputs), -(-spec.out_w // t.outputs)
+    sides = zip((spec.out_h, spec.out_w), t.outputs, spec.dilation, strict=True)
+    tiles_h, tiles_w = (apart * -(-out // (apart * outputs)) for out, outputs, apart in sides)
     frames = spec.frames
     tiles = spec.n * frames.out_d * tiles_h * tiles_w
     c, k = _channels(spec)
@@ -129,16 +140,19 @@ def winograd_steps(
     # All tiles together: the threads share the panels, and each filter is seen once.
     cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, panels, depth, threads)
     block_floats, sums_floats = (
-        t.size**2 * cut.block * depth,
-        t.size**2 * cut.block * panel_columns(isa) + form.room(t, panel_columns(isa)),
+        t.elements * cut.block * depth,
+        t.elements * cut.block * panel_columns(isa) + form.room(t, panel_columns(isa)),
     )
     alone = spec.groups > 1 or cut.blocks >= threads
     own_floats = sums_floats + block_floats * alone
     shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
     low, high = clamp(spec.activation, spec.slope)
+    neighbours, given = spec.dilation == (1, 1), {POOL: 0} if form.pools else {}
+    if not neighbours:
+        given = {"dilation_h": spec.dilation[0], "dilation_w": spec.dilation[1]}
     make = partial(
         step,
-        form.kernel,
+        form.kernel if neighbours else form.dilated,
         x=x,
         y=y,
         weights=packed,
@@ -179,7 +193,7 @@ def winograd_steps(
         high=high,
         code=int(spec.activation),
         slope=float(spec.slope),
-        pool=0,
+        **given,
     )
     if alone:
         return (make(phase=ALL),)
@@ -199,10 +213,10 @@ _BLOCK_BYTES = 256 << 10
 """How much of the second-level cache the transformed tiles of a block may take."""
 
 
-def _cut(t: Transform, tiles: int, panels: int, depth: int, threads: int) -> _Cut:
+def _cut(t: Tiling, tiles: int, panels: int, depth: int, threads: int) -> _Cut:
     """Blocks as large as is useful, and as many as give every thread the same work."""
     rows = isas.host().rows
-    fitting = _BLOCK_BYTES // (4 * t.size**2 * depth)
+    fitting = _BLOCK_BYTES // (4 * t.elements * depth)
     blocks = -(-tiles // max(rows, min(fitting, _MOST_TILES) // rows * rows))
     if blocks * panels % threads:
         blocks = min(-(-blocks // threads) * threads, max(tiles, 1))

@@ -233,8 +233,8 @@ def _packed(
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
         return kernel.pack(_of_filters(weight, part).reshape(kernel.filters), bias)
 
-    # Winograd's kernels hold each filter of 3x3 transformed.
-    copies = FORMS[kernel.name].numbers / 9 if kernel.name in FORMS else 1.0
+    # Most of Winograd's kernels hold each filter transformed.
+    copies = FORMS[kernel.name].copies if kernel.name in FORMS else 1.0
     return ours(f"nhwc {kernel.name}", emit, prepare=pack, exact=kernel.exact, copies=copies)
 
 
