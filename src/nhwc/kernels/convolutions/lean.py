@@ -10,8 +10,8 @@ filters stay as they are is no larger than it was. They lie tap after tap:
 There are two ways, chosen by how many tiles the whole image has:
 
 - more than fit into registers (`_in_memory`): `_DEEP` channels of a panel are transformed into
-  scratch memory, 36 small matrices that stay in the second-level cache, and the micro-kernel
-  multiplies all tiles by them, adding to the sums of the channels before;
+  scratch memory, a small matrix for each element, which stay in the second-level cache, and the
+  micro-kernel multiplies all tiles by them, adding to the sums of the channels before;
 - at most a few tiles (`_few`): what is transformed never goes to memory. For each row of a tile's
   elements the sums of that row, of all tiles, stay in registers, and for each channel that row of
   the transformed filter is made where it is used:
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 from ..language.loops import PADDED_TO, emit_whole
@@ -37,9 +38,6 @@ from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter, Variable
 from ..product.microkernel import ADD, TileCall, panel_columns, tiles_of
 from .transforms import Product, Tiling
-
-TAPS = 9
-"""The numbers of a filter."""
 
 _DEEP = 64
 """Channels of a panel that are transformed together: they stay in the second-level cache."""
@@ -69,7 +67,8 @@ def _in_memory(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
     depth, tap = emit_whole(e, p.channels), p.channels * p.columns
     filters = p.sums + p.count * (t.elements * panel_columns(e.isa))
     # Meanwhile the products ask for the taps that are transformed next, each for some rows of them.
-    rows = (p.columns * TAPS + (t.elements - 1)) // t.elements
+    taps = prod(t.taps)
+    rows = (p.columns * taps + (t.elements - 1)) // t.elements
     with e.range(0, p.channels, _DEEP) as channel:
         last = e.min(channel + _DEEP, p.channels)
         deep = last - channel
@@ -77,7 +76,7 @@ def _in_memory(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
         _transform(e, t)(p.filters + channel * p.columns, tap, filters, step, deep * p.columns)
         call.set(segment=deep, a_skip=channel, mode=e.select(channel > 0, e.i64(ADD), e.i64(0)))
         call.ask(rows * deep, deep, tiles_of(e, p.count))
-        following = p.filters + e.select(last < p.channels, last * p.columns, tap * TAPS)
+        following = p.filters + e.select(last < p.channels, last * p.columns, tap * taps)
         with e.range(0, t.elements) as element:
             at, row = element * p.count, element * rows
             call(
@@ -100,9 +99,7 @@ def _transform(e: Emitter, t: Tiling) -> Callable[..., None]:
         own: Emitter, filters: Value, tap: Value, to: Value, step: Value, floats: Value
     ) -> None:
         with own.range(0, floats, own.width) as i:
-            grid = [
-                [own.load(filters + (tap * (3 * r + s) + i)) for s in range(3)] for r in range(3)
-            ]
+            grid = [[own.load(filters + (tap * n + i)) for n in line] for line in _taps(t)]
             for number, value in enumerate(_scaled(own, t, t.filter(own, grid))):
                 own.store(value, to + (step * number + i))
 
@@ -116,6 +113,12 @@ def _scaled(e: Emitter, t: Tiling, grid: list[list[Value]]) -> list[Value]:
     return [value * e.vector(factor) for value, factor in zip(elements, scale, strict=True)]
 
 
+def _taps(t: Tiling) -> list[range]:
+    """The numbers of the taps, row by row."""
+    rows, columns = t.taps
+    return [range(columns * r, columns * (r + 1)) for r in range(rows)]
+
+
 def _most(e: Emitter, t: Tiling) -> int:
     """How many tiles there may be for a row of sums and a row of a filter to stay in registers."""
     return (e.isa.registers - 2 - t.across.size) // t.across.size
@@ -127,12 +130,12 @@ def _few(e: Emitter, t: Tiling, tiles: int) -> Callable[..., None]:
     def emit(
         own: Emitter, filters: Value, packed: Value, sums: Value, columns: Value, channels: Value
     ) -> None:
-        tap = columns * channels
+        tap, taps = columns * channels, prod(t.taps)
         with own.range(0, channels, _NEAR) as first, own.range(0, columns, own.width) as column:
             last = own.min(first + _NEAR, channels)
             # Prefetch the next stretch of channels, or after the last stretch the next panel:
             # each row of elements prefetches one or two of the nine taps.
-            following = own.select(last < channels, columns * _NEAR, tap * TAPS - first * columns)
+            following = own.select(last < channels, columns * _NEAR, tap * taps - first * columns)
             for i in range(t.down.size):
                 row = _Row(own, t, i, tiles)
                 to = sums + (columns * (i * t.across.size * tiles) + column)
@@ -142,7 +145,7 @@ def _few(e: Emitter, t: Tiling, tiles: int) -> Callable[..., None]:
                     a = packed + (emit_whole(own, channels) * (i * t.across.size) + chunk) * tiles
                     with own.range(chunk, own.min(last, chunk + own.width)) as channel:
                         g = filters + (channel * columns + column)
-                        for number in range(i, TAPS, t.down.size):
+                        for number in range(i, taps, t.down.size):
                             own.prefetch(g + (tap * number + following), level=2)
                         factors = a + (channel - chunk)
                         row.add(g, tap, factors, emit_whole(own, channels) * tiles)
@@ -165,7 +168,8 @@ class _Row:
     def add(self, filters: Value, tap: Value, factors: Value, element: Value) -> None:
         """The products of one channel: its filters are transformed, and its tiles read."""
         e, t = self._e, self._t
-        columns = [[e.load(filters + tap * (3 * r + s)) for r in range(3)] for s in range(3)]
+        places = zip(*_taps(t), strict=True)
+        columns = [[e.load(filters + tap * number) for number in line] for line in places]
         row = [t.down.filter(e, column)[self._number] for column in columns]
         for j, weight in enumerate(t.across.filter(e, row)):
             for tile, variable in enumerate(self._sums[j]):

@@ -105,6 +105,11 @@ class Form:
         """How many times the numbers of a filter it holds."""
         return self.numbers / prod(self.t.taps)
 
+    @property
+    def lean(self) -> bool:
+        """Whether it holds filters as they are."""
+        return self.numbers == prod(self.t.taps)
+
     @cached_property
     def kernel(self) -> Kernel:
         """The kernel for filters whose taps see neighbours."""
@@ -260,23 +265,33 @@ def _multiply(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
 def _held(down: Transform, across: Transform) -> Form:
     """The form that holds its filters transformed."""
     t = Tiling(down, across)
+    return Form(_name(t), t, t.elements, _multiply)
+
+
+def _lean(down: Transform, across: Transform) -> Form:
+    """The form that holds them as they are."""
+    t = Tiling(down, across)
+    return Form(f"{_name(t)}lean", t, prod(t.taps), lean.emit_lean, lean.room)
+
+
+def _name(t: Tiling) -> str:
     outputs, taps = ("x".join(map(str, pair)) for pair in (t.outputs, t.taps))
-    of_taps = "" if t.taps == (3, 3) else f"of{taps}"
-    return Form(f"winograd{outputs}{of_taps}", t, t.elements, _multiply)
+    return f"winograd{outputs}" if t.taps == (3, 3) else f"winograd{outputs}of{taps}"
 
 
-_ONE, _F4 = Transform(1, 1), Transform(4, 3)
-_SQUARE = [_F4, *starmap(Transform, [(2, 3), (5, 2), (3, 2), (3, 4), (4, 5), (2, 5), (2, 7)])]
-_LINE = list(starmap(Transform, [(5, 2), (4, 3), (4, 5), (4, 7)]))
+_ONE, _TWO, _THREE = Transform(1, 1), Transform(3, 2), Transform(4, 3)
+_SQUARE = [_THREE, *starmap(Transform, [(2, 3), (3, 2), (3, 4), (4, 5), (2, 5), (2, 7)])]
+_LINE = [_TWO, _THREE, Transform(4, 5), Transform(4, 7)]
 
-LEAN4 = Form("winograd4x4lean", Tiling(_F4, _F4), lean.TAPS, lean.emit_lean, lean.room)
 FORMS = {
     form.name: form
     for form in (
         *(_held(one, one) for one in _SQUARE),
-        LEAN4,
+        *(_lean(one, one) for one in (_THREE, _TWO)),
         *(_held(_ONE, one) for one in _LINE),
         *(_held(one, _ONE) for one in _LINE),
+        _lean(_ONE, _TWO),
+        _lean(_TWO, _ONE),
     )
 }
 """All forms by name: of square filters, and of those of one row or one column."""

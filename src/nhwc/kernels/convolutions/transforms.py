@@ -188,7 +188,7 @@ class Tiling(NamedTuple):
 
 def _matrix(t: Transform) -> Tensor:
     """What turns the taps of a filter into its scaled values in the points."""
-    rows = t.filter(_Tensors, torch.eye(t.taps, dtype=torch.float64))
+    rows = t.filter(_Tensors, [*torch.eye(t.taps, dtype=torch.float64)])
     return torch.tensor(t.scale, dtype=torch.float64)[:, None] * torch.stack(rows)
 
 

@@ -41,6 +41,8 @@ from . import few
 from .conv import ConvKernel
 from .depthwise import depthwise_step
 from .spec import IMAGE, ConvSpec, Frames
+from .tiles import Form
+from .winograd import forms_of
 
 Sides = tuple[int, int, int]
 """Frames, rows, columns; an image has one frame."""
@@ -128,17 +130,34 @@ def class_of(
     )
 
 
-def pack_transposed(spec: Transposed, weight: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
-    """The convolutions with their packed filters; `weight` is as torch has it, with frames."""
+def pack_transposed(
+    spec: Transposed, weight: Tensor, bias: Tensor | None, *, exact: bool = True
+) -> tuple[Part, ...]:
+    """The convolutions with their packed filters; `weight` is as torch has it, with frames.
+
+    Without `exact` Winograd's kernels compute those that they serve.
+    """
     filled = _filled(spec, weight)
     classes = [*itertools.product(*_classes(spec))]
     windows = {tuple(side.window for side in sides) for sides in classes}
+    make = partial(_part, spec, exact=exact)
     if len(windows) == 1 and spec.groups == 1:
         every = torch.cat([_taken(filled, sides) for sides in classes])
-        return (
-            _part(spec, classes[0], every, bias if bias is None else bias.repeat(len(classes))),
-        )
-    return tuple(_part(spec, sides, _taken(filled, sides), bias) for sides in classes)
+        return (make(classes[0], every, bias if bias is None else bias.repeat(len(classes))),)
+    return tuple(make(sides, _taken(filled, sides), bias) for sides in classes)
+
+
+def has_transforms(spec: Transposed) -> bool:
+    """Whether Winograd's kernels serve any of the convolutions."""
+    every = itertools.product(*_classes(spec))
+    return any(
+        _lean_form(_convolution(spec, sides, spec.output[1], spec.places)) for sides in every
+    )
+
+
+def _lean_form(one: ConvSpec) -> Form | None:
+    """Winograd's form that holds filters as they are: else a model would hold them nine times."""
+    return next((form for form in forms_of(one) if form.lean), None)
 
 
 def _filled(spec: Transposed, weight: Tensor) -> Tensor:
@@ -214,11 +233,16 @@ def _taken(filters: Tensor, sides: Sequence[Side]) -> Tensor:
     return filters
 
 
-def _part(spec: Transposed, sides: Sequence[Side], weight: Tensor, bias: Tensor | None) -> Part:
+def _part(
+    spec: Transposed, sides: Sequence[Side], weight: Tensor, bias: Tensor | None, *, exact: bool
+) -> Part:
     one = _convolution(spec, sides, len(weight), spec.places)
     if one.groups == one.c == one.k:
         return Part(one.k, partial(_depthwise, one, weight, bias))
-    kernel = ConvKernel("pointwise" if one.is_flat and one.groups == 1 else "direct", True, one)
+    name, form = "pointwise" if one.is_flat and one.groups == 1 else "direct", _lean_form(one)
+    kernel = ConvKernel(name, True, one)
+    if form and not exact:
+        kernel = ConvKernel(form.name, False, one)
     packed = kernel.pack(weight.reshape(kernel.filters), bias)
     return Part(one.k, lambda x, y: kernel.steps(x, y, packed))
 

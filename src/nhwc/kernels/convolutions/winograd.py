@@ -56,7 +56,7 @@ from .direct import pack_direct
 from .parts import outweighs
 from .pooled import POOL
 from .spec import IMAGE, ConvSpec
-from .tiles import ALL, FORMS, INPUT, LEAN4, PRODUCTS, Form
+from .tiles import ALL, FORMS, INPUT, PRODUCTS, Form
 from .transforms import Tiling
 
 
@@ -95,7 +95,7 @@ def _as_image(spec: ConvSpec, weight: Tensor) -> tuple[ConvSpec, Tensor]:
 def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The filters in panels, one number of each after the other; then the bias."""
     spec, weight = _as_image(spec, weight)
-    if form is LEAN4:
+    if form.lean:
         return pack_direct(spec, weight, bias)
     isa, (c, k) = isas.host(), _channels(spec)
     packed, depth = room(packed_floats(form, spec)), form.numbers * c

@@ -17,6 +17,7 @@ from ...kernels.convolutions.transposed import (
     Transposed,
     few_rows_steps,
     has_few_filters,
+    has_transforms,
     pack_few_rows,
     pack_transposed,
     transposed_steps,
@@ -67,7 +68,9 @@ def convolved(
     last: dict[str, Any] = {"activation": activation, "slope": slope}
     spec = spec if len(places) == 2 else replace(spec, **last)
 
-    def emit(builder: Builder, constants: None, *given: Buffer, few: bool = False) -> Buffer:
+    def emit(
+        builder: Builder, constants: None, *given: Buffer, few: bool = False, exact: bool = True
+    ) -> Buffer:
         x, *residual = (given[place] for place in places)
         weight = module.weight.view(*module.weight.shape[:2], *image, *module.kernel_size)
         result = builder.buffer(y)
@@ -75,7 +78,7 @@ def convolved(
             rows = pack_few_rows(spec, weight, module.bias)
             builder.add(partial(few_rows_steps, spec, rows), x, builder.dense(result))
         else:
-            parts = pack_transposed(spec, weight, module.bias)
+            parts = pack_transposed(spec, weight, module.bias, exact=exact)
             stacked = builder.buffer(spec.stacked)
             builder.add(partial(transposed_steps, spec, parts), x, stacked, result)
         if not residual:
@@ -84,10 +87,12 @@ def convolved(
         builder.add(partial(add_step, **last), result, *residual, added)
         return added
 
-    found = computing(emit)
-    if not has_few_filters(spec):
-        return (found,)
-    return found, ours("nhwc few", partial(emit, few=True), exact=False)
+    found = [computing(emit)]
+    if has_few_filters(spec):
+        found.append(ours("nhwc few", partial(emit, few=True), exact=False))
+    if has_transforms(spec):
+        found.append(ours("nhwc winograd", partial(emit, exact=False), exact=False))
+    return tuple(found)
 
 
 def _deep(shape: tuple[int, ...]) -> Any:
