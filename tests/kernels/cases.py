@@ -61,7 +61,7 @@ def convolutions(draw, winograd=False, deep=False):
     """Any convolution that torch accepts, small; with `winograd` one that has such a kernel."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     of_a_group = vectors if winograd and groups > 1 else channels
-    r, s = draw(transformed if winograd else st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    r, s = draw(transformed if winograd else st.tuples(st.integers(1, 7), st.integers(1, 7)))
     dilation = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 3), (5, 2)]))
     padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
     smallest = [
@@ -75,7 +75,7 @@ def convolutions(draw, winograd=False, deep=False):
         k=groups * draw(of_a_group),
         r=r,
         s=s,
-        stride=(1, 1) if winograd else draw(pairs),
+        stride=draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (2, 1)]) if winograd else pairs),
         padding=padding,
         dilation=dilation,
         groups=groups,

@@ -43,6 +43,11 @@ class ConvKernel:
         return (spec.k, spec.c // spec.groups, *[t] * (t > 1), spec.r, spec.s)
 
     @property
+    def copies(self) -> float:
+        """How many times the numbers of its filters it holds."""
+        return winograd.copies(FORMS[self.name], self.spec) if self.name in FORMS else 1.0
+
+    @property
     def dense(self) -> bool:
         """Whether what it writes and adds must lie without gaps."""
         return self.name in ("few", "narrow")
@@ -129,7 +134,7 @@ def all_kernels() -> tuple[Kernel, ...]:
     """All that any convolution here may need compiled."""
     narrow_and_wide = [grouped.grouped_kernel(n, s) for n in (0, *grouped.NARROW) for s in (1, 2)]
     stems = [stem.stem_kernel(step) for step in stem.STEPS]
-    tiled = [kernel for form in FORMS.values() for kernel in (form.kernel, form.dilated)]
+    tiled = [kernel for form in FORMS.values() for kernel in (form.kernel, form.apart)]
     fews = [few.few_kernel(filters) for filters in few.filters_served()]
     sizes = product(narrow.CHANNELS, narrow.VECTORS)
     narrows = [narrow.narrow_kernel(*size) for size in sizes]

@@ -17,7 +17,8 @@ the same element of the filters. So 36 matrix products take the place of the con
 `_emit_input` transforms a vector of channels at a time, and writes the 36 elements in the
 micro-kernel's chunks. A tile at the border is first copied, with zeros beside the image, to a patch
 of its own. Of a volume, the tiles of all `t` frames under a tile of the result lie one after the
-other in its row, as if they were channels (`deep`): one product sums over all of them.
+other in its row, as if they were channels (`deep`): one product sums over all of them. So do, for a
+filter that moves by two, the tiles of the even and of the odd pixels.
 `emit_output` (tile_outputs.py) reads the 36 sums of a vector of filters and finishes 4 x 4 pixels:
 what comes after the convolution costs no memory traffic of its own.
 
@@ -55,7 +56,8 @@ _FIELDS = (
     *("low", "high", "code", "slope"),
 )
 
-_FIXED = {POOL: 0, "dilation_h": 1, "dilation_w": 1}
+APART = ("dilation_h", "dilation_w", "stride_h", "stride_w")
+_FIXED = {POOL: 0, **dict.fromkeys(APART, 1)}
 """Fields that only some kernels have, and what they are in the others."""
 
 ALL, INPUT, PRODUCTS = range(3)
@@ -101,24 +103,19 @@ class Form:
         return not any(side % 2 for side in self.t.outputs)
 
     @property
-    def copies(self) -> float:
-        """How many times the numbers of a filter it holds."""
-        return self.numbers / prod(self.t.taps)
-
-    @property
     def lean(self) -> bool:
         """Whether it holds filters as they are."""
         return self.numbers == prod(self.t.taps)
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The kernel for filters whose taps see neighbours."""
+        """The kernel for filters that see neighbours, and move from one to the next."""
         return self._kernel(self.name, *([POOL] if self.pools else []))
 
     @cached_property
-    def dilated(self) -> Kernel:
-        """The kernel for any other."""
-        return self._kernel(f"{self.name}dilated", "dilation_h", "dilation_w")
+    def apart(self) -> Kernel:
+        """The kernel for any other, and for those that move by more than a pixel."""
+        return self._kernel(f"{self.name}apart", *APART)
 
     def _kernel(self, name: str, *more: str) -> Kernel:
         fixed = {field: value for field, value in _FIXED.items() if field not in more}
@@ -179,37 +176,45 @@ def _emit_input(e: Emitter, a: Args, t: Tiling, tile: Value, packed: Value) -> N
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
     first, rows = tile_of(e, tile - begin, count, even(e, count))
-    # Tiles lie at even steps in the result; the input they see begins with the padding.
-    top, left = corner.top - a.pad_h, corner.left - a.pad_w
-    height, width = t.down.size, t.across.size
-    bottom, right = top + a.dilation_h * (height - 1), left + a.dilation_w * (width - 1)
-    inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
-    row, pixel = a.w * a.x_pixel * a.dilation_h, a.x_pixel * a.dilation_w
     into = packed + (first * depth + (tile - begin - first) * e.width)
     image, front = corner.image // a.out_d, corner.image % a.out_d * a.stride_d - a.pad_d
+    # Tiles lie at even steps in the result; the input they see begins with the padding.
+    above, before = corner.top * a.stride_h - a.pad_h, corner.left * a.stride_w - a.pad_w
+    down, across = a.stride_h * a.dilation_h, a.stride_w * a.dilation_w
+    height, width = t.down.size, t.across.size
     patch = e.stack(t.elements * e.width)
     function = e.function(
         "transform_input", (POINTER, INT, INT, POINTER, INT), partial(_emit_forward, t=t)
     )
-    with e.range(0, a.t) as tap, e.range(0, a.c, e.width) as c:
+    with (
+        e.range(0, a.t) as tap,
+        e.range(0, a.stride_h) as row,
+        e.range(0, a.stride_w) as column,
+        e.range(0, a.c, e.width) as c,
+    ):
         frame = emit_frame(e, a, front + tap * a.dilation_d)
+        top, left = above + row * a.dilation_h, before + column * a.dilation_w
         there = (frame >= 0) & (frame < a.d)
+        bottom, right = top + down * (height - 1), left + across * (width - 1)
+        inside = (top >= 0) & (left >= 0) & (bottom < a.h) & (right < a.w)
         source = a.x.floats() + (((image * a.d + frame) * a.h + top) * a.w + left) * a.x_pixel
-        to = into + (tap * emit_whole(e, a.c) + c) * rows
+        part = (tap * a.stride_h + row) * a.stride_w + column
+        to = into + (part * emit_whole(e, a.c) + c) * rows
+        next_row, next_pixel = a.w * a.x_pixel * down, a.x_pixel * across
 
-        def gathered(c: Value = c, to: Value = to) -> None:
+        def gathered() -> None:
             mask = e.lanes(a.c - c)
             with e.range(0, height) as i, e.range(0, width) as j:
-                y, x = top + i * a.dilation_h, left + j * a.dilation_w
+                y, x = top + i * down, left + j * across
                 here = there & (y >= 0) & (y < a.h) & (x >= 0) & (x < a.w)
                 at = patch + (i * width + j) * e.width
                 e.store(e.vector(0.0), at)
                 with e.when(here):
-                    e.store(e.load(source + (i * row + j * pixel + c), mask), at)
+                    e.store(e.load(source + (i * next_row + j * next_pixel + c), mask), at)
             function(patch, width * e.width, e.width, to, count * depth)
 
-        def in_place(c: Value = c, to: Value = to) -> None:
-            function(source + c, row, pixel, to, count * depth)
+        def in_place() -> None:
+            function(source + c, next_row, next_pixel, to, count * depth)
 
         e.branch(there & inside & (c + e.width <= a.c), in_place, gathered)
 

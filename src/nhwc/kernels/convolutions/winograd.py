@@ -1,4 +1,4 @@
-"""Convolution with stride 1 in fewer multiplications, by Winograd's minimal filtering.
+"""Convolution in fewer multiplications, by Winograd's minimal filtering.
 
 The image is cut into tiles. Each is transformed, channel by channel side by side in vectors; then
 what was a convolution is one matrix product per element of the transformed tile; the products are
@@ -22,7 +22,9 @@ tried: they won a tenth at most, on images of 112 pixels and more with few chann
 less than nothing on all others.
 
 If the taps of a filter are apart, so are the pixels of a tile: one of every second pixel lies
-beside one of the pixels between.
+beside one of the pixels between. A filter that moves by two sees an image of even and one of odd
+pixels through every second of its taps, moving by one: their channels lie one after the other, and
+3x3 becomes 2x2 of four times as many channels, of which some taps are zero.
 
 The work is cut into blocks of tiles (`_cut`): `_MOST_TILES` of them make reading a panel of filters
 cheap, and `_BLOCK_BYTES` keeps a transformed block within the second-level cache, as every panel
@@ -40,7 +42,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,8 +58,8 @@ from ..tape.steps import Scratch, Step, View, step
 from .direct import pack_direct
 from .parts import outweighs
 from .pooled import POOL
-from .spec import IMAGE, ConvSpec
-from .tiles import ALL, FORMS, INPUT, PRODUCTS, Form
+from .spec import IMAGE, ConvSpec, Pair
+from .tiles import ALL, APART, FORMS, INPUT, PRODUCTS, Form
 from .transforms import Tiling
 
 
@@ -65,9 +68,26 @@ def forms_of(spec: ConvSpec) -> list[Form]:
 
     Of a volume they take rows and columns; how a filter moves from frame to frame is no matter.
     """
-    filled = spec.groups == 1 or min(_channels(spec)) >= isas.host().width
-    moved = filled and spec.stride == (1, 1)
-    return [form for form in FORMS.values() if moved and form.t.taps == (spec.r, spec.s)]
+    if (spec.groups > 1 or spec.stride != (1, 1)) and min(_channels(spec)) < isas.host().width:
+        return []
+    return [form for form in FORMS.values() if form.t.taps == _taps(spec) and _saves(form, spec)]
+
+
+def _saves(form: Form, spec: ConvSpec) -> bool:
+    """Whether it saves a third of the products; less is lost in the transforms."""
+    products = form.t.elements * prod(spec.stride) / prod(form.t.outputs)
+    return 3 * products <= 2 * spec.r * spec.s
+
+
+def copies(form: Form, spec: ConvSpec) -> float:
+    """How many times the numbers of a filter it holds."""
+    return form.numbers * prod(spec.stride) / (spec.r * spec.s)
+
+
+def _taps(spec: ConvSpec) -> Pair:
+    """The rows and columns of a filter that moves by two, say, and sees every second pixel."""
+    rows, columns = (-(-n // by) for n, by in zip((spec.r, spec.s), spec.stride, strict=True))
+    return rows, columns
 
 
 def _channels(spec: ConvSpec) -> tuple[int, int]:
@@ -76,20 +96,29 @@ def _channels(spec: ConvSpec) -> tuple[int, int]:
 
 
 def _deep(spec: ConvSpec) -> int:
-    """The channels of a group in all frames that a filter sees; each frame fills whole vectors."""
-    c, t, width = spec.c // spec.groups, spec.frames.t, isas.host().width
-    return c if t == 1 else t * (-(-c // width) * width)
+    """The channels of a group in all parts of what a filter sees; each part fills whole vectors.
+
+    A frame of a volume is a part; where a filter moves by two, so are its even and its odd pixels.
+    """
+    c, width = spec.c // spec.groups, isas.host().width
+    parts = spec.frames.t * prod(spec.stride)
+    return c if parts == 1 else parts * (-(-c // width) * width)
 
 
 def _as_image(spec: ConvSpec, weight: Tensor) -> tuple[ConvSpec, Tensor]:
-    """The filters of a volume as those of an image, which has each frame's channels in turn."""
-    if spec.frames.t == 1:
+    """The filters as those of an image that has the channels of each part in turn."""
+    t, (down, across), (rows, columns) = spec.frames.t, spec.stride, _taps(spec)
+    if (t, down, across) == (1, 1, 1):
         return spec, weight
-    k, c, t, r, s = weight.shape
-    wide = _deep(spec) // t
-    filled = F.pad(weight.detach().transpose(1, 2), (0, 0, 0, 0, 0, wide - c))
-    image = replace(spec, c=spec.groups * _deep(spec), frames=IMAGE)
-    return image, filled.reshape(k, t * wide, r, s)
+    k, c = weight.shape[:2]
+    wide = _deep(spec) // (t * down * across)
+    beyond = (0, columns * across - spec.s, 0, rows * down - spec.r, 0, 0, 0, wide - c)
+    filled = F.pad(weight.detach().view(k, c, t, spec.r, spec.s), beyond)
+    parts = filled.view(k, wide, t, rows, down, columns, across).permute(0, 2, 4, 6, 1, 3, 5)
+    wanted = spec.out_h, spec.out_w
+    moves: dict[str, Any] = {"stride": (1, 1), "frames": IMAGE, "wanted": wanted}
+    image = replace(spec, c=spec.groups * _deep(spec), r=rows, s=columns, **moves)
+    return image, parts.reshape(k, _deep(spec), rows, columns)
 
 
 def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -147,12 +176,12 @@ def winograd_steps(
     own_floats = sums_floats + block_floats * alone
     shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
     low, high = clamp(spec.activation, spec.slope)
-    neighbours, given = spec.dilation == (1, 1), {POOL: 0} if form.pools else {}
-    if not neighbours:
-        given = {"dilation_h": spec.dilation[0], "dilation_w": spec.dilation[1]}
+    moves = dict(zip(APART, (*spec.dilation, *spec.stride), strict=True))
+    neighbours = {*moves.values()} == {1}
+    given = moves if not neighbours else {POOL: 0} if form.pools else {}
     make = partial(
         step,
-        form.kernel if neighbours else form.dilated,
+        form.kernel if neighbours else form.apart,
         x=x,
         y=y,
         weights=packed,

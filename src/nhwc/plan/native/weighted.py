@@ -13,7 +13,6 @@ from ...formats import Format
 from ...kernels.convolutions.conv import ConvKernel, conv2d_candidates
 from ...kernels.convolutions.depthwise import depthwise_step
 from ...kernels.convolutions.spec import IMAGE, ConvSpec, Frames
-from ...kernels.convolutions.tiles import FORMS
 from ...kernels.layers.activations import Activation as Code
 from ...kernels.layers.activations import code_of
 from ...kernels.layers.copies import interleave_steps
@@ -233,9 +232,8 @@ def _packed(
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
         return kernel.pack(_of_filters(weight, part).reshape(kernel.filters), bias)
 
-    # Most of Winograd's kernels hold each filter transformed.
-    copies = FORMS[kernel.name].copies if kernel.name in FORMS else 1.0
-    return ours(f"nhwc {kernel.name}", emit, prepare=pack, exact=kernel.exact, copies=copies)
+    more: dict[str, Any] = {"exact": kernel.exact, "copies": kernel.copies}
+    return ours(f"nhwc {kernel.name}", emit, prepare=pack, **more)
 
 
 def _of_filters(weight: Tensor, part: tuple[slice, ...]) -> Tensor:
