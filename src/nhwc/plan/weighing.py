@@ -1,6 +1,6 @@
 """Leave out the kernels that take more memory than another and are not clearly faster.
 
-Most of Winograd's kernels hold each filter transformed, in up to nine times the numbers. Where the
+Most of Winograd's kernels hold each filter transformed, in two to six times the numbers. Where the
 filters are large, reading these numbers takes as long as transforming would, and the times come out
 the same. A model of mostly such filters would be held several times: only the kernels that save
 most time for their memory stay; other layers transform their filters in every call, or not at all.

@@ -22,9 +22,8 @@ from nhwc.kernels.tape.steps import View
 
 from ..cases import Case, convolutions, in_frames
 
-many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+health = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+many, some = (settings(max_examples=count, **health) for count in (60, 20))
 
 
 def run_all(case):
@@ -42,9 +41,11 @@ def test_any_convolution(isa, spec):
         case.check(y, name)
 
 
-@many
-@given(spec=convolutions(winograd=True))
-def test_winograd(isa, spec):
+@pytest.mark.parametrize("taps", sorted({form.t.taps for form in FORMS.values()}), ids=str)
+@some
+@given(data=st.data())
+def test_winograd(isa, taps, data):
+    spec = data.draw(convolutions(winograd=taps))
     case = Case(spec)
     names = []
     for name, y in run_all(case):
@@ -73,7 +74,7 @@ def test_any_volume(isa, spec, threads):
 
 
 @many
-@given(spec=convolutions(winograd=True, deep=True))
+@given(spec=convolutions(winograd=(3, 3), deep=True))
 def test_winograd_of_volumes(isa, spec):
     assert in_volumes(spec) >= {*(served(spec) if spec.stride == (1, 1) else [])}
 

@@ -120,8 +120,11 @@ def _taps(t: Tiling) -> list[range]:
 
 
 def _most(e: Emitter, t: Tiling) -> int:
-    """How many tiles there may be for a row of sums and a row of a filter to stay in registers."""
-    return (e.isa.registers - 2 - t.across.size) // t.across.size
+    """How many tiles there may be for a row of sums and a row of a filter to stay in registers.
+
+    No more than those whose rows are packed side by side.
+    """
+    return min(e.isa.rows, (e.isa.registers - 2 - t.across.size) // t.across.size)
 
 
 def _few(e: Emitter, t: Tiling, tiles: int) -> Callable[..., None]:

@@ -7,7 +7,7 @@ of m r. The points are 0, a few numbers with both signs, and infinity, where a p
 its last coefficient alone. Values at p and -p share their even and their odd powers.
 
     F(m, r)         products for an output    instead of
-    F(5, 2)                 1.2                   2
+    F(3, 2)                 1.33                  2
     F(2, 3)                 2                     3
     F(4, 3)                 1.5                   3
     F(3, 4)                 2                     4

@@ -6,8 +6,8 @@ the odd pixels of a row are two ordinary convolutions of the input, each with ha
     taps          a b c            even pixels  . b .      one tap
     stride 2, padding 1            odd pixels   a . c      two taps, the last one first
 
-`class_of` finds the taps of one side. The convolutions write next to one another, each in channels
-of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
+`class_of` finds the taps of one side. The convolutions, Winograd's or direct ones, write next to one
+another, each in channels of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
 (2x2 with stride 2, as in a U-Net) they are one product with more columns.
 
 Where filters are few (few.py), nothing is moved: the classes of a row are computed as one, whose
@@ -156,7 +156,7 @@ def has_transforms(spec: Transposed) -> bool:
 
 
 def _lean_form(one: ConvSpec) -> Form | None:
-    """Winograd's form that holds filters as they are: else a model would hold them nine times."""
+    """Winograd's form that holds filters as they are: the others would hold them four times."""
     return next((form for form in forms_of(one) if form.lean), None)
 
 

@@ -8,7 +8,8 @@ transformed back, and bias, residual and activation follow while they are in reg
     3x3          2x2             16 / 4  = 4    of 9          16
     3x3          4x4             36 / 16 = 2.25 of 9          36
     3x3, lean    4x4             36 / 16 = 2.25 of 9           9
-    2x2          5x5             36 / 25 = 1.44 of 4          36
+    2x2          3x3             16 / 9  = 1.78 of 4          16
+    4x4          3x3             36 / 9  = 4    of 16         36
     5x5          4x4             64 / 16 = 4    of 25         64
     7x7          2x2             64 / 4  = 16   of 49         64
     1x3, 3x1     four             6 / 4  = 1.5  of 3           6
@@ -24,7 +25,7 @@ less than nothing on all others.
 If the taps of a filter are apart, so are the pixels of a tile: one of every second pixel lies
 beside one of the pixels between. A filter that moves by two sees an image of even and one of odd
 pixels through every second of its taps, moving by one: their channels lie one after the other, and
-3x3 becomes 2x2 of four times as many channels, of which some taps are zero.
+5x5 becomes 3x3 of four times as many channels, of which some taps are zero.
 
 The work is cut into blocks of tiles (`_cut`): `_MOST_TILES` of them make reading a panel of filters
 cheap, and `_BLOCK_BYTES` keeps a transformed block within the second-level cache, as every panel
