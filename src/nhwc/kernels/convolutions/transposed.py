@@ -6,9 +6,9 @@ the odd pixels of a row are two ordinary convolutions of the input, each with ha
     taps          a b c            even pixels  . b .      one tap
     stride 2, padding 1            odd pixels   a . c      two taps, the last one first
 
-`class_of` finds the taps of one side. The convolutions, Winograd's or direct ones, write next to one
-another, each in channels of its own, and `PLACE` moves these to the pixels they belong to. Where all see the same window
-(2x2 with stride 2, as in a U-Net) they are one product with more columns.
+`class_of` finds the taps of one side. The convolutions, direct or Winograd's, write next to one
+another, each in channels of its own, and `PLACE` moves these to the pixels they belong to. Where
+all see the same window (2x2 with stride 2, as in a U-Net) they are one product with more columns.
 
 Where filters are few (few.py), nothing is moved: the classes of a row are computed as one, whose
 pixels then lie side by side in the result. Along the row each class has zeros for the taps that
