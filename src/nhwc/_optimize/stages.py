@@ -58,8 +58,8 @@ def optimize(
     It is planned for the shapes of `example_inputs` and of each entry of `also`, a tensor or a
     tuple of tensors; each is completed by `kwargs`, what is given by name. Other shapes give right
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
-    the layer names: Winograd's round otherwise, make NaN of all numbers in a tile of 4x4, say, that
-    one NaN or infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
+    the layer names: Winograd's round otherwise, make NaN of all numbers in a tile that one NaN or
+    infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
     that for transposed convolutions of few filters makes NaN of some beside it, causal attention of
     what comes before it; and where positions are brought into the channels of attention, an
     infinite one makes NaN of its query. `remeasure` asks for all times and verdicts anew, after a
