@@ -67,6 +67,14 @@ def test_winograd_of_filters_that_move_by_two(size, found):
     assert sorted({form.t.taps[0] for form in forms}) == found
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_weights_of_any_format(isa, stride):
+    case = Case(ConvSpec(1, 32, 12, 12, 40, 5, 5, stride=(stride, stride)))
+    for kernel in conv2d_candidates(case.spec):
+        last = case.weight.contiguous(memory_format=torch.channels_last)
+        assert torch.equal(kernel.pack(last, case.bias), kernel.pack(case.weight, case.bias))
+
+
 @many
 @given(spec=convolutions(deep=True), threads=st.integers(1, 2))
 def test_any_volume(isa, spec, threads):

@@ -164,11 +164,6 @@ class Tiling(NamedTuple):
         """How many numbers of each channel a transformed tile has."""
         return self.down.size * self.across.size
 
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """The rows and columns of its elements, in the order in which they lie."""
-        return [(i, j) for i in range(self.down.size) for j in range(self.across.size)]
-
     def input(self, e: Emitter, grid: Sequence[Sequence[Value]]) -> list[list[Value]]:
         return _twice(e, self.down.input, self.across.input, grid)
 

@@ -114,8 +114,8 @@ def _as_image(spec: ConvSpec, weight: Tensor) -> tuple[ConvSpec, Tensor]:
     k, c = weight.shape[:2]
     wide = _deep(spec) // (t * down * across)
     beyond = (0, columns * across - spec.s, 0, rows * down - spec.r, 0, 0, 0, wide - c)
-    filled = F.pad(weight.detach().view(k, c, t, spec.r, spec.s), beyond)
-    parts = filled.view(k, wide, t, rows, down, columns, across).permute(0, 2, 4, 6, 1, 3, 5)
+    filled = F.pad(weight.detach().reshape(k, c, t, spec.r, spec.s), beyond)
+    parts = filled.reshape(k, wide, t, rows, down, columns, across).permute(0, 2, 4, 6, 1, 3, 5)
     wanted = spec.out_h, spec.out_w
     moves: dict[str, Any] = {"stride": (1, 1), "frames": IMAGE, "wanted": wanted}
     image = replace(spec, c=spec.groups * _deep(spec), r=rows, s=columns, **moves)
