@@ -117,6 +117,7 @@ def measure(spec, rounds):
 
 def name_of(spec):
     name = f"{spec.n},{spec.c},{spec.h},{spec.w} -> {spec.k} {spec.r}x{spec.s}/{spec.stride[0]}"
+    name += f" d{spec.dilation[0]}" if spec.dilation != (1, 1) else ""
     return name + (f" g{spec.groups}" if spec.groups > 1 else "")
 
 
@@ -132,8 +133,8 @@ def markdown(rows, where, peak):
         "|---|---|---|---|---|---|---|",
         *(row.markdown(peak) for row in rows),
         "",
-        "A layer is N,C,H,W -> K, filter/stride, groups. The share counts the operations of the "
-        "direct sum, so that Winograd passes 100 %. The error is relative, against float64.",
+        "A layer is N,C,H,W -> K, filter/stride, dilation, groups. The share counts operations of "
+        "the direct sum, so that Winograd passes 100 %. The error is relative, against float64.",
     ]
     return "\n".join(lines) + "\n"
 

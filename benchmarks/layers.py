@@ -1,7 +1,7 @@
 """The convolutions of some models at 224x224, depthwise ones left out; `typical` is some of each.
 
 `4*64@56>128:3/2+1g32` is four times: 64 channels of 56x56 to 128, filter 3x3, stride 2, padding 1,
-in 32 groups.
+in 32 groups. `1x7` is a filter that is not square, `0x3` its padding, and `d2` a dilation of 2.
 """
 
 import re
@@ -16,6 +16,9 @@ _LAYERS = {
         1*720@14>720:3/1+1g6 1*888@14>888:3/2+1g37 1*64@56>256:1/1+0 1*256@56>64:1/1+0
         1*128@28>512:1/1+0 1*512@28>128:1/1+0 1*256@14>1024:1/1+0 1*2048@7>512:1/1+0
         1*1024@14>2048:1/2+0 1*16@112>96:1/1+0 1*24@56>144:1/1+0 1*64@14>384:1/1+0
+        1*64@27>192:5/1+2 1*192@17>192:1x7/1+0x3 1*192@17>192:7x1/1+3x0 1*384@8>384:3x1/1+1x0
+        1*256@65>256:3/1+2d2 1*512@28>512:3/1+4d4 1*256@31>512:4/1+1 1*64@128>128:4/2+1
+        1*48@112>48:5/2+2 1*64@64>32:7/1+3
     """,
     "resnet18": """
         1*3@224>64:7/2+3 4*64@56>64:3/1+1 1*64@56>128:3/2+1 3*128@28>128:3/1+1 1*64@56>128:1/2+0
@@ -88,6 +91,10 @@ _LAYERS = {
     """,
 }
 
+_LAYER = re.compile(
+    r"(\d+)\*(\d+)@(\d+)>(\d+):(\d+x?\d*)/(\d+)\+(\d+x?\d*)(d\d+)?(g\d+)?",
+)
+
 MODELS = tuple(name for name in _LAYERS if name != "typical")
 
 
@@ -95,13 +102,19 @@ def layers(model: str, batch: int = 1) -> list[tuple[int, ConvSpec]]:
     """The different convolutions of a model, and how often each occurs."""
     found = []
     for text in _LAYERS[model].split():
-        numbers = re.fullmatch(r"(\d+)\*(\d+)@(\d+)>(\d+):(\d+)/(\d+)\+(\d+)(?:g(\d+))?", text)
-        times, c, size, k, filter, stride, padding, groups = (int(n or 1) for n in numbers.groups())
+        numbers = _LAYER.fullmatch(text).groups()
+        times, c, size, k, filter, stride, padding, apart, groups = numbers
         spec = ConvSpec(
-            *(batch, c, size, size, k, filter, filter),
-            stride=(stride, stride),
-            padding=(padding, padding),
-            groups=groups,
+            *(batch, int(c), int(size), int(size), int(k), *_pair(filter)),
+            stride=_pair(stride),
+            padding=_pair(padding),
+            dilation=_pair(apart[1:] if apart else "1"),
+            groups=int(groups[1:]) if groups else 1,
         )
-        found.append((times, spec))
+        found.append((int(times), spec))
     return found
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, *rest = map(int, text.split("x"))
+    return first, rest[0] if rest else first
