@@ -156,7 +156,8 @@ nhwc bench --suite icelake --threads 1 --seconds 2 --resume \\
 NARROW = """\
 The same on the processor of the first table, with AVX-512 hidden from every engine.
 `benchmarks.narrow` tells nhwc and torch what to use, and gives the others, which ask the processor,
-an answer without it. zentorch optimizes nothing there.
+an answer without it. zentorch optimizes nothing there. 27 models were raced; the command goes on
+with the others.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\
