@@ -5,6 +5,7 @@ A process of its own, since Triton decides when it is imported whether it compil
 
 import itertools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy
@@ -167,6 +168,8 @@ def plan():
         patch.setattr(gpu, "_fused_by_cudnn", lambda spec: ())
         patch.setattr(gpu, "rounds_convolutions", lambda: False)
         patch.setattr(ahead, "_has_room", lambda *given: True)
+        # The interpreter changes Triton's own module while it runs: it is for one thread.
+        patch.setattr(ahead, "ThreadPoolExecutor", lambda workers: ThreadPoolExecutor(1))
         patch.setattr(launch, "unavailable", lambda device: None)
         patch.setattr(launch, "blocks", lambda spec, precision: (Block(32, 32, 32, 4, 2),))
         model = randomize_batchnorm_(Mixed()).eval()

@@ -33,10 +33,10 @@ reads all of it. If the filters outweigh the tiles, all tiles are one block, and
 out the panels: each filter is seen once. Where blocks are fewer than threads, these transform the
 tiles together, meet at a barrier, and share panels: two steps, INPUT and PRODUCTS.
 
-Sums are rounded differently than in the direct sum. The error is as large for a row or a column of
-up to five taps and for 3x3 in tiles of 2x2, and about three times as large for the others. NaN and
-infinity spread to the outputs of the whole tile that holds them, always as NaN or infinity, where
-the direct sum would reach only the pixels next to them.
+Sums are rounded differently than in the direct sum, and err as much, but for 5x5 in tiles of 4x4
+and for seven taps, which err two to three times as much. NaN and infinity spread to the outputs of
+the whole tile that holds them, always as NaN or infinity, where the direct sum would reach only the
+pixels next to them.
 """
 
 from __future__ import annotations
