@@ -18,10 +18,14 @@ SLACK = {
     "grouped": 2.5,
     "few": 2.5,
     "narrow": 2.5,
-    **dict.fromkeys(FORMS, 100),
-    "winograd2x2": 6,
+} | {
+    name: {4: 6, 6: 25, 8: 60, 10: 80}[max(form.t.down.size, form.t.across.size)]
+    for name, form in FORMS.items()
 }
-"""How far a result may be off, in units of rounding of the sum of the products' sizes."""
+"""How far a result may be off, in units of rounding of the sum of the products' sizes.
+
+Winograd's the more, the more points there are.
+"""
 
 ACTIVATIONS = {
     Activation.NONE: lambda v: v,

@@ -399,7 +399,7 @@ def transposed(choose):
     def make(x, stacked, y):
         return transposed_steps(spec, packed, x, stacked, y)
 
-    return StepCase([x.flatten(2, 3), stacked], make, *below, 16.0 if exact else 400.0)
+    return StepCase([x.flatten(2, 3), stacked], make, *below, 16.0 if exact else 100.0)
 
 
 def few_transposed(choose):

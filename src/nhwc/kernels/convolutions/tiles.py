@@ -114,7 +114,7 @@ class Form:
 
     @cached_property
     def apart(self) -> Kernel:
-        """The kernel for any other, and for those that move by more than a pixel."""
+        """The kernel for all others."""
         return self._kernel(f"{self.name}apart", *APART)
 
     def _kernel(self, name: str, *more: str) -> Kernel:

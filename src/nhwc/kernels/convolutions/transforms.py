@@ -39,7 +39,7 @@ _POINTS = {1: (), 4: (1.0,), 6: (0.75, 1.5), 8: (0.5, 1.0, 2.0), 10: (0.375, 0.7
 """The points that are taken with both signs, for a number of inputs.
 
 They lie on both sides of 1, where powers neither grow nor vanish: with 1 and 2 instead of 0.75 and
-1.5 tiles of 4x4 err four times as much. Their squares are numbers of a few bits.
+1.5 tiles of 4x4 err twice as much. Their squares are numbers of a few bits.
 """
 
 
@@ -102,13 +102,13 @@ class Transform:
         evens, odds = [a + b for a, b in pairs], [a - b for a, b in pairs]
         found = []
         for power in range(self.outputs):
-            first, *rest = [p**power for p in self.points]
+            factors = [p**power for p in self.points]
             terms = odds if power % 2 else evens
             if power in (0, self.outputs - 1):
                 # Those of 0 and of infinity count once, in the first and in the last output.
-                found.append(_sum(e, [m[-1] if power else m[0], *terms], [first, *rest]))
+                found.append(_sum(e, [m[-1] if power else m[0], *terms], factors))
             else:
-                found.append(_sum(e, [_times(e, terms[0], first), *terms[1:]], rest))
+                found.append(_sum(e, [_times(e, terms[0], factors[0]), *terms[1:]], factors[1:]))
         return found
 
 

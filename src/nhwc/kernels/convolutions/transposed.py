@@ -239,10 +239,11 @@ def _part(
     one = _convolution(spec, sides, len(weight), spec.places)
     if one.groups == one.c == one.k:
         return Part(one.k, partial(_depthwise, one, weight, bias))
-    name, form = "pointwise" if one.is_flat and one.groups == 1 else "direct", _lean_form(one)
-    kernel = ConvKernel(name, True, one)
-    if form and not exact:
+    if form := None if exact else _lean_form(one):
         kernel = ConvKernel(form.name, False, one)
+    else:
+        flat = one.is_flat and one.groups == 1
+        kernel = ConvKernel("pointwise" if flat else "direct", True, one)
     packed = kernel.pack(weight.reshape(kernel.filters), bias)
     return Part(one.k, lambda x, y: kernel.steps(x, y, packed))
 

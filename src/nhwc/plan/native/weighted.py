@@ -232,8 +232,8 @@ def _packed(
     def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
         return kernel.pack(_of_filters(weight, part).reshape(kernel.filters), bias)
 
-    more: dict[str, Any] = {"exact": kernel.exact, "copies": kernel.copies}
-    return ours(f"nhwc {kernel.name}", emit, prepare=pack, **more)
+    name, exact, copies = f"nhwc {kernel.name}", kernel.exact, kernel.copies
+    return ours(name, emit, prepare=pack, exact=exact, copies=copies)
 
 
 def _of_filters(weight: Tensor, part: tuple[slice, ...]) -> Tensor:
