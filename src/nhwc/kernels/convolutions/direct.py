@@ -97,11 +97,12 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         group = unit // a.column_parts % a.groups
         first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(unit % a.column_parts, a.column_parts, a.panels)
-        each = even(e, last - first)
+        tiles = even(e, last - first)
         taps = _rows_seen(e, a, _Span(first, last))
-        with e.range(first, last, each) as at:
-            into = packed + (at - first) * row_floats
-            pixels = rows.Pixels(at, e.min(last - at, each))
+        with e.range(0, tiles_of(e, last - first)) as tile:
+            at = tiles.first(e, tile)
+            into = packed + at * row_floats
+            pixels = rows.Pixels(first + at, tiles.first(e, tile + 1) - at)
             rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
         cut = a.row_segments != 0
@@ -140,17 +141,17 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
     weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
     bias = a.bias.floats() + group * emit_whole(e, a.k)
     x, panels = a.x.floats() + group * a.c, last_panel - first_panel
-    of_tile = even(e, count)
+    cut = even(e, count)
     # Prefetch later weights, or weights of the next panel, or pixels of the next unit, of which
     # each panel prefetches a part. The last that applies wins.
-    each = (of_tile + (panels - 1)) // panels
+    each = (cut.each + (panels - 1)) // panels
     asked = tile.ask(later.floats, a.segment, panels * tiles)
     with e.when((later.floats == 0) & (a.row_parts == 1)):
         tile.ask(a.segments_at_once * a.segment * width, a.segment, tiles)
     with e.when(following != 0):
-        tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * of_tile)
+        tile.set(ahead_row=a.x_pixel, ahead_rows=each, ahead_tile=a.x_pixel * cut.each)
     row_floats = a.segments * segment_floats
-    tile.set(rows=count, each=of_tile, a=packed, a_row=row_floats, segment=a.segment)
+    tile.set(**cut._asdict(), a=packed, a_row=row_floats, segment=a.segment)
     tile.set(y_row=a.y_pixel, residual_row=a.residual_pixel, low=a.low, high=a.high)
     with e.range(segments.first, segments.last, a.segments_at_once) as inner:
         count_segments = e.min(a.segments_at_once, segments.last - inner)

@@ -45,7 +45,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tiles_of
+from ..product.microkernel import FINAL, TILE, TileCall, largest, panel_columns, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
@@ -278,7 +278,7 @@ def _emit_expansion(
     rows, stride = (band.last_seen - band.seen) * a.w, panel_columns(e.isa)
     call.ask(ahead.floats, a.depth, tiles_of(e, rows))
     call(
-        rows=rows,
+        **largest(e, rows)._asdict(),
         a=band.packed,
         a_row=emit_whole(e, a.depth),
         b=a.expand_weights.floats() + channel * a.depth,

@@ -37,7 +37,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp, emit_activations
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, panel_columns, tile_of
+from ..product.microkernel import FINAL, TILE, TileCall, largest, panel_columns
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import OutputRow, TiledRow, Window, emit_row
@@ -171,7 +171,8 @@ def _pack(
     depth = emit_whole(e, a.c)
     for number, value in enumerate(emit_activations(e, sums, a.inner_code, slope)):
         at = pixel + number
-        first, rows = tile_of(e, at, pixels, e.isa.rows)
+        first = at // e.isa.rows * e.isa.rows
+        rows = e.min(pixels - first, e.isa.rows)
         e.store(value, packed + (first * depth + (at - first) * e.width + place.channel * rows))
 
 
@@ -187,7 +188,7 @@ def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
     """Multiply the band by every panel of weights."""
     begin, pixels, packed = band
     width = panel_columns(e.isa)
-    call.set(rows=pixels, a=packed, a_row=emit_whole(e, a.c))
+    call.set(**largest(e, pixels)._asdict(), a=packed, a_row=emit_whole(e, a.c))
     with e.range(0, a.panels) as panel:
         column = panel * width
         columns = e.min(a.k - column, width)

@@ -40,7 +40,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
-from ..product.microkernel import TileCall, even, panel_columns, tile_of, tiles_of
+from ..product.microkernel import TileCall, even, panel_columns, tiles_of
 from ..product.rows import emit_frame
 from . import lean
 from .pooled import POOL
@@ -175,7 +175,7 @@ def _emit_input(e: Emitter, a: Args, t: Tiling, tile: Value, packed: Value) -> N
     depth, corner = emit_whole(e, a.deep), corner_of(a, tile, t)
     begin = tile // a.block * a.block
     count = e.min(a.block, _tiles(a) - begin)
-    first, rows = tile_of(e, tile - begin, count, even(e, count))
+    first, rows = even(e, count).around(e, tile - begin)
     into = packed + (first * depth + (tile - begin - first) * e.width)
     image, front = corner.image // a.out_d, corner.image % a.out_d * a.stride_d - a.pad_d
     # Tiles lie at even steps in the result; the input they see begins with the padding.
@@ -247,7 +247,7 @@ def _emit_panel(
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
     depth = emit_whole(e, a.deep)
-    call.set(rows=count, each=even(e, count), a_row=depth, segment=a.deep, segments=1)
+    call.set(**even(e, count)._asdict(), a_row=depth, segment=a.deep, segments=1)
     call.set(columns=columns, y_row=columns, bias=zeros, residual=0, mode=0)
     form.multiply(e, t, call, Product(filters, a.deep, columns, packed, count, _tiles(a), sums))
     with e.range(0, count) as i, e.range(0, columns, e.width) as column:

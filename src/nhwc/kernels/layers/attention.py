@@ -40,7 +40,7 @@ from ..language.isa import Isa
 from ..language.loops import each_vector, emit_whole, padded
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..product.microkernel import FINAL, TILE, TileCall, even, panel_columns
+from ..product.microkernel import FINAL, TILE, Cut, TileCall, even, panel_columns
 from ..tape.steps import Scratch, Step, View, bits, held, step
 from .activations import Activation, clamp, emit_bounded_exp
 from .normalize import across, largest
@@ -274,11 +274,11 @@ class _Head(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Queries that are multiplied at once: the first, how many, and how many make a tile."""
+    """Queries that are multiplied at once: the first, how many, and how they make tiles."""
 
     first: Value
     rows: Value
-    each: Value
+    tiles: Cut
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
@@ -393,8 +393,8 @@ def _packed(
     e: Emitter, block: _Block, row: Value, floats: Value, into: Value
 ) -> tuple[Value, Value]:
     """Where the first chunk of a packed row lies, and how many rows its tile has."""
-    first = row // block.each * block.each
-    return into + (first * floats + (row - first) * e.width), e.min(block.each, block.rows - first)
+    first, rows = block.tiles.around(e, row)
+    return into + (first * floats + (row - first) * e.width), rows
 
 
 def _score(
@@ -405,7 +405,7 @@ def _score(
     wide, apart = panel_columns(e.isa), emit_whole(e, a.tokens)
     own = head.image % a.mask_images * a.mask_n + head.head * a.mask_head
     own = own + block.first * a.mask_pixel
-    tile.set(rows=block.rows, each=block.each, a=memory.queries, a_row=emit_whole(e, a.depth))
+    tile.set(**block.tiles._asdict(), a=memory.queries, a_row=emit_whole(e, a.depth))
     tile.set(segment=a.depth, y_row=apart, residual_row=a.mask_pixel)
     with e.range(0, seen, wide) as column:
         masked = a.mask.floats() + (own + column)

@@ -38,9 +38,9 @@ table of these, compiled once, which convolutions call through its address (`Til
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..language.compiler import Args, Kernel, Kernels
 from ..language.isa import Isa
@@ -54,12 +54,37 @@ ADD = 1
 FINAL = 2
 """Mode: add the residual, then clamp; otherwise the sums are stored as they are."""
 
+
+class Cut(NamedTuple):
+    """Rows in tiles: the first `full` rows in tiles of `each`, the others in tiles of `rest`.
+
+    98 rows are 13 tiles of six and four of five (`even`). 16 of six and one of two would take
+    longer: the sums of two rows are too few to keep the multipliers busy.
+    """
+
+    rows: Value
+    each: Value
+    full: Value
+    rest: Value
+
+    def first(self, e: Emitter, tile: Value) -> Value:
+        """The first row of a tile."""
+        return e.min(tile * self.each, self.full + (tile - self.full // self.each) * self.rest)
+
+    def around(self, e: Emitter, row: Value) -> tuple[Value, Value]:
+        """The tile that holds `row`: its first row, and how many it has."""
+        start = e.select(row < self.full, e.i64(0), self.full)
+        each = e.select(row < self.full, self.each, self.rest)
+        return start + (row - start) // each * each, each
+
+
 FIELDS = (
-    *("rows", "each", "a", "a_row", "a_skip", "b", "segment", "segments", "columns"),
+    *Cut._fields,
+    *("a", "a_row", "a_skip", "b", "segment", "segments", "columns"),
     *("y", "y_row", "bias", "residual", "residual_row", "low", "high", "mode"),
     *("ahead", "ahead_tile", "ahead_row", "ahead_rows"),
 )
-"""y = clamp(bias + a @ b + residual) for `rows` rows, in tiles of `each`, and a panel of weights.
+"""y = clamp(bias + a @ b + residual) for `rows` rows, in tiles (`Cut`), and a panel of weights.
 
 The inner dimension is `segments` times `segment` long, in rows that are packed `a_row` floats long;
 the first `a_skip` of each are left out. `a`, `b`, `y`, `bias` and `residual` (0 for none) are
@@ -73,36 +98,36 @@ memory at once, and what is asked for too early is gone again.
 """
 
 
+def even(e: Emitter, rows: Value) -> Cut:
+    """As few tiles as hold `rows` rows, none of which has more than a row less than another."""
+    tiles = tiles_of(e, rows)
+    each = (rows + tiles - 1) // tiles
+    short = tiles * each - rows
+    return Cut(rows, each, rows - short * (each - 1), e.select(short > 0, each - 1, e.i64(0)))
+
+
+def largest(e: Emitter, rows: Value) -> Cut:
+    """Tiles as large as they can be, but for the last: known without a division."""
+    most = e.isa.rows
+    return Cut(rows, e.i64(most), rows // most * most, rows % most)
+
+
 def tiles_of(e: Emitter, rows: Value) -> Value:
     """How many tiles `rows` rows are cut into."""
     return (rows + (e.isa.rows - 1)) // e.isa.rows
 
 
-def even(e: Emitter, rows: Value) -> Value:
-    """How many rows a tile has if all are about equal: a small last tile would take as long."""
-    tiles = tiles_of(e, rows)
-    return (rows + tiles - 1) // tiles
-
-
-def tile_of(e: Emitter, row: Value, rows: Value, each: Any) -> tuple[Value, Value]:
-    """The tile that holds `row`, of `rows` cut by `each`: its first row and how many it has."""
-    first = row // each * each
-    return first, e.min(rows - first, each)
-
-
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, parts: int) -> None:
     del thread, threads
-    full = a.rows // a.each
 
-    def tiles(begin: Any, end: Value) -> dict[int, Callable[[], None]]:
+    def tiles(begin: Any, end: Value, number: Any) -> dict[int, Callable[[], None]]:
         return {
-            rows: partial(_tile_function(e, rows, parts), a.words, begin, end)
+            rows: partial(_tile_function(e, rows, parts), a.words, begin, end, number)
             for rows in range(1, e.isa.rows + 1)
         }
 
-    # All tiles have `each` rows but the last: two calls, of the functions for either number.
-    e.switch(a.each, tiles(0, full))
-    e.switch(a.rows % a.each, tiles(full, full + 1))
+    e.switch(a.each, tiles(0, a.full, 0))
+    e.switch(a.rest, tiles(a.full, a.rows, a.full // a.each))
 
 
 def _of_each_width(isa: Isa) -> tuple[Kernel, ...]:
@@ -121,7 +146,7 @@ class TileCall:
     def __init__(self, e: Emitter, table: Value) -> None:
         self._e, self._table = e, table.integers()
         self._block = e.stack(len(FIELDS), INT)
-        self.set(each=e.i64(e.isa.rows), a_skip=0, ahead_rows=0, ahead_tile=0)
+        self.set(a_skip=0, ahead_rows=0, ahead_tile=0)
 
     def __call__(self, **given: Any) -> None:
         """Set the fields that changed since the last call, and call."""
@@ -154,30 +179,29 @@ _POINTERS = ("a", "b", "y", "bias", "ahead")
 def _tile_function(e: Emitter, rows: int, parts: int) -> Callable[..., None]:
     """The function for tiles of `rows` rows and `parts` of the least vectors.
 
-    It takes the fields, which it reads itself, since that many do not travel in registers, and the
-    numbers of the first tile and the one behind the last.
+    It takes the fields, which it reads itself, since that many do not travel in registers, the rows
+    from `begin` up to `end`, and the number of the first tile.
     """
 
-    def emit(own: Emitter, block: Value, begin: Value, end: Value) -> None:
+    def emit(own: Emitter, block: Value, begin: Value, end: Value, number: Value) -> None:
         words = block.integers()
-        given = {name: own.read(words + i) for i, name in enumerate(FIELDS) if name != "rows"}
-        each = given.pop("each")
+        names = [field.name for field in fields(Tile)]
+        given = {name: own.read(words + FIELDS.index(name)) for name in names}
         given |= {name: given[name].floats() for name in _POINTERS}
         t = Tile(**given)
         whole, rest = divmod(parts * e.isa.least, e.width)
         last = [own.of_width(rest)] if rest else []
-        with own.range(begin, end) as number:
-            here = number * each
+        with own.range(begin, end, rows) as here:
             tile = replace(
                 t,
                 a=t.a + (here * t.a_row + t.a_skip * rows),
                 y=t.y + here * t.y_row,
                 residual=emit_moved(own, t.residual, here * t.residual_row),
-                ahead=t.ahead + number * t.ahead_tile,
+                ahead=t.ahead + (number + (here - begin) // rows) * t.ahead_tile,
             )
             _emit_body(own, tile, rows, [own] * whole + last)
 
-    return e.function(f"tile_{rows}x{parts}", (POINTER, INT, INT), emit)
+    return e.function(f"tile_{rows}x{parts}", (POINTER, INT, INT, INT), emit)
 
 
 def _emit_body(e: Emitter, t: Tile, rows: int, vectors: list[Emitter]) -> None:
