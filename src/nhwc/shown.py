@@ -7,11 +7,15 @@ escaped, as Python shows them in a string.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 _OBEYED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories: control, format, surrogate, private use, unknown to this Python, line and
 paragraph separators."""
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+"""What a terminal is told to colour what follows: it says nothing, and is left out of errors."""
 
 _LENGTH = 300
 """The most characters of an error's text that are shown: it may quote a whole file."""
@@ -29,12 +33,14 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def shown(error: BaseException | str) -> str:
-    r"""The text of an error in one line, escaped, and cut to a length that can be read.
+    r"""The text of an error in one line, escaped, not coloured, and of a length that can be read.
 
     >>> shown(ValueError("no\nsuch\x1b[2J"))
     'no such\\x1b[2J'
+    >>> shown("\x1b[96mstep 1\x1b[0m failed")
+    'step 1 failed'
     """
-    line = printable(" ".join(str(error).split()), keep="")
+    line = printable(" ".join(_COLOURS.sub("", str(error)).split()), keep="")
     return line if len(line) <= _LENGTH else f"{line[: _LENGTH - 3]}..."
 
 

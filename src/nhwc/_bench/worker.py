@@ -25,6 +25,7 @@ from ..machine.timing import timer_for
 from ..models.kinds import module_of
 from ..models.scripts import script_in
 from ..models.vision import import_torchvision_if_present
+from ..shown import shown
 from ..zoo import load_model, randomize_batchnorm_, randomize_constants_
 from .engines import find_engine
 from .floor import find_floor
@@ -240,4 +241,4 @@ def reason_of(error: BaseException) -> str:
     text = lines[0] if lines else ""
     if isinstance(error, WrongOutput):
         return text
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+    return shown(f"{type(error).__name__}: {text}") if text else type(error).__name__

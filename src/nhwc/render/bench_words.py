@@ -7,6 +7,7 @@ import math
 from .._bench import Benchmark, Case, Changes, Measurement, Row
 from .._bench.engines import ENGINES, Engine, find_engine
 from ..machine.timing import Comparison
+from ..shown import shown
 from .text import milliseconds, plural
 
 
@@ -262,7 +263,7 @@ def failures(result: Benchmark) -> list[tuple[str, str]]:
                     reasons.setdefault(m.failure, []).append(str(row.case))
         for reason, cases in reasons.items():
             where = "" if len(cases) == len(result.rows) else f" on {', '.join(cases)}"
-            found.append((engine.label + where, reason))
+            found.append((engine.label + where, shown(reason)))
     return found
 
 
