@@ -158,9 +158,10 @@ nhwc bench --suite icelake --threads 1 --seconds 2 --resume \\
 NARROW = """\
 The same on the processor of the first table, with AVX-512 hidden from every engine.
 `benchmarks.narrow` tells nhwc and torch what to use, and gives the others, which ask the processor,
-an answer without it. zentorch optimizes nothing there. The 16 models that were behind, or below
-their aim, or not yet raced, were measured a few hours after the others, when products cut their
-rows into even tiles: with AVX2 that is 3 to 6 % of a product.
+an answer without it. zentorch optimizes nothing there. Sixteen models (ResNeXts, MNASNets,
+ResNet-18 and -34, VGG-13, -16, -19 and -11, -13, -19 with batch norm, DenseNet-161, Wide
+ResNet-101) were measured later than the others, when products cut their rows into even tiles: with
+AVX2 that is 3 to 6 % of a product.
 
 ```
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\
