@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .leaf import Leaf
+
 
 def undone(
     product: Tensor, layer: tuple[Tensor, Tensor, Tensor], channels: int, dims: int
@@ -29,7 +31,7 @@ def undone(
     return plain * scale.view(along) + shift.view(along)
 
 
-class Folded(nn.Module):
+class Folded(Leaf):
     """A layer that keeps, beside the folded weights, the tensors needed to undo the fold."""
 
     scale: Tensor
@@ -115,7 +117,7 @@ class FoldedConvTranspose3d(FoldedConvTranspose, nn.ConvTranspose3d):
     """The fold serves (N, C, D, H, W); in (C, D, H, W) the batch norm scales D."""
 
 
-class FrozenConv2d(nn.Conv2d):
+class FrozenConv2d(Leaf, nn.Conv2d):
     """A convolution with a FrozenBatchNorm2d folded in: it returns one image as a batch of one."""
 
     def forward(self, input: Tensor) -> Tensor:

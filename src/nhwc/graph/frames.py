@@ -6,10 +6,12 @@ lie one after the other, each an image, so neither call moves data.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from .leaf import Leaf
 
 
-class ToFrames(nn.Module):
+class ToFrames(Leaf):
     """`x.permute(0, 2, 1, 3, 4).reshape(shape)`; without a shape, `.flatten(0, 1)`."""
 
     def forward(self, x: Tensor, shape: list[int] | None = None) -> Tensor:
@@ -17,7 +19,7 @@ class ToFrames(nn.Module):
         return frames.flatten(0, 1) if shape is None else frames.reshape(shape)
 
 
-class FromFrames(nn.Module):
+class FromFrames(Leaf):
     """`x.reshape(shape).permute(0, 2, 1, 3, 4)`."""
 
     def forward(self, x: Tensor, shape: list[int]) -> Tensor:

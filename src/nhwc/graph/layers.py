@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ..errors import InputError
 from .folded import FOLDED
 from .frames import FromFrames, ToFrames
+from .leaf import Leaf
 from .mended import (
     Attention,
     Cat,
@@ -84,7 +85,7 @@ class BatchNorm(_BatchNorm):
         pass
 
 
-class StatisticsNorm(BatchNorm):
+class StatisticsNorm(Leaf, BatchNorm):
     """An instance norm by running statistics: a batch norm that takes one image alone as well.
 
     What has as many dimensions as `single` is given a batch of its own.

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .leaf import Leaf
+
 
 def channel_is_densest(x: Tensor) -> bool:
     """Whether `x` lies in memory as channels last, or is a slice of the channels of such a tensor.
@@ -37,7 +39,7 @@ def has_one_pixel(x: Tensor) -> bool:
     return x.numel() == x.size(0) * x.size(1)
 
 
-class Cat(nn.Module):
+class Cat(Leaf):
     """`torch.cat` along the channels. torch's takes the format of its first input, and that of a
     slice of channels is none. Here the format in which more of the channels lie decides: each input
     is read once and written once in either. Counted from the end, `dim` may be another in volumes.
@@ -66,7 +68,7 @@ class Cat(nn.Module):
         return f"dim={self.dim}"
 
 
-class ChannelShuffle(nn.Module):
+class ChannelShuffle(Leaf):
     """Channels g*i + j become j*groups + i."""
 
     def __init__(self, groups: int) -> None:
@@ -86,7 +88,7 @@ class ChannelShuffle(nn.Module):
         return f"groups={self.groups}"
 
 
-class Interleave(nn.Module):
+class Interleave(Leaf):
     """The channels of several tensors in turns: `cat` and `channel_shuffle` in one go."""
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
@@ -103,7 +105,7 @@ class Interleave(nn.Module):
         return grouped.transpose(1, 2).reshape(n, c, h, w)
 
 
-class CircularPad(nn.Module):
+class CircularPad(Leaf):
     """`F.pad(mode="circular")` of images and volumes; torch's allocates its result in NCHW."""
 
     def __init__(self, padding: tuple[int, ...]) -> None:
@@ -131,7 +133,7 @@ class CircularPad(nn.Module):
         return f"padding={self.padding}"
 
 
-class InstanceNorm(nn.Module):
+class InstanceNorm(Leaf):
     """An instance norm without running statistics; torch's copies to NCHW and stays there."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -159,7 +161,7 @@ class InstanceNorm(nn.Module):
         return torch.addcmul(shift, x, scale)
 
 
-class GroupNorm(nn.Module):
+class GroupNorm(Leaf):
     """A group norm that is as exact in channels last as torch's is in NCHW.
 
     torch's takes the squares' mean less the mean's square there: where the mean is thirty times the
@@ -190,7 +192,7 @@ class GroupNorm(nn.Module):
         return torch.addcmul(shift, apart, scale).flatten(1, 2)
 
 
-class ChannelNorm(nn.LayerNorm):
+class ChannelNorm(Leaf, nn.LayerNorm):
     """Layer norm over the channels of each pixel of N, C, H, W."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class ChannelNorm(nn.LayerNorm):
         return normed.permute(0, 3, 1, 2)
 
 
-class GlobalResponse(nn.Module):
+class GlobalResponse(Leaf):
     """Global response norm: each channel by its size in the image beside the mean size of all.
 
     Of N, C, H, W, or of N, H, W, C where channels are `last`. `dims` are those of the pixels and
@@ -232,7 +234,7 @@ class GlobalResponse(nn.Module):
         return f"{self.channels}, eps={self.eps}, last={self.last}, dims={self.dims}"
 
 
-class Attention(nn.Module):
+class Attention(Leaf):
     """Attention of tokens whose rows hold queries, keys and values of all heads, side by side.
 
     As one layer it needs no copy of the heads: our kernel reads them where they lie.
@@ -251,7 +253,7 @@ class Attention(nn.Module):
         return mixed.movedim(-2, -3 if self.batch_first else 0).flatten(-2)
 
 
-class SpelledAttention(nn.Module):
+class SpelledAttention(Leaf):
     """Attention that a model spelled as products and a softmax, whose keys are transposed.
 
     Unlike torch's own, a query whose scores are all minus infinity gives NaN. Windows of an image
@@ -285,7 +287,7 @@ class SpelledAttention(nn.Module):
         return f"scale={self.scale}"
 
 
-class Pixel(nn.Module):
+class Pixel(Leaf):
     """`F.interpolate` of images of one pixel, as a view in which every pixel is that one.
 
     torch cannot tell the format of such an image, and takes it for NCHW.
@@ -295,7 +297,7 @@ class Pixel(nn.Module):
         return x.expand([x.size(0), x.size(1), size[0], size[1]])
 
 
-class FromTokens(nn.Module):
+class FromTokens(Leaf):
     """`reshape` of tokens to images. One image of channels last gets the strides that say so: torch
     reads that of the batch, which is that of the tokens otherwise, and takes it for NCHW."""
 
@@ -306,7 +308,7 @@ class FromTokens(nn.Module):
         return images[0].permute(1, 2, 0).unsqueeze(0).permute(0, 3, 1, 2)
 
 
-class GridSample(nn.Module):
+class GridSample(Leaf):
     """Bilinear `F.grid_sample` of images as a sum of four weighted rows of NHWC per pixel."""
 
     def __init__(self, padding_mode: str, align_corners: bool) -> None:

@@ -6,7 +6,9 @@ does, and permutes back: a permutation moves no data, and the result is dense in
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from .leaf import Leaf
 
 
 def order_in_memory(x: Tensor) -> list[int]:
@@ -46,7 +48,7 @@ def positions(order: list[int]) -> list[int]:
     return [order.index(dim) for dim in range(len(order))]
 
 
-class Reduced(nn.Module):
+class Reduced(Leaf):
     """A sum, mean, maximum or minimum over some dimensions of stacked images."""
 
     def __init__(self, kind: str, dims: tuple[int, ...], keepdim: bool) -> None:
@@ -78,7 +80,7 @@ class Reduced(nn.Module):
         return f"{self.kind}, dims={self.dims}, keepdim={self.keepdim}"
 
 
-class Softmax(nn.Module):
+class Softmax(Leaf):
     """`softmax`, or its logarithm, over one dimension of images."""
 
     def __init__(self, dim: int, logarithm: bool = False) -> None:
@@ -100,7 +102,7 @@ class Softmax(nn.Module):
         return f"dim={self.dim}, logarithm={self.logarithm}"
 
 
-class Repeat(nn.Module):
+class Repeat(Leaf):
     """`Tensor.repeat` of images: as often along each dimension as `sizes` says."""
 
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
