@@ -150,7 +150,8 @@ VERBS = {
     "load": Verb(loaded),
     "compile": Verb(compiled, _of_dynamo),
     "script": Verb(scripted, lambda case: torch.jit.script(case.model)),
-    "trace": Verb(traced, lambda case: fx.symbolic_trace(case.model)),
+    # FX leaves what it traces in what a model keeps of its calls.
+    "trace": Verb(traced, lambda case: fx.symbolic_trace(copy_as_is(case.model))),
     "audit backwards": Verb(looked_at_backwards, _of_eager, gradients, strides=False),
     "gradients": Verb(lambda case: gradients(fused(case)), _of_eager, gradients, strides=False),
 }
