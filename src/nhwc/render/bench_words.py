@@ -254,7 +254,7 @@ def kind(engine: Engine) -> str:
 
 def failures(result: Benchmark) -> list[tuple[str, str]]:
     """List what failed, with the reason: first whole cases, then engines, each reason once."""
-    found = [(str(row.case), row.failure) for row in result.rows if row.failure]
+    found = [(str(row.case), shown(row.failure)) for row in result.rows if row.failure]
     for engine in ENGINES:
         reasons: dict[str, list[str]] = {}
         for row in result.rows:

@@ -97,18 +97,17 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         group = unit // a.column_parts % a.groups
         first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(unit % a.column_parts, a.column_parts, a.panels)
-        tiles = even(e, last - first)
+        cut = even(e, last - first)
         taps = _rows_seen(e, a, _Span(first, last))
         with e.range(0, tiles_of(e, last - first)) as tile:
-            at = tiles.first(e, tile)
+            at = cut.first(e, tile)
             into = packed + at * row_floats
-            pixels = rows.Pixels(first + at, tiles.first(e, tile + 1) - at)
+            pixels = rows.Pixels(first + at, cut.first(e, tile + 1) - at)
             rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
         following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
-        cut = a.row_segments != 0
         inner = _Span(
             taps.first * a.row_segments,
-            e.select(cut, taps.last * a.row_segments, a.segments),
+            e.select(a.row_segments != 0, taps.last * a.row_segments, a.segments),
         )
         work = _Unit(group, _Span(first, last), following, panels, packed, inner)
         asked, asked_to = e.share(a.later_floats, thread, threads)
