@@ -1,6 +1,8 @@
 """The plan on a GPU: run `pytest -m gpu` where there is one."""
 
 import gc
+from collections import OrderedDict
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -28,6 +30,34 @@ def test_a_plan_is_one_cuda_graph_with_fresh_results():
     first, second = fast(x), fast(-x)
     close(first, model(x), 1e-3)
     close(second, model(-x), 1e-3)
+
+
+@dataclass
+class Output:
+    scores: torch.Tensor
+    others: OrderedDict
+
+
+class Wraps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = residual()
+
+    def forward(self, x):
+        return Output(self.model(x), OrderedDict(twice=2 * x))
+
+
+@torch.no_grad()
+def test_results_in_a_dataclass_are_fresh_too():
+    model = Wraps().cuda().eval()
+    x = torch.randn(2, 3, 20, 18, device="cuda")
+    fast = force(model, x)
+    first, second = fast(x), fast(-x)
+    assert type(first) is Output
+    assert type(first.others) is OrderedDict
+    close(first.scores, model(x).scores, 1e-3)
+    close(second.scores, model(-x).scores, 1e-3)
+    close(first.others["twice"], 2 * x, 0)
 
 
 @torch.no_grad()

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..models.trees import results_of
 from ..watch.calls import Call, CallSite
 from ..watch.effects import short_name
 from ..watch.recorder import Recorder
-from .running import Run, fields_of
+from .running import Run
 
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 """The share of the largest value by which two orders of the same sum may differ, at most."""
@@ -80,7 +81,7 @@ def agreement_of(last: Run, plain: Run) -> Agreement:
 def _results(run: Run, mode: TorchFunctionMode | None) -> list[Tensor]:
     """Copies of what the model returns."""
     kept: list[Tensor] = []
-    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(fields_of(result))))
+    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(results_of(result))))
     return kept
 
 

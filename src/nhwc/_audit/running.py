@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
-from ..models.trees import some, tensors_of
+from ..models.trees import results_of, some, tensors_of
 from ..optimized import Optimized
 from ..watch.recorder import Recorder, is_users
 from .deadly import NoDeath
@@ -85,20 +85,13 @@ def image_ranks(model: nn.Module) -> Collection[int]:
 
 
 def _backward(result: object) -> None:
-    leaves = [t for t in tensors_of(fields_of(result)) if t.requires_grad]
+    leaves = [t for t in results_of(result) if t.requires_grad]
     if not leaves:
         raise InputError(
             "no output of the model requires a gradient, so backward=True has nothing to run. "
             "Unfreeze a parameter, or audit without backward."
         )
     torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
-
-
-def fields_of(result: object) -> object:
-    """Outputs that pytree does not open: dataclasses and dict-like objects."""
-    if isinstance(result, Mapping):
-        return dict(result)
-    return vars(result) if hasattr(result, "__dataclass_fields__") else result
 
 
 def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:

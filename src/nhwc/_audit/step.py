@@ -20,12 +20,11 @@ from ..displayed import Displayed
 from ..formats import CHANNELS_LAST_OF, format_of
 from ..formats.weights import convolution_weights
 from ..machine.environment import Environment
-from ..models.trees import tensors_of
+from ..models.trees import results_of, tensors_of
 from ..watch.gradients import Gradients
 from ..watch.recorder import Recorder
 from . import Audit, judged, sorted_by_weight
 from .findings import Finding
-from .running import fields_of
 
 _NOT_TIMED = (
     "times, and copies inside of kernels: the first step is not run under a profiler, as "
@@ -96,7 +95,7 @@ class StepWatch:
         with self._recorder:
             yield results
         self._seconds = time.perf_counter() - start
-        made = tensors_of([fields_of(result) for result in results])
+        made = results_of(results)
         self._handles = Gradients(self._recorder, made).handles
 
     def result(self, optimizers: Iterable[Optimizer]) -> FirstStep:

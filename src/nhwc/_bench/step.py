@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.trees import results_of
+
 _SCALES = 12
 """Scales of a loss that are tried, each half the one before."""
 
@@ -96,5 +98,4 @@ def _loss(output: Any) -> Tensor:
         draw = torch.Generator().manual_seed(0)
         classes = torch.randint(wide.shape[1], shape, generator=draw).to(wide.device)
         return nn.functional.cross_entropy(wide, classes)
-    values = output.values() if isinstance(output, dict) else output
-    return torch.stack([_loss(value) for value in values if value is not None]).sum()
+    return torch.stack([_loss(value) for value in results_of(output)]).sum()

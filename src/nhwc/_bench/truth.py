@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..verify import flatten
+from ..models.trees import flatten
 from ..verify.widened import run_in_float64, widened
 from .step import StepCall
 

@@ -15,8 +15,9 @@ from torch import Tensor, fx
 
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
+from ..models.trees import flatten
 from ..optimized import Optimized, is_observed, signature
-from ..verify import cloned, compare, flatten
+from ..verify import cloned, compare
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .numbers import unwrapped

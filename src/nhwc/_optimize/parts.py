@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 
 from ..graph import graphs, is_one_call
 from ..models.preserve import copy_as_is, preserved
+from ..models.trees import flatten
 from ..optimized import Optimized
 from ..verify import (
     Answers,
@@ -30,7 +31,6 @@ from ..verify import (
     compare,
     decides,
     doubled,
-    flatten,
     verify,
 )
 from ..verify.decided import verify_decided

@@ -13,9 +13,11 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS, Format
 from ..graph import clean
+from ..graph.results import opened, return_instead
 from ..models.preserve import preserved
+from ..models.trees import flatten
 from ..plan.recording import layout_of
-from ..verify import answer, flatten
+from ..verify import answer
 
 
 def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str, Any]) -> None:
@@ -26,9 +28,9 @@ def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str,
     # Around the run alone: what is put back behind it must not be the code of the old graph.
     with preserved(graph):
         found = answer(graph, example)
-    (result,) = graph.graph.find_nodes(op="output")
+    result = graph.graph.output_node()
     changed = False
-    for path, node in flatten(result.args[0]):
+    for path, node in flatten(opened(result.args[0])):
         layout = layouts.get(path)
         if not isinstance(node, fx.Node) or layout in (None, _layout(found.get(path))):
             continue
@@ -37,7 +39,7 @@ def return_as(graph: fx.GraphModule, example: tuple[Any, ...], wanted: dict[str,
         # Not behind what the graph puts back into an input, which is its end.
         with graph.graph.inserting_after(node):
             converted = graph.graph.call_method("contiguous", (node,), {"memory_format": memory})
-        result.replace_input_with(node, converted)
+        return_instead(node, converted)
         changed = True
     if changed:
         clean(graph)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.layers import assert_sizes
+from ..graph.results import contents_of
 from ..graph.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
@@ -106,23 +108,8 @@ def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _contents(node: fx.Node) -> dict[str, Any] | tuple[Any, ...] | None:
-    """What a call puts into the dict, the dataclass or the named tuple that it makes; else None."""
-    kind: Any = node.target
-    if not isinstance(kind, type):
-        return None
-    if issubclass(kind, dict):
-        return dict(node.kwargs)
-    names = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
-    if names is not None:
-        known = dict.fromkeys(names, dataclasses.MISSING) | vars(kind)["_field_defaults"]
-    elif dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__"):
-        known = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
-    else:
-        return None
-    known |= dict(zip(known, node.args, strict=False)) | node.kwargs
-    if dataclasses.MISSING in known.values():
-        return None
-    return known if names is None else tuple(known.values())
+    """What lies in a dict, a dataclass or a named tuple of the user's; None for other nodes."""
+    return None if node.target is OrderedDict else contents_of(node)
 
 
 def _is_named(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,6 +142,8 @@ def _function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:
         raise Foreign(f"{name}, which Python computes, of constants")
     if found is operator.getitem and not isinstance(args[0], fx.Node):
         raise Foreign(f"an item of {str(args[0])[:40]!r}")
+    if found is OrderedDict and not (len(args) == 1 and isinstance(args[0], dict)):
+        raise Foreign(f"an OrderedDict of {str(args)[:40]!r}")
     if found is getattr and (len(args) != 2 or args[1] not in ATTRIBUTES):
         raise Foreign(f"getattr of {args[1:]!r}")
     return found

@@ -8,6 +8,7 @@ nhwc are listed. A name that this torch lacks is unknown.
 from __future__ import annotations
 
 import builtins
+import collections
 import inspect
 import math
 import operator
@@ -81,6 +82,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("operator", operator, _OPERATORS),
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
+        ("collections", collections, "OrderedDict"),
         ("nhwc", layers, "as_elements assert_none assert_sizes"),
     )
     return known | {
@@ -131,7 +133,7 @@ def keywords_of_function(name: str, function: Callable[..., Any]) -> frozenset[s
     room, _, leaf = name.rpartition(".")
     if isinstance(function, torch._ops.OpOverload):
         return frozenset(a.name for a in function._schema.arguments)
-    if room in ("operator", "builtins", "math"):
+    if room in ("operator", "builtins", "math", "collections"):
         return frozenset()
     if function in (torch.tensor, torch.as_tensor):
         return _MADE_FROM_NUMBERS

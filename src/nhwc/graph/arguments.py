@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import typing
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +67,11 @@ def by_place(
 
 
 def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
-    """Give every argument of the graph the name and the type that `forward` declares for it."""
+    """Give every argument of the graph the name and the type that `forward` declares for it.
+
+    The result gets no type: code without branches returns one, and TorchScript infers it.
+    """
+    graph.output_node().type = None
     try:
         types = typing.get_type_hints(type(module).forward)
     except Exception:
@@ -85,29 +87,6 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         node.target = assert_none
         # TorchScript takes any other type for one that is never None.
         node.all_input_nodes[0].type = _TENSOR_OR_NONE
-
-
-def fields_of(value: object) -> dict[str, Any] | None:
-    """By which arguments the class of `value`, a dataclass or a kind of dict, makes it again.
-
-    >>> fields_of({"a": 1}) is None
-    True
-    """
-    kind: Any = type(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, dict | type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if not isinstance(value, dict) or kind in (dict, OrderedDict, defaultdict):
-        return None
-    try:
-        again = kind(**value)
-    except Exception:  # The code of a class may raise anything.
-        return None
-    same = type(again) is kind and _same(again, value) and _same(vars(again), vars(value))
-    return dict(value) if same else None
-
-
-def _same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return list(one) == list(other) and all(one[key] is other[key] for key in one)
 
 
 _TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045

@@ -22,6 +22,7 @@ from .leaves import is_leaf, opaque_by_nature
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
 from .report import Opaque, PassReport
+from .results import return_instead, returned
 from .shells import TraceChild, open_shell
 from .state import State
 from .traced import check_writes, is_constant
@@ -241,12 +242,10 @@ def renamed(graph: fx.Graph) -> fx.Graph:
 
 def give_copies(graph: fx.Graph) -> None:
     """Let the graph return copies of its constants, since the caller may write into a result."""
-    [output] = graph.find_nodes(op="output")
-    for node in output.all_input_nodes:
-        if is_constant(node):
-            with graph.inserting_after(node):
-                copy = graph.call_method("clone", (node,))
-            output.replace_input_with(node, copy)
+    for node in dict.fromkeys(filter(is_constant, returned(graph))):
+        with graph.inserting_after(node):
+            copy = graph.call_method("clone", (node,))
+        return_instead(node, copy)
 
 
 _LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)

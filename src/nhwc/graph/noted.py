@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..models.trees import is_named_by_torch, tensors_of
-from .arguments import fields_of
 from .plain import all_plain, is_derived
+from .results import made_by
 from .seen import note_seen
 from .traced import CONSTANT
 from .tracer import Tracer
@@ -149,9 +149,9 @@ class Noted:
             return [self.argument(item) for item in value]
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
-        fields = fields_of(value)
-        if fields is not None:
-            return self.graph.call_function(type(value), (), self.argument(fields))
+        arguments = made_by(value)
+        if arguments is not None:
+            return self.graph.call_function(type(value), *self.argument(arguments))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, _PLAIN) and not is_derived(value):

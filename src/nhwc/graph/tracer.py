@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from .arguments import fields_of
 from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
@@ -22,6 +21,7 @@ from .names import is_sayable
 from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
 from .reached import methods_of
+from .results import made_by
 from .shapes import is_size
 from .state import State
 from .traced import (
@@ -250,10 +250,10 @@ class Tracer(fx.Tracer):
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
         if is_derived(a):
             raise fx.proxy.TraceError(f"it hands on a {type(a).__name__}")
-        fields = fields_of(a) if isinstance(a, dict) else None
-        if fields is not None:
-            held: Any = super().create_arg(fields)
-            return self.create_node("call_function", type(a), (), held)
+        arguments = made_by(a) if isinstance(a, dict) else None
+        if arguments is not None:
+            held: Any = super().create_arg(arguments)
+            return self.create_node("call_function", type(a), *held)
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():

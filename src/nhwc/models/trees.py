@@ -1,8 +1,9 @@
-"""Nested lists, tuples and dicts of tensors, and lists of names."""
+"""Nested lists, tuples, dicts and dataclasses of tensors, and lists of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,26 @@ from torch.utils._pytree import tree_leaves
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested lists, tuples, mappings and dataclasses, with its path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{path}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
+    else:
+        yield path, value
+
+
+def results_of(value: object) -> list[Tensor]:
+    """Every tensor in what a model returns, also in mappings and dataclasses."""
+    return [tensor for _, leaf in flatten(value) for tensor in tensors_of(leaf)]
 
 
 def tuple_like(like: tuple[Any, ...], items: Iterable[Any]) -> Any:

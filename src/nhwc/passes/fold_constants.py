@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from ..graph import attribute, clean, fresh_name, written_into
 from ..graph.computed import is_computed_from_arguments
 from ..graph.report import PassReport, Site
+from ..graph.results import is_returned
 from ..machine.host_memory import apart
 from ._folding_sites import name_of
 
@@ -70,8 +71,7 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
 
 def _foldable(node: fx.Node) -> bool:
     # The caller of the model may write into its result.
-    returned = any(user.op == "output" for user in node.users)
-    return not returned and is_computed_from_arguments(node)
+    return not is_returned(node) and is_computed_from_arguments(node)
 
 
 def _written(graph: fx.Graph, constants: Collection[fx.Node]) -> fx.Node | None:

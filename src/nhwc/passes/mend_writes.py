@@ -29,6 +29,7 @@ from ..graph import clean, may_be_view, module_of, puts_back, replace_module, wr
 from ..graph.assigned import assigned
 from ..graph.layers import assert_none
 from ..graph.report import PassReport, Site
+from ..graph.results import is_returned
 from ..graph.shapes import is_size
 from ..graph.traced import seen_later, sharing
 from ..operators.kinds import returns_several
@@ -162,7 +163,7 @@ def _are_two(gm: fx.GraphModule, value: fx.Node, copied: fx.Node, back: fx.Node)
     of_value, of_copy = sharing(value), sharing(copied)
     return (
         any(between & one.users.keys() for one in of_value)
-        or any(user.op == "output" for one in of_copy for user in one.users)
+        or any(map(is_returned, of_copy))
         or any(written_into(one) is not None for one in (*of_value, *of_copy) if one in after)
     )
 
@@ -183,7 +184,7 @@ def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> s
     """
     order = {node: place for place, node in enumerate(gm.graph.nodes)}
     whole = [alike[0], *writes]
-    if any(user.op == "output" for one in alike for user in one.users):
+    if any(map(is_returned, alike)):
         return "the input is returned, or a view of it"
     if any(written_into(write) not in whole for write in writes):
         return "it writes into a view of the input"

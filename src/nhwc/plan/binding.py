@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
-from ..graph import puts_back
+from ..graph import filled, puts_back
+from ..graph.results import is_made, is_returned, returned
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim
@@ -19,7 +20,7 @@ from ..operators.kinds import may_be_view
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .others import caller
-from .program import PlanProgram, PlanStep, Slot, with_drops
+from .program import Made, PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
 from .specs import Layer, Linear, Weighted
@@ -157,8 +158,7 @@ class _Binder:
                 self._add_stretch(computing)
             for layer in moving if len(computing) > 1 else unit:
                 self._add(layer)
-        (result,) = self.graph.graph.find_nodes(op="output")
-        output = fx.node.map_arg(result.args[0], self._returned)
+        output = filled(self.graph.graph.output_node().args[0], self._returned)
         back = [
             (self._raw(node.args[0]), self.slots[node.args[1], None])
             for node in self.graph.graph.nodes
@@ -197,9 +197,8 @@ class _Binder:
         calls read every image in the layout that the graph gives it.
         """
         layers = {layer.node: layer for layer in self.scene.layers}
-        (result,) = self.graph.graph.find_nodes(op="output")
         found: set[fx.Node] = set()
-        waiting = list(result.all_input_nodes)
+        waiting = list(returned(self.graph.graph))
         while waiting:
             node = waiting.pop()
             if node not in layers or node in found:
@@ -331,6 +330,9 @@ class _Binder:
 
     def _returned(self, node: fx.Node) -> Any:
         """Return a fixed value as it is, and for other nodes their slot, in the graph's layout."""
+        if is_made(node):
+            held: Any = filled((node.target, node.args, node.kwargs), self._returned)
+            return Made(*held)
         if node in self.record.fixed:
             return self.record.values[node]
         if node in self.record.strange:
@@ -381,5 +383,5 @@ def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:
 def _attribute(graph: fx.GraphModule, node: fx.Node) -> Any:
     """What the node reads; the parameter itself, if that is returned."""
     found = attrgetter(str(node.target))(graph)
-    returned = any(user.op == "output" for user in node.users)
-    return found.detach() if isinstance(found, Tensor) and not returned else found
+    kept = is_returned(node) or not isinstance(found, Tensor)
+    return found if kept else found.detach()

@@ -15,6 +15,7 @@ from ..graph.computed import is_computed_from_arguments
 from ..graph.layers import Fused
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import ChannelNorm, FromTokens
+from ..graph.results import is_returned
 from ..operators.activations import MODULES
 from .recording import Record, Seen
 
@@ -43,7 +44,7 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
         known = all(one.op == "get_attr" or one in record.constant for one in sources)
         if not known or node in record.fixed or not _is_tensor(record, node):
             continue
-        exposed = any(user.op == "output" or user in written for user in node.users)
+        exposed = is_returned(node) or not written.isdisjoint(node.users)
         computed = is_computed_from_arguments(node) or _is_layer(node)
         if computed and node not in written and not exposed:
             record.constant.add(node)

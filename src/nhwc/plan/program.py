@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class PlanProgram:
         self._start = start
         self._feeds = tuple(feeds)
         self._output = output
+        self._returned = tuple({slot.number for slot in _slots_in(output)})
         self._back = tuple(back)
 
     @property
@@ -54,6 +55,18 @@ class PlanProgram:
         return bool(self._back)
 
     def __call__(self, *inputs: Any) -> Any:
+        return self.result(self._run(inputs))
+
+    def result(self, values: Sequence[Any] | Mapping[int, Any]) -> Any:
+        """What a call returns, in fresh containers, whose values are in these slots."""
+        return _filled(self._output, values)
+
+    def returned(self, *inputs: Any) -> dict[int, Any]:
+        """What a call computes for its result, by slot."""
+        values = self._run(inputs)
+        return {slot: values[slot] for slot in self._returned}
+
+    def _run(self, inputs: Sequence[Any]) -> list[Any]:
         values = self._fed(inputs)
         for run, read, write, drops in self._calls:
             values[write] = run(*[values[slot] for slot in read])
@@ -61,7 +74,7 @@ class PlanProgram:
                 values[slot] = None
         for given, value in self._back:
             values[given].copy_(values[value])
-        return _filled(self._output, values)
+        return values
 
     def step_seconds(self, inputs: Sequence[Any], calls: int = 3) -> dict[str, float]:
         """What each step takes in its place in a call, by its name: the least of a few calls.
@@ -97,6 +110,15 @@ class Slot:
     number: int
 
 
+@dataclass(frozen=True)
+class Made:
+    """Stands in that structure for what a class makes of these arguments, anew in each call."""
+
+    kind: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 def with_drops(
     steps: Sequence[PlanStep], output: Any, back: Sequence[tuple[int, int]], keep: dict[int, Any]
 ) -> list[PlanStep]:
@@ -117,6 +139,8 @@ def with_drops(
 def _slots_in(output: Any) -> list[Slot]:
     if isinstance(output, Slot):
         return [output]
+    if isinstance(output, Made):
+        output = [output.args, output.kwargs]
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, (list, tuple)):
@@ -124,10 +148,12 @@ def _slots_in(output: Any) -> list[Slot]:
     return []
 
 
-def _filled(output: Any, values: list[Any]) -> Any:
+def _filled(output: Any, values: Sequence[Any] | Mapping[int, Any]) -> Any:
     """The caller's structure, with fresh containers of the kinds the model returned."""
     if isinstance(output, Slot):
         return values[output.number]
+    if isinstance(output, Made):
+        return output.kind(*_filled(output.args, values), **_filled(output.kwargs, values))
     if isinstance(output, dict):
         return {key: _filled(item, values) for key, item in output.items()}
     if isinstance(output, tuple):

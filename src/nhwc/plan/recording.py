@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, written_into
+from ..graph.results import is_returned
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
 from ..models.preserve import own
-from ..models.trees import can_be_remade, tuple_like, versions_of
+from ..models.trees import can_be_remade, tensors_of, tuple_like, versions_of
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class _Recorder(fx.Interpreter):
         self.result = result
         self._strange: set[int] = set()
         self._inputs: dict[int, list[fx.Node]] = {}
+        self._returned: list[int] = []
         """The nodes that lie in the memory of each input."""
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
@@ -150,10 +152,12 @@ class _Recorder(fx.Interpreter):
             self.result.foreign = n
         if _has_memory(value):
             self._note_strange(n, value)
-            if any(user.op == "output" for user in n.users) and _is_reordered(value):
+            if is_returned(n) and _is_reordered(value):
                 self.result.strides[n] = value.stride()
+        if is_returned(n):
+            self._returned += [_memory(one) for one in tensors_of(value) if _has_memory(one)]
         if n.op == "output":
-            self._note_returned(value)
+            self._note_returned()
         if _is_fixed(n, value, self.result.fixed):
             self.result.fixed.add(n)
         return value
@@ -169,11 +173,10 @@ class _Recorder(fx.Interpreter):
         if memory in self._strange and value.ndim == 4:
             self.result.strange.add(n)
 
-    def _note_returned(self, result: Any) -> None:
+    def _note_returned(self) -> None:
         """Views of an input that are returned share its memory, as they do in eager."""
-        for value in tree_leaves(result):
-            if _has_memory(value):
-                self.result.strange.update(self._inputs.get(_memory(value), ()))
+        for memory in self._returned:
+            self.result.strange.update(self._inputs.get(memory, ()))
 
 
 def _is_reordered(value: Tensor) -> bool:

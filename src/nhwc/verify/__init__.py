@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
 from ..models.preserve import drawn_so_far, preserved, undrawn
+from ..models.trees import flatten
 from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
@@ -243,21 +244,6 @@ def lost_nans(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Check]:
         if lost:
             reason = f"{lost} of {old.numel()} numbers are finite where the model answers NaN"
             yield Check(0, f"{path}, for NaN", math.inf, 0.0, 0.0, reason)
-
-
-def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested lists, tuples, mappings and dataclasses, with its path."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from flatten(item, f"{path}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from flatten(item, f"{path}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
-    else:
-        yield path, value
 
 
 def answer(function: Callable[..., Any], inputs: tuple[Any, ...]) -> dict[str, Any]:

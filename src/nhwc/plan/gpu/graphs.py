@@ -11,25 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models.trees import tuple_like
+from ...models.trees import can_be_remade, tuple_like
 from ..program import PlanProgram
 
 
 class CudaGraph:
-    """A function of CUDA tensors as one CUDA graph: a call launches all its kernels at once.
+    """A program on CUDA tensors as one CUDA graph: a call launches all its kernels at once.
 
     The graph reads and writes fixed memory, so calls take turns, each copies its inputs in and its
     results out, and a call on another stream waits for the one before.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    def __init__(self, program: PlanProgram, inputs: Sequence[Any]) -> None:
         self._lock = threading.Lock()
         # The graph knows the weights by their addresses alone.
-        self._function = function
+        self._program = program
         self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
         self._device = next(x.device for x in inputs if isinstance(x, Tensor))
         with torch.cuda.device(self._device):
-            self._graph, self._result = _recorded(lambda: function(*self._inputs))
+            self._graph, self._returned = _recorded(lambda: program.returned(*self._inputs))
+            _cloned(self._returned)
             self._done = torch.cuda.Event()
 
     def __call__(self, *inputs: Any) -> Any:
@@ -39,9 +40,9 @@ class CudaGraph:
                 if isinstance(own, Tensor):
                     own.copy_(given)
             self._graph.replay()
-            result = _cloned(self._result)
+            values = _cloned(self._returned)
             self._done.record()
-            return result
+            return self._program.result(values)
 
 
 def _recorded(call: Callable[[], Any], times: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -100,13 +101,21 @@ def replayed(call: Callable[[], Any], times: int) -> Callable[[], None]:
 
 
 def _cloned(value: Any) -> Any:
+    """`value` in memory of its own; RuntimeError if that cannot be said of a part of it."""
     if isinstance(value, Tensor):
         return value.clone()
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: _cloned(item) for key, item in value.items()}
-    if isinstance(value, tuple):
+    if can_be_remade(value):
         return tuple_like(value, map(_cloned, value))
-    return [*map(_cloned, value)] if isinstance(value, list) else value
+    if type(value) is list:
+        return [*map(_cloned, value)]
+    if value is None or isinstance(value, _UNCHANGING):
+        return value
+    raise RuntimeError(f"no graph can return a {type(value).__name__}")
+
+
+_UNCHANGING = (bool, int, float, complex, str, torch.dtype, torch.device)
 
 
 def on_device(program: PlanProgram, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ...formats import Format
+from ...graph.results import is_returned
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted
@@ -82,7 +83,7 @@ def _fits(record: Record, layer: Layer) -> bool:
     """
     result = record.values.get(layer.node)
     strided = isinstance(result, Seen) and result.layout is not Format.CONTIGUOUS
-    if strided and len(result.shape) not in (1, 2, 4, 5) and _is_returned(layer):  # type: ignore[union-attr]
+    if strided and len(result.shape) not in (1, 2, 4, 5) and is_returned(layer.node):  # type: ignore[union-attr]
         return False
     return all(
         isinstance(one, Seen)
@@ -92,10 +93,6 @@ def _fits(record: Record, layer: Layer) -> bool:
         and 0 not in one.shape
         for one in _seen(record, (*layer.inputs, layer.node))
     )
-
-
-def _is_returned(layer: Layer) -> bool:
-    return any(user.op == "output" for user in layer.node.users)
 
 
 def _seen(record: Record, nodes: Iterable[fx.Node]) -> list[Any]:

@@ -1,0 +1,131 @@
+"""What a model returns inside of a dict, a dataclass or a named tuple is what it returns alone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nhwc
+from nhwc.graph import capture
+from nhwc.graph.results import contents_of, is_returned, opened, returned
+from nhwc.machine.environment import Environment
+from nhwc.plan import make_plan
+from nhwc.plan.ledger import Ledger
+
+X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1))
+
+
+@dataclass
+class Fields:
+    image: Tensor
+    view: Tensor
+    made: Tensor
+
+
+class Named(NamedTuple):
+    image: Tensor
+    view: Tensor
+    made: Tensor
+
+
+class Attributes(OrderedDict[str, Tensor]):
+    """As transformers' outputs: a dict whose items are attributes, too."""
+
+    def __init__(self, **items: Tensor) -> None:
+        super().__init__(**items)
+        self.__dict__.update(items)
+
+
+def nested(**items: Tensor) -> Any:
+    return [OrderedDict(rest=OrderedDict(items)), 1]
+
+
+class Holds(nn.Module):
+    """It returns an image that eager lays out anew, a part of its input, and a constant."""
+
+    def __init__(self, kind: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
+        self.register_buffer("table", torch.arange(4.0))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        return self.kind(image=self.conv(x), view=x[:, 1:], made=self.table * 2)
+
+
+KINDS = [dict, OrderedDict, Attributes, Fields, Named, nested]
+
+
+def parts(result: Any) -> list[Tensor]:
+    if isinstance(result, list):
+        result = result[0]["rest"]
+    if isinstance(result, tuple):
+        return list(result)
+    return list((result if isinstance(result, dict) else vars(result)).values())
+
+
+def inner(result: Any) -> type:
+    return type(result[0]["rest"] if isinstance(result, list) else result)
+
+
+@pytest.mark.parametrize("verb", ["fuse", "optimize"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_inside_of_a_container(kind: Callable[..., Any], verb: str) -> None:
+    model, x = Holds(kind).eval(), X.to(memory_format=torch.channels_last)
+    ours = nhwc.fuse(model) if verb == "fuse" else nhwc.optimize(model, x)
+    with torch.no_grad():
+        expected, found = model(x), ours(x)
+        assert inner(found) is inner(expected)
+        for one, other in zip(parts(found), parts(expected), strict=True):
+            assert one.stride() == other.stride()
+            torch.testing.assert_close(one, other)
+        assert parts(found)[1].data_ptr() == x[:, 1:].data_ptr()
+        before = parts(found)[2].clone()
+        parts(found)[2].fill_(7)
+        torch.testing.assert_close(parts(ours(x))[2], before)
+
+
+@pytest.mark.parametrize("verb", ["fuse", "optimize"])
+def test_an_ordered_dict_comes_back_from_a_file(verb: str, tmp_path: Any) -> None:
+    model = Holds(OrderedDict).eval()
+    ours = nhwc.fuse(model) if verb == "fuse" else nhwc.optimize(model, X)
+    nhwc.save(ours, tmp_path / "model.nhwc")
+    found, expected = nhwc.load(tmp_path / "model.nhwc")(X), model(X)
+    assert type(found) is OrderedDict
+    assert list(found) == list(expected)
+    torch.testing.assert_close(found["image"], expected["image"])
+
+
+@pytest.mark.filterwarnings("ignore:The TorchScript type system")
+def test_torchscript_takes_a_graph_with_one_whatever_forward_declares() -> None:
+    model = Holds(OrderedDict).eval()
+    found = torch.jit.script(nhwc.fuse(model))(X)
+    torch.testing.assert_close(found["image"], model(X)["image"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_caller_gets(kind: Callable[..., Any]) -> None:
+    graph = capture(Holds(kind).eval()).module.graph
+    names = {node.name for node in returned(graph)}
+    assert {"conv", "getitem", "clone"} == names
+    alone = [node for node in graph.nodes if contents_of(node) is None]
+    assert all(is_returned(node) == (node.name in names) for node in alone)
+    assert parts(opened(graph.output_node().args[0]))[0].name == "conv"
+
+
+def test_a_program_tells_its_values_apart_from_what_holds_them() -> None:
+    """A graph on a GPU writes these values in each call, and returns copies of them."""
+    model = Holds(Fields).eval()
+    with torch.no_grad():
+        program = make_plan(capture(model).module, (X,), Ledger.of(Environment.here())).program
+        values = program.returned(X)
+        found, again = program.result(values), program.result(values)
+    assert type(found) is Fields
+    assert found is not again
+    assert {id(one) for one in parts(found)} == {*map(id, values.values())}
