@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..limits import limit_memory
-from .judging import FAILED, WRONG, Case, Outcome, judge
+from .judging import FAILED, REFUSED, WRONG, Case, Outcome, judge
 from .verbs import VERBS
 
 MEMORY = 8 << 30
@@ -44,8 +44,20 @@ def serve(link: Connection) -> None:
             asked = first if number == begin else verbs
             judged = getattr(module, "judge", judge)
             for outcome in judged(case, {verb: VERBS[verb] for verb in asked}):
+                outcome = _within_memory(outcome)
                 link.send(_explained(case, outcome, getattr(module, "smaller", None)))
         link.send(None)
+
+
+def _within_memory(outcome: Outcome) -> Outcome:
+    """`outcome`, refused where it is for want of memory: a model may fit, but not its results."""
+    short = any(words in outcome.why for words in _SHORT)
+    if not short or outcome.verdict not in (WRONG, FAILED):
+        return outcome
+    return replace(outcome, verdict=REFUSED, why="it takes more memory than a case gets")
+
+
+_SHORT = ("MemoryError", "allocate memory", "bad_alloc")
 
 
 def _explained(case: Case, outcome: Outcome, smaller: Callable[..., Any] | None) -> Outcome:

@@ -1,5 +1,6 @@
 """Saved models: the same answers back, nothing run but listed operators, damage always told."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -14,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 import nhwc
 from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
-from nhwc.files.examples import Example
+from nhwc.files.examples import Example, examples_in
 from nhwc.files.layers import _arguments_of, dump_layer, restore_layer
 from nhwc.files.optimized import _plan_that_agrees
 from nhwc.files.plain import Foreign, from_plain, to_plain
@@ -29,6 +31,7 @@ from nhwc.graph import capture
 from nhwc.graph.layers import LAYERS, assert_sizes
 from nhwc.kernels.programs.pool import Pool
 from nhwc.machine.environment import Environment
+from nhwc.optimized import describe, signature
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger
@@ -606,6 +609,28 @@ def test_tokens_that_lie_in_another_order_are_drawn_so(tmp_path, norm_first):
 def test_an_order_of_other_dimensions_is_foreign(order):
     with pytest.raises(Foreign, match="3 dimensions in the order"):
         Example.of(f"3x4x5 float32 order {order}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[torch.zeros(1, 3), 2.5], (torch.zeros(2), None), {"a": 1, 3: [True, "x, 'y': [z"]}, [], {},
+     ((torch.zeros(1, 3, 4, 4),), [{"a": ()}]), collections.OrderedDict(a=torch.zeros(1))],
+)  # fmt: skip
+def test_inputs_in_lists_and_dicts_are_read_as_they_were(given):
+    read = examples_in(describe((given,))[0])
+    drawn = tree_map_only(Example, Example.drawn, read)
+    assert signature((drawn,)) == signature((given,))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "]", "[7", "[7]]", "[7 8]", "7, 8", "{'a' 7}", "{'a': }", "{a: 7}", "{7.5: 7}",
+     "{[1]: 7}", "(7]", "[,]", "[7: 8]", "'a", "['a", "[__import__('os')]", "OrderedDict",
+     "OrderedDict[7]", "Sample(7)", "[" * 40 + "]" * 40, "[7, " * 5000],
+)  # fmt: skip
+def test_what_no_input_is_written_as_is_foreign(text):
+    with pytest.raises((Foreign, SyntaxError, ValueError, TypeError)):
+        examples_in(text)
 
 
 def test_a_device_that_is_not_here(tmp_path):

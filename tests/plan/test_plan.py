@@ -371,14 +371,6 @@ def test_what_is_put_back_into_an_input_is_there_after_a_call(layout, ledger, im
         assert given.stride() == strides
 
 
-def test_a_varying_number_of_arguments_is_not_planned():
-    class Any(nn.Module):
-        def forward(self, *xs):
-            return xs[0] + 1
-
-    assert "varying number" in why_impure(traced(Any()))
-
-
 def chain(count=3):
     """The scene of so many convolutions in a row."""
     graph = traced(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(count))))

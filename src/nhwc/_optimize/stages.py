@@ -20,7 +20,7 @@ from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.preserve import preserved
-from ..models.trees import tensors_of
+from ..models.trees import results_of, tensors_of
 from ..optimized import Optimized, describe
 from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
@@ -251,6 +251,13 @@ def _result(chosen: str, task: OptimizeTask, rewritten: Rewritten, planned: Plan
 
 def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     tensors = tensors_of(inputs)
+    holder = next((x for x in inputs if results_of(x)), None)
+    if not tensors and holder is not None:
+        raise InputError(
+            f"the example's tensors lie in a {type(holder).__name__}; kernels are chosen for those "
+            "that are given alone, or in lists, tuples and dicts. Give them so, or use "
+            'torch.compile(model, backend="nhwc"), which takes calls as they come.'
+        )
     if not tensors:
         raise InputError(
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "

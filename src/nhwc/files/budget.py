@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import is_out_of_memory
 from .examples import Example
@@ -55,14 +55,14 @@ class Budget:
         self.work = float(_WORK)
         self.calls, self.leaves = _CALLS, 100 * _LEAVES
 
-    def check(self, graph: fx.GraphModule, example: Sequence[Example]) -> None:
+    def check(self, graph: fx.GraphModule, example: Sequence[Any]) -> None:
         """Raise OverBudget, or Foreign, if a run of `graph` on this example is too much."""
         # This takes half a second to import.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with _quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
             try:
-                _Trial(graph, self).run(*(one.shaped() for one in example))
+                _Trial(graph, self).run(*tree_map_only(Example, Example.shaped, tuple(example)))
             except (Foreign, OverBudget):
                 raise
             except Exception as error:

@@ -1,8 +1,14 @@
-"""The inputs that a file was planned for, each a text: `1x3x224x224 float32 channels_last`."""
+"""The inputs that a file was planned for, each a text: `1x3x224x224 float32 channels_last`.
+
+Those in lists, tuples and dicts are written as these are: `{'image': 1x3x8x8 float32, 'at': [8]}`.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +19,19 @@ from ..formats import CHANNELS_LAST_OF, Format, to_format
 from .plain import Foreign, bounded
 from .vocabulary import enumerations
 
-_LENGTH = 1000
+_LENGTH = 10_000
 """The most letters of an input's text."""
 
+_DEPTH = 32
 _DIMENSIONS = 16
+
+_TOKEN = re.compile(
+    r"""( '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*"          # a text
+      | [\[\](){}] | ,[ ] | :[ ]                         # what holds values, and lies between them
+      | (?: [^\[\](){}'",:] | ,(?![ ]) | :(?![ ]) )+ )    # an input, or a number
+    """,
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -84,3 +99,57 @@ class Example:
             return x
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return x.permute(self.order).contiguous().permute(back)
+
+
+def examples_in(text: Any) -> Any:
+    """An Example, or lists, tuples and dicts of them, as the text says.
+
+    >>> examples_in("[1x3 float32, {'a': 7}]")[1]["a"].value
+    7
+    """
+    if not isinstance(text, str) or len(text) > _LENGTH:
+        raise Foreign(f"the input {str(text)[:40]!r}")
+    tokens = deque(_TOKEN.findall(text))
+    if "".join(tokens) != text or not text:
+        raise Foreign(f"the input {text[:40]!r}")
+    try:
+        found = _value(tokens, 0)
+    except IndexError as error:
+        raise Foreign(f"the input {text[:40]!r}, which does not end") from error
+    if tokens:
+        raise Foreign(f"the input {text[:40]!r}")
+    return found
+
+
+def _value(tokens: deque[str], depth: int) -> Any:
+    """Read the value that the tokens begin with."""
+    if depth > _DEPTH:
+        raise Foreign(f"inputs within inputs, more than {_DEPTH} deep")
+    token = tokens.popleft()
+    if token == "[":
+        return list(_until("]", tokens, lambda: _value(tokens, depth + 1)))
+    if token == "(":
+        return tuple(_until(")", tokens, lambda: _value(tokens, depth + 1)))
+    if token == "{":
+        return dict(_until("}", tokens, lambda: (_key(tokens), _value(tokens, depth + 1))))
+    if token == OrderedDict.__name__:
+        return OrderedDict(_value(tokens, depth + 1))
+    return Example.of(token)
+
+
+def _until(end: str, tokens: deque[str], item: Callable[[], Any]) -> Iterator[Any]:
+    """Read items up to `end`, which is read, too."""
+    while tokens[0] != end:
+        yield item()
+        if tokens[0] not in (", ", end):
+            raise Foreign(f"{tokens[0][:40]!r} in the place of {end!r}")
+        if tokens[0] == ", ":
+            tokens.popleft()
+    tokens.popleft()
+
+
+def _key(tokens: deque[str]) -> Any:
+    key, colon = ast.literal_eval(tokens.popleft()), tokens.popleft()
+    if type(key) not in (str, int) or colon != ": ":
+        raise Foreign(f"the key {str(key)[:40]!r}")
+    return bounded(key)

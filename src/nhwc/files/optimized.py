@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.utils._pytree import tree_map_only
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
-from ..graph.layers import assert_sizes
+from ..graph.flat import is_nested
+from ..graph.layers import assert_sizes, assert_value
 from ..graph.results import contents_of
 from ..graph.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
@@ -35,7 +37,7 @@ from ..verify.decided import verify_decided
 from ..version import __version__
 from .budget import Budget, OverBudget
 from .container import damaged, read, write
-from .examples import Example
+from .examples import Example, examples_in
 from .guests import guests_of
 from .plain import Foreign
 from .serial import dump, restore
@@ -69,7 +71,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         recipes, examples, exact = model.recipes, model.examples, model.exact
         model = model.portable
     graph = model if isinstance(model, fx.GraphModule) else capture(model).module
-    planned = [list(recipe.inputs) for recipe in recipes]
+    planned = [list(recipe.inputs) for recipe in recipes if _is_readable(recipe.inputs)]
     if len(planned) > _EXAMPLES:
         raise InputError(
             f"the model is optimized for {len(planned)} sets of shapes; a file names up to "
@@ -152,7 +154,7 @@ def _for_sizes(
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
     try:
-        inputs = [Example.of(text).drawn() for text in examples[0]]
+        inputs = _drawn(map(examples_in, examples[0]))
         sized = made or capture_sized(graph, inputs)[0]
     except Exception as why:
         if is_out_of_memory(why):
@@ -166,11 +168,22 @@ def _for_sizes(
     result = fx.GraphModule(sized, renamed(sized.graph), sized._get_name())
     places = result.graph.find_nodes(op="placeholder")
     # Arguments that were left out have defaults, which are constants of the graph.
-    for node, given in zip(places, inputs, strict=False):
-        if isinstance(given, Tensor):
-            with result.graph.inserting_after(places[-1]):
-                result.graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
+    with result.graph.inserting_before(places[-1].next):
+        for node, given in zip(places, inputs, strict=False):
+            _check_given(result.graph, node, given)
     return result
+
+
+def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
+    """Let the graph check that it is given what it was made for."""
+    if isinstance(given, Tensor):
+        graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
+    elif is_nested(given):
+        for key, item in given.items() if isinstance(given, dict) else enumerate(given):
+            part = graph.call_function(operator.getitem, (node, key))
+            _check_given(graph, part, item)
+    else:
+        graph.call_function(assert_value, (node, given))
 
 
 @torch.inference_mode(False)
@@ -198,7 +211,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     header, tensors = read(path)
     try:
         graph = restore(header, tensors)
-        examples = [[Example.of(text) for text in inputs] for inputs in _planned_for(header)]
+        examples = [[examples_in(text) for text in inputs] for inputs in _planned_for(header)]
         planned = _affordable(graph, examples)
         if type(header["exact"]) is not bool:
             raise Foreign(f"exact is {header['exact']!r}")
@@ -247,7 +260,7 @@ def _planned_for(header: dict[str, Any]) -> list[list[str]]:
     return planned
 
 
-def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tuple[Any, ...]]:
+def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[tuple[Any, ...]]:
     """Inputs for the examples on which a run of the graph stays within the budget."""
     budget = Budget()
     found = []
@@ -256,8 +269,22 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Example]]) -> list[tu
             budget.check(graph, example)
         except OverBudget:
             continue
-        found.append(tuple(one.drawn() for one in example))
+        found.append(_drawn(example))
     return found
+
+
+def _is_readable(texts: Sequence[str]) -> bool:
+    """Whether the texts of inputs say all of them: an infinite number or a class has no text."""
+    try:
+        return bool([*map(examples_in, texts)])
+    except Exception:
+        return False
+
+
+def _drawn(examples: Iterable[Any]) -> tuple[Any, ...]:
+    """Inputs for one call, in the lists, tuples and dicts that hold the examples."""
+    drawn: tuple[Any, ...] = tree_map_only(Example, Example.drawn, tuple(examples))
+    return drawn
 
 
 def _planned(

@@ -31,6 +31,7 @@ from .mended import (
     SpelledAttention,
 )
 from .ordered import Reduced, Repeat, Softmax
+from .plain import as_plain
 
 
 def assert_none(value: Tensor | None, message: str) -> None:
@@ -47,6 +48,16 @@ def assert_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
         raise InputError(
             f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
             "its code computes with sizes. Optimize and save it for yours."
+        )
+
+
+def assert_value(value: object, expected: object) -> None:
+    """Stop where an input is not the plain value that the graph was made for."""
+    value = as_plain(value)
+    if type(value) is not type(expected) or repr(value) != repr(expected):
+        raise InputError(
+            f"this model was saved for {expected!r} in the place of {value!r}: its code computes "
+            "with sizes. Optimize and save it for yours."
         )
 
 

@@ -26,6 +26,7 @@ from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
 from .assigned import assigned
 from .edit import filled
+from .flat import with_leaves
 from .kept import Kept
 from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
@@ -86,9 +87,12 @@ def _recorded(
     try:
         with kept or contextlib.nullcontext(), spelled_out(root), recorder.calls_seen():
             given = recorder.placeholders(inputs)
+            before = with_leaves(given, id)
             with recorder:
                 result = nn.Module.__call__(root, *given)
         noted.check()
+        if with_leaves(given, id) != before:
+            raise fx.proxy.TraceError("it changes a list or a dict that it is given")
         state.check(kept)
         noted.output(result)
         check_writes(noted.graph)
@@ -143,15 +147,19 @@ class _Recorder(TorchFunctionMode):
         """Make a node for each argument that is given, and return what to run on."""
         values: list[Any] = []
         for name, value in zip(_names_of(self.noted.root, len(inputs)), inputs, strict=True):
-            tensor = isinstance(value, Tensor)
-            node = self.noted.graph.placeholder(name, type_expr=Tensor if tensor else None)
-            if tensor:
-                value = self._fake.from_tensor(value)
-            elif not isinstance(value, int | float | bool | str | type(None)):
-                raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
+            declared = Tensor if isinstance(value, Tensor) else None
+            node = self.noted.graph.placeholder(name, type_expr=declared)
+            value = with_leaves(value, self._without_numbers)
             self.noted.keep(value, node)
             values.append(value)
         return values
+
+    def _without_numbers(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._fake.from_tensor(value)
+        if not isinstance(value, int | float | bool | str | type(None)):
+            raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
+        return value
 
     def as_wide(self, node: fx.Node, function: Any) -> bool:
         """Whether `function` returns what has the type and shape of the first argument."""

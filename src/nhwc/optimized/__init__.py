@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
 from ..graph.arguments import by_place
+from ..graph.flat import leaves_of
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..plan import UnknownKernel, Unplannable, remake_plan
@@ -139,7 +140,7 @@ class Optimized(nn.Module):
             return program(*inputs)
 
     def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
-        wanted = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        wanted = any(isinstance(x, Tensor) and x.requires_grad for x in leaves_of(inputs))
         wanted = wanted or any(map(_wants_gradients, self._stamp.tensors))
         if wanted and not self._told:
             self._told = True

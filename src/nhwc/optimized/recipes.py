@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..formats import format_of
+from ..graph.flat import is_nested
 from ..graph.plain import as_plain
 from ..plan import Identifier, Plan
 from ..plan.gpu.graphs import on_device
@@ -57,9 +58,11 @@ def describe(inputs: Sequence[Any]) -> tuple[str, ...]:
 
 def _described(x: Any) -> str:
     if isinstance(x, (list, tuple)):
-        return f"[{', '.join(describe(x))}]"
+        first, last = "[]" if isinstance(x, list) else "()"
+        return f"{_kind(x)}{first}{', '.join(describe(x))}{last}"
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{key!r}: {_described(value)}' for key, value in x.items())}}}"
+        items = ", ".join(f"{key!r}: {_described(value)}" for key, value in x.items())
+        return f"{_kind(x)}{{{items}}}"
     if not isinstance(x, Tensor):
         x = as_plain(x)
         return repr(x) if isinstance(x, (*_PLAIN, *_TELLING)) else f"a {type(x).__name__}"
@@ -69,6 +72,11 @@ def _described(x: Any) -> str:
     elif order := _order_of(x):
         words += ["order", ",".join(map(str, order))]
     return " ".join(words)
+
+
+def _kind(holder: object) -> str:
+    """The name of what holds inputs, unless its brackets say it."""
+    return "" if type(holder) in (list, tuple, dict) else type(holder).__name__
 
 
 def _order_of(x: Tensor) -> tuple[int, ...]:
@@ -97,8 +105,11 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _hashable(value: Any) -> Hashable:
+    if is_nested(value):
+        keys = tuple(value) if isinstance(value, dict) else None
+        return type(value), keys, signature([*value] if keys is None else [*value.values()])
     # Any other value may change unnoticed: a new object equals no key, so the graph runs.
-    return (type(value), value) if isinstance(value, _PLAIN) else object()
+    return (type(value), value) if isinstance(value, (*_PLAIN, *_TELLING)) else object()
 
 
 _PLAIN = (int, float, bool, str, type(None))

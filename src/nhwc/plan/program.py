@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..graph.flat import leaves_of
 from ..kernels.tape.pages import WeightShelf
 from ..models.trees import tuple_like
 
@@ -97,7 +98,7 @@ class PlanProgram:
         """The slots before the first step of a call."""
         values = self._start.copy()
         # Arguments left out have defaults, which are fixed.
-        for slot, value in zip(self._feeds, inputs, strict=False):
+        for slot, value in zip(self._feeds, leaves_of(inputs), strict=False):
             if slot is not None:
                 values[slot] = value
         return values

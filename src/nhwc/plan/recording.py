@@ -133,8 +133,8 @@ class _Recorder(fx.Interpreter):
         self.result = result
         self._strange: set[int] = set()
         self._inputs: dict[int, list[fx.Node]] = {}
-        self._returned: list[int] = []
         """The nodes that lie in the memory of each input."""
+        self._returned: list[int] = []
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         return filled((n.args, n.kwargs), self.env.__getitem__)

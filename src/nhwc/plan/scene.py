@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from .. import kernels
 from ..formats import Format
 from ..graph import may_be_view, puts_back, written_into
+from ..graph.flat import NotFlat, flattened
 from ..graph.shapes import is_size
 from ..models.preserve import drawn_so_far
-from ..models.trees import tensors_of
 from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation
 from .others import caller, kernels_of_others
@@ -104,11 +104,13 @@ class Scene:
 
 def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = False) -> Scene:
     """The scene of `graph` on the shapes of `inputs`; raises Unplannable with the reason."""
+    try:
+        graph, inputs = flattened(graph, inputs)
+    except NotFlat as error:
+        raise Unplannable(str(error)) from error
     reason = why_impure(graph)
     if reason is not None:
         raise Unplannable(reason)
-    if any(tensors_of(x) for x in inputs if not isinstance(x, Tensor)):
-        raise Unplannable("it takes tensors in a list; plans are for tensors of known shapes")
     drawn = drawn_so_far()
     found = record(graph, inputs)
     apart = parted(graph, found)
@@ -166,9 +168,6 @@ def why_impure(graph: fx.GraphModule) -> str | None:
     putting a result into an input at the very end.
     """
     for node in graph.graph.nodes:
-        # Those that are never read do no harm: no plan serves a call that gives any.
-        if node.op == "placeholder" and str(node.target).startswith("*") and node.users:
-            return f"it takes a varying number of arguments ({node.target})"
         target = written_into(node)
         reason = None if target is None or puts_back(node) else why_seen(graph, node, target)
         if reason is not None:

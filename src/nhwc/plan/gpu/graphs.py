@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...graph.flat import leaves_of
 from ...models.trees import can_be_remade, tuple_like
 from ..program import PlanProgram
 
@@ -26,8 +27,8 @@ class CudaGraph:
         self._lock = threading.Lock()
         # The graph knows the weights by their addresses alone.
         self._program = program
-        self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
-        self._device = next(x.device for x in inputs if isinstance(x, Tensor))
+        self._inputs = [x.clone() if isinstance(x, Tensor) else x for x in leaves_of(inputs)]
+        self._device = next(x.device for x in self._inputs if isinstance(x, Tensor))
         with torch.cuda.device(self._device):
             self._graph, self._returned = _recorded(lambda: program.returned(*self._inputs))
             _cloned(self._returned)
@@ -36,7 +37,7 @@ class CudaGraph:
     def __call__(self, *inputs: Any) -> Any:
         with self._lock, torch.cuda.device(self._device):
             self._done.wait()
-            for own, given in zip(self._inputs, inputs, strict=True):
+            for own, given in zip(self._inputs, leaves_of(inputs), strict=True):
                 if isinstance(own, Tensor):
                     own.copy_(given)
             self._graph.replay()
@@ -124,7 +125,7 @@ def on_device(program: PlanProgram, inputs: Sequence[Any]) -> Callable[..., Any]
     A program with a kernel that no CUDA graph can hold (it waits for the host) stays as it is, and
     so does one that writes into its inputs, of which a graph has copies.
     """
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    tensors = [x for x in leaves_of(inputs) if isinstance(x, Tensor)]
     if not tensors or not all(x.is_cuda for x in tensors) or program.writes_back:
         return program
     try:
