@@ -11,6 +11,7 @@ from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
 from .machine.environment import beside
 from .models.kinds import rewritable
+from .optimized import Optimized
 from .passes import FOLDING, Pass, run_passes
 
 
@@ -27,7 +28,8 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     The input model is left as it is, and shares no memory with the result. `report` tells of every
     batch norm whether it was folded, or why not, and which parts could not be looked into.
     """
-    captured = capture(rewritable(model, "fuse"))
+    model = rewritable(model, "fuse")
+    captured = capture(model.portable if isinstance(model, Optimized) else model)
     unseen = _unseen(captured)
     with beside(captured.module.parameters()):
         reports = run_passes(captured.module, passes)

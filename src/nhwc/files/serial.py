@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..graph.arguments import type_like
+from ..graph.layers import assert_value
 from .generated import check_code
 from .guests import guest, guest_name
 from .layers import dump_layer, restore_layer
@@ -65,6 +67,8 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
         known[identifier(node["name"])] = _restore_node(graph, root, node, known)
     graph.lint()
     check_code(graph)
+    for place in graph.find_nodes(op="placeholder"):
+        _declare(place)
     return fx.GraphModule(root, graph, identifier(data["name"])).eval()
 
 
@@ -132,6 +136,14 @@ def _restore_node(
         if identifier(keyword) not in allowed:
             raise Foreign(f"{name[:40]} with {keyword[:40]!r}")
     return graph.create_node(op, target, args, kwargs, data["name"])
+
+
+def _declare(place: fx.Node) -> None:
+    """Say which type an argument has that may be None or a number, as TorchScript asks to know."""
+    checks = [user for user in place.users if user.target is assert_value]
+    known = [*place.args, *(check.args[1] for check in checks)]
+    if known:
+        place.type = type_like(known[0])
 
 
 def _function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:

@@ -17,8 +17,10 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
     """Return the optional arguments of `forward` that are plain, which user code branches on.
 
     They are fixed to what all `calls` give for them, or to their defaults. The first argument is
-    the model's input, even if its default is None.
+    the model's input, even if its default is None. A graph does not branch: it has its own guards.
     """
+    if isinstance(module, fx.GraphModule) and not calls:
+        return {}
     signature = inspect.signature(module.forward)
     given = [_by_name(signature, call) for call in calls] or [{}]
     fixed: dict[str, Any] = {}
@@ -66,6 +68,14 @@ def by_place(
     return tuple(bound.args[: max(len(inputs), last + 1)])
 
 
+def type_like(value: object) -> Any:
+    """The type that TorchScript is to take an argument for that may be `value`.
+
+    It takes an argument without a type for a tensor, which is never None.
+    """
+    return type(value) if type(value) in (bool, int, float, str) else _TENSOR_OR_NONE
+
+
 def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
     """Give every argument of the graph the name and the type that `forward` declares for it.
 
@@ -81,8 +91,7 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         name = parameter.name
         if not node.target.startswith("*"):
             node.target = name
-        # TorchScript takes an argument without a type for a tensor, which is never None.
-        node.type = types.get(name, _TENSOR_OR_NONE if parameter.default is None else None)
+        node.type = types.get(name, type_like(None) if parameter.default is None else None)
     for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
         node.target = assert_none
         # TorchScript takes any other type for one that is never None.

@@ -35,13 +35,25 @@ from .plain import as_plain
 
 
 def assert_none(value: Tensor | None, message: str) -> None:
-    """Stop where an argument is passed that the graph has fixed to None."""
-    if value is not None:
+    """Stop where an argument is passed that the graph has fixed to None; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_none, (value,), value, message)
+    elif value is not None:
         raise AssertionError(message)
 
 
-def assert_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
-    """Stop where an input is not what the graph was made for."""
+def assert_sizes(value: Tensor, sizes: list[int], dtype: torch.dtype) -> None:
+    """Stop where an input is not what the graph was made for; in a trace a call of its own."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_sizes, (value,), value, sizes, dtype)
+    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert list(value.shape) == sizes, "this model was saved for an input of other sizes"
+        assert value.dtype == dtype, "this model was saved for an input of another type"
+    else:
+        _check_sizes(value, sizes, dtype)
+
+
+def _check_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
     fits = isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype
     if not fits:
         given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
@@ -51,10 +63,18 @@ def assert_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
         )
 
 
-def assert_value(value: object, expected: object) -> None:
-    """Stop where an input is not the plain value that the graph was made for."""
-    value = as_plain(value)
-    if type(value) is not type(expected) or repr(value) != repr(expected):
+def assert_value(value: Any, expected: Any) -> None:
+    """Stop where an input is not the value that the graph was made for; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_value, (value,), value, expected)
+    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert str(value) == str(expected), "this model was saved for another value"
+    else:
+        _check_value(value, expected)
+
+
+def _check_value(value: object, expected: object) -> None:
+    if repr(as_plain(value)) != repr(expected):
         raise InputError(
             f"this model was saved for {expected!r} in the place of {value!r}: its code computes "
             "with sizes. Optimize and save it for yours."

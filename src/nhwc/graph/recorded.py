@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
+from .arguments import type_like
 from .assigned import assigned
 from .edit import filled
-from .flat import with_leaves
+from .flat import is_nested, with_leaves
 from .kept import Kept
 from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
@@ -147,7 +148,8 @@ class _Recorder(TorchFunctionMode):
         """Make a node for each argument that is given, and return what to run on."""
         values: list[Any] = []
         for name, value in zip(_names_of(self.noted.root, len(inputs)), inputs, strict=True):
-            declared = Tensor if isinstance(value, Tensor) else None
+            plain = None if is_nested(value) else type_like(value)
+            declared = Tensor if isinstance(value, Tensor) else plain
             node = self.noted.graph.placeholder(name, type_expr=declared)
             value = with_leaves(value, self._without_numbers)
             self.noted.keep(value, node)
