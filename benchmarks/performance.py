@@ -27,6 +27,7 @@ SUMMED = (
     ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
     ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
     ("models of both against every engine, AVX-512 hidden", "engines-narrow.json"),
+    ("the same at batch 4", "engines-narrow-batch-4.json"),
     ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
     ("the same at batch 4", "deploy-batch-4.json"),
     ("the same, batch 1, AVX-512 hidden", "deploy-narrow.json"),
@@ -167,6 +168,15 @@ AVX2 that is 3 to 6 % of a product.
 python -m benchmarks.narrow python benchmarks/engines.py --batch 1 --threads 2 --seconds 1 \\
     --variants eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch \\
     -o benchmarks/results/engines-narrow.json
+```"""
+
+NARROW_4 = """\
+The same at batch 4, for the models that were raced so; the command goes on with the others.
+
+```
+python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
+    --variants eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch \\
+    -o benchmarks/results/engines-narrow-batch-4.json
 ```"""
 
 ENGINES = """\
@@ -378,6 +388,7 @@ SECTIONS = (
     ("Every engine, on a Zen 4", ENGINES_ZEN4, "engines-zen4.json", _suite),
     ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("Every engine, without AVX-512", NARROW, "engines-narrow.json", _suite),
+    ("Every engine, without AVX-512, batch 4", NARROW_4, "engines-narrow-batch-4.json", _suite),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("What people deploy", DEPLOY, "deploy.json", _suite),

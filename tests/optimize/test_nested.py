@@ -213,6 +213,27 @@ def test_tensors_in_objects_are_refused_in_one_line() -> None:
         nhwc.optimize(Takes(lambda x: (x["image"], 1)).eval(), UserDict(image=image()))
 
 
+class Adds(nn.Module):
+    """Goes through a list, so that it has a graph for lists of one length alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, images):
+        return self.conv(sum(image for image in images))
+
+
+@torch.no_grad()
+def test_a_file_for_a_list_refuses_a_longer_one(tmp_path: Any) -> None:
+    model, images = Adds().eval(), [image(), image(seed=2), image(seed=3)]
+    nhwc.save(force(model, images[:2]), tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    torch.testing.assert_close(loaded(images[:2]), model(images[:2]), rtol=1e-4, atol=1e-4)
+    with pytest.raises(nhwc.InputError, match="saved for 2 in the place of 3"):
+        loaded(images)
+
+
 @torch.no_grad()
 def test_constants_of_torchs_are_known_by_their_value(tmp_path: Any) -> None:
     class Casts(nn.Module):

@@ -179,6 +179,7 @@ def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
     if isinstance(given, Tensor):
         graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
     elif is_nested(given):
+        graph.call_function(assert_value, (graph.call_function(len, (node,)), len(given)))
         for key, item in given.items() if isinstance(given, dict) else enumerate(given):
             part = graph.call_function(operator.getitem, (node, key))
             _check_given(graph, part, item)

@@ -17,7 +17,7 @@ from torch import fx
 from ..models.trees import can_be_remade, tuple_like
 from .edit import filled
 
-_LOOKING = (operator.getitem, operator.contains, getattr, len)
+_LOOKING = (operator.getitem, operator.add, getattr, len)
 _METHODS = ("get", "items", "keys", "values")
 _HOLDERS = (list, tuple, dict)
 _PLAIN = (int, float, bool, str, type(None))
@@ -111,10 +111,11 @@ def _again(flat: fx.Graph, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     if not held:
         return flat.node_copy(node, known.__getitem__)
     args, kwargs = filled((node.args, node.kwargs), known.__getitem__)
-    if held == [node.args[0]] and is_nested(args[0]):
-        if node.op == "call_function" and node.target in _LOOKING:
+    if held == [*node.args[:1]]:
+        keyed = isinstance(args[0], dict)
+        if node.target in _LOOKING or (node.target is operator.contains and keyed):
             return node.target(*args, **kwargs)
-        if node.op == "call_method" and node.target in _METHODS and isinstance(args[0], dict):
+        if node.op == "call_method" and node.target in _METHODS and keyed:
             found = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return found if node.target == "get" else [*found]
     home = getattr(node.target, "__module__", None) or "torch"
