@@ -180,7 +180,10 @@ def difference(case: Case, expected: Answer, given: Answer, truth: Exact | None 
     if why := _differs(case, expected.inputs, given.inputs):
         return f"its inputs after the call: {why}"
     before, after = _shared(expected), _shared(given)
-    return "" if before == after else f"outputs share memory with inputs {after}, not {before}"
+    if before != after:
+        return f"outputs share memory with inputs {after}, not {before}"
+    before, after = _together(expected), _together(given)
+    return "" if before == after else f"outputs lie in memory as {after}, not as {before}"
 
 
 def _differs(case: Case, expected: Any, given: Any, truth: Exact | None = None) -> str:
@@ -251,6 +254,12 @@ def _shared(one: Answer) -> list[int]:
     inputs = [_memory(value) for value in pytree.tree_leaves(one.inputs)]
     outputs = {_memory(value) for value in pytree.tree_leaves(one.value)} - {None}
     return [place for place, memory in enumerate(inputs) if memory in outputs]
+
+
+def _together(one: Answer) -> list[int]:
+    """For each tensor of the result, the place of the first one in the same memory."""
+    memories = [memory for memory in map(_memory, pytree.tree_leaves(one.value)) if memory]
+    return [memories.index(memory) for memory in memories]
 
 
 def _memory(value: Any) -> int | None:

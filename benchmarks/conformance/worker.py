@@ -57,7 +57,7 @@ def _within_memory(outcome: Outcome) -> Outcome:
     return replace(outcome, verdict=REFUSED, why="it takes more memory than a case gets")
 
 
-_SHORT = ("MemoryError", "allocate memory", "bad_alloc")
+_SHORT = ("MemoryError", "can't allocate memory", "annot allocate memory", "bad_alloc")
 
 
 def _explained(case: Case, outcome: Outcome, smaller: Callable[..., Any] | None) -> Outcome:

@@ -138,8 +138,8 @@ def missing(package: str, extra: str) -> MissingPackage:
 
 
 _NO_MEMORY = (
-    *("allocate memory", "not enough memory", "out of memory", "bad_alloc"),
-    "can't start new thread",
+    *("can't allocate memory", "annot allocate memory", "not enough memory", "out of memory"),
+    *("bad_alloc", "can't start new thread"),
 )
 """Phrases in RuntimeErrors of torch and Python about memory that they did not get."""
 
@@ -152,6 +152,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("bad value"))
     (True, False)
+
+    A tensor that stands for its shape alone never gets any, and says so:
+
+    >>> is_out_of_memory(RuntimeError("Call mutable_data() to actually allocate memory."))
+    False
     """
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
 

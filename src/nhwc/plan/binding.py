@@ -306,6 +306,8 @@ class _Binder:
         """The slot that a layer reads: an input as it was given, where the result may share it."""
         if node in self.record.strange and views_strange(self.graph, self.record, layer):
             return self._raw(node)
+        if {node, layer.node} <= self.record.beside:
+            return self.slots[node, None]
         if layer.node in self.shown and (seen := self.record.image(node)) is not None:
             return self._read(node, seen.layout)
         return self._read(node, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..graph import filled, written_into
+from ..graph import filled, may_be_view, module_of, written_into
 from ..graph.results import is_returned
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
@@ -50,6 +51,11 @@ class Record:
         """Images given in neither format, or of which views are returned, and their views.
 
         A plan hands these on as they are.
+        """
+        self.beside: set[fx.Node] = set()
+        """Views that are returned beside others of the same value: a write into one shows in all.
+
+        In a plan torch makes them, of the one value that is returned.
         """
         self.strides: dict[fx.Node, tuple[int, ...]] = {}
         """Those of returned tensors that are dense, but in no layout that plans know."""
@@ -134,7 +140,8 @@ class _Recorder(fx.Interpreter):
         self._strange: set[int] = set()
         self._inputs: dict[int, list[fx.Node]] = {}
         """The nodes that lie in the memory of each input."""
-        self._returned: list[int] = []
+        self._returned: dict[int, set[fx.Node]] = defaultdict(set)
+        """The nodes that are returned, by the memory they lie in."""
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
         return filled((n.args, n.kwargs), self.env.__getitem__)
@@ -155,7 +162,8 @@ class _Recorder(fx.Interpreter):
             if is_returned(n) and _is_reordered(value):
                 self.result.strides[n] = value.stride()
         if is_returned(n):
-            self._returned += [_memory(one) for one in tensors_of(value) if _has_memory(one)]
+            for memory in map(_memory, filter(_has_memory, tensors_of(value))):
+                self._returned[memory].add(n)
         if n.op == "output":
             self._note_returned()
         if _is_fixed(n, value, self.result.fixed):
@@ -175,8 +183,17 @@ class _Recorder(fx.Interpreter):
 
     def _note_returned(self) -> None:
         """Views of an input that are returned share its memory, as they do in eager."""
-        for memory in self._returned:
+        for memory, nodes in self._returned.items():
             self.result.strange.update(self._inputs.get(memory, ()))
+            if len(nodes) > 1:
+                for node in nodes:
+                    self._note_views(node)
+
+    def _note_views(self, node: fx.Node) -> None:
+        """Note a returned view, and those that it is made of."""
+        while may_be_view(module_of(node) or node.target) and node not in self.result.beside:
+            self.result.beside.add(node)
+            node = next(iter(node.all_input_nodes), node)
 
 
 def _is_reordered(value: Tensor) -> bool:

@@ -135,7 +135,9 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
     known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
-    known = [layer for layer in known if not views_strange(graph, record, layer)]
+    known = [
+        x for x in known if not views_strange(graph, record, x) and x.node not in record.beside
+    ]
     found = {layer.node: kernels_of_others(layer) for layer in layers}
     joints: dict[fx.Node, Implementation] = {}
     if kernels.available():
