@@ -119,6 +119,14 @@ def test_what_the_caller_gets(kind: Callable[..., Any]) -> None:
     assert parts(opened(graph.output_node().args[0]))[0].name == "conv"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_only_holds_results_is_no_layer(kind: Callable[..., Any]) -> None:
+    model = Holds(kind).eval()
+    with torch.no_grad():
+        plan = make_plan(capture(model).module, (X,), Ledger.of(Environment.here()))
+    assert {layer.name for layer in plan.layers} <= {"conv_pad", "conv", "getitem", "clone"}
+
+
 def test_a_program_tells_its_values_apart_from_what_holds_them() -> None:
     """A graph on a GPU writes these values in each call, and returns copies of them."""
     model = Holds(Fields).eval()

@@ -18,7 +18,7 @@ from ..graph import graphs
 from ..graph.arguments import by_place
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
-from ..optimized import Optimized, signature
+from ..optimized import Optimized, is_known, signature
 from ..verify import cloned
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -100,11 +100,10 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
         given = by_place(graph.forward, args, named) if named else args
-        # Arguments beyond tensors and plain values have another signature each time.
-        if given is None or (key := signature(given)) != signature(given):
+        if given is None or not is_known(given):
             reason = "it is given more than tensors and numbers"
             use = found.setdefault(None, Use(path, graph, reason=reason))
-        elif key in found:
+        elif (key := signature(given)) in found:
             use = found[key]
         else:
             use = found[key] = Use(path, graph, cloned(given))

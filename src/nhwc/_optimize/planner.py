@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from ..graph import is_one_call, is_one_layer
 from ..models.preserve import preserved
-from ..optimized import Optimized, Served, describe, served, signature
+from ..optimized import Optimized, Served, describe, is_known, served
 from ..passes.sizes import Sized
 from ..plan import Plan, Unplannable, gains, make_plan
 from ..plan.implementation import Timed
@@ -133,7 +133,7 @@ def _plan(
         task.say(f"measuring layer {number + 1} of {total}{of}: {key}")
 
     try:
-        if signature(inputs) != signature(inputs):
+        if not is_known(inputs):
             raise Unplannable("it is given what may change unnoticed from one call to the next")
         with preserved(graph):
             plan = make_plan(

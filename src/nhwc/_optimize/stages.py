@@ -251,14 +251,14 @@ def _result(chosen: str, task: OptimizeTask, rewritten: Rewritten, planned: Plan
 
 def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     tensors = tensors_of(inputs)
-    holder = next((x for x in inputs if results_of(x)), None)
-    if not tensors and holder is not None:
-        raise InputError(
-            f"the example's tensors lie in a {type(holder).__name__}; kernels are chosen for those "
-            "that are given alone, or in lists, tuples and dicts. Give them so, or use "
-            'torch.compile(model, backend="nhwc"), which takes calls as they come.'
-        )
     if not tensors:
+        holder = next((x for x in inputs if results_of(x)), None)
+        if holder is not None:
+            raise InputError(
+                f"the example's tensors lie in a {type(holder).__name__}; kernels are chosen for "
+                "those that are given alone, or in lists, tuples and dicts. Give them so, or use "
+                'torch.compile(model, backend="nhwc"), which takes calls as they come.'
+            )
         raise InputError(
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."

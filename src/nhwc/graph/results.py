@@ -47,6 +47,11 @@ def is_made(node: object) -> bool:
     )
 
 
+def only_holds(node: fx.Node) -> bool:
+    """Whether this node makes what the caller gets, and nobody in the graph reads it."""
+    return is_made(node) and all(user.op == "output" or only_holds(user) for user in node.users)
+
+
 def contents_of(node: fx.Node) -> dict[str, Any] | tuple[Any, ...] | None:
     """What lies in the dict, by key, in the dataclass, by field, or in the named tuple it makes.
 

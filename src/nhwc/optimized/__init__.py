@@ -28,6 +28,7 @@ from ..verify.decided import Picking
 from .recipes import PlanRecipe as PlanRecipe
 from .recipes import Served as Served
 from .recipes import describe as describe
+from .recipes import is_known as is_known
 from .recipes import served as served
 from .recipes import signature as signature
 from .stamp import Stamp

@@ -96,6 +96,15 @@ def signature(inputs: Sequence[Any]) -> Hashable:
     )
 
 
+def is_known(inputs: Sequence[Any]) -> bool:
+    """Whether the next call with the same inputs has the same key: no object is among them.
+
+    >>> is_known(([1, torch.float32], None)), is_known((object(),))
+    (True, False)
+    """
+    return signature(inputs) == signature(inputs)
+
+
 def _is_plain(x: Tensor) -> bool:
     """Whether the numbers of `x` are those in its memory, which a kernel reads."""
     # A subclass answers in tensors of its own kind, or has its numbers elsewhere (a fake or a

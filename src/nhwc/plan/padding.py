@@ -21,6 +21,7 @@ from torch.nn.modules import padding
 from ..graph import bound, module_of, puts_back
 from ..graph.mended import CircularPad
 from ..graph.ordered import Repeat
+from ..graph.results import only_holds
 from .recording import Record
 from .specs import Convolution, Layer
 
@@ -72,7 +73,8 @@ def pad_arguments(module: nn.Module) -> dict[str, Any] | None:
 
 def readers_of(graph: fx.GraphModule, layers: Iterable[Layer]) -> dict[fx.Node, set[fx.Node]]:
     """The nodes that read each value while a plan runs: layers, and what ends the graph."""
-    ends = [node for node in graph.graph.nodes if node.op == "output" or puts_back(node)]
+    nodes = graph.graph.nodes
+    ends = [n for n in nodes if n.op == "output" or puts_back(n) or only_holds(n)]
     found: dict[fx.Node, set[fx.Node]] = {}
     pairs = (*((x, x.all_input_nodes) for x in ends), *((x.node, x.inputs) for x in layers))
     for reader, values in pairs:

@@ -9,6 +9,7 @@ from torch import fx, nn
 from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
 from ..graph.leaves import computes_as
+from ..graph.results import only_holds
 from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
 from .recording import Record, Seen
@@ -22,14 +23,15 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
     """The layers of `graph` in an order in which they can run.
 
-    What a plan knows is left out, and what nobody reads, as an assertion on shapes.
+    What a plan knows is left out, what nobody reads, as an assertion on shapes, and what only holds
+    results for the caller.
     """
     known = record.fixed | record.constant
     found = [
         _layer(graph, record, node)
         for node in graph.graph.nodes
         if node.op.startswith("call_") and node.users and node not in known
-        if node in record.values
+        if node in record.values and not only_holds(node)
     ]
     return without_pads(graph, record, found)
 

@@ -182,7 +182,7 @@ class _Recorder(fx.Interpreter):
             self.result.strange.add(n)
 
     def _note_returned(self) -> None:
-        """Views of an input that are returned share its memory, as they do in eager."""
+        """Returned views of an input share its memory, and those of one value its, as in eager."""
         for memory, nodes in self._returned.items():
             self.result.strange.update(self._inputs.get(memory, ()))
             if len(nodes) > 1:
