@@ -252,6 +252,19 @@ class Passed(Optional):
         return self.conv(x) if found is None else found
 
 
+class PassedUp(Passed):
+    def forward(self, x):
+        return super().either(self.maybe(x), x)
+
+    def either(self, found, x):
+        return found
+
+
+class PassedToAnother(PassedUp):
+    def forward(self, x):
+        return Passed.either(self, self.maybe(x), x)
+
+
 def exists(value):
     return value is not None
 
@@ -262,7 +275,7 @@ class Helped(Optional):
         return found if exists(found) else self.conv(x)
 
 
-@pytest.mark.parametrize("kind", [Optional, Passed, Helped])
+@pytest.mark.parametrize("kind", [Optional, Passed, PassedUp, PassedToAnother, Helped])
 def test_what_an_opaque_part_returns_may_be_none(kind):
     model = kind().eval()
     fused = fuse(model)

@@ -164,10 +164,70 @@ def test_what_is_given_by_name_is_planned():
         close(fast(x, **other), model(x, **other))
 
 
-@pytest.mark.parametrize("named", [{"more": 1}, {"x": 1}, {"mask": None, "self": 1}])
-def test_names_without_a_place_are_refused(named):
+class ByNameAlone(Optional):
+    def forward(self, *, image, mask=None, scale=1.0):
+        return super().forward(image, mask, scale, return_dict=False)[0]
+
+
+class NamedBehindOthers(Optional):
+    def forward(self, x, *rest, mask):
+        return sum(rest, super().forward(x, mask, return_dict=False)[0])
+
+
+@torch.no_grad()
+def test_what_can_be_given_by_name_alone_is_planned(tmp_path):
+    model, x = ByNameAlone().eval(), torch.randn(1, 3, 8, 8)
+    named = {"image": x, "mask": torch.rand(1, 1, 6, 6), "scale": 2.0}
+    fast = force(model, kwargs=named)
+    assert runs_program(fast, **named)
+    close(fast(**named), model(**named))
+    close(fast(mask=named["mask"], image=x + 1, scale=2.0), model(**named | {"image": x + 1}))
+    close(nhwc.fuse(model)(image=x), model(image=x))
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    close(nhwc.load(tmp_path / "model.nhwc")(**named), model(**named))
+
+
+@torch.no_grad()
+def test_a_name_behind_any_number_of_inputs_stays_one():
+    model, x, mask = NamedBehindOthers().eval(), torch.randn(1, 3, 8, 8), torch.rand(1, 1, 6, 6)
+    fused = nhwc.fuse(model)
+    close(fused(x, mask=mask), model(x, mask=mask))
+    with pytest.raises(nhwc.InputError, match="has no place for each of mask"):
+        nhwc.optimize(model, x, mask, kwargs={"mask": mask})
+
+
+class TakesAll(Optional):
+    def forward(self, pixels, labels=None, **more):
+        return super().forward(pixels, more.get("mask"), return_dict=more.get("as_dict", True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "named", [{"as_dict": False}, {"as_dict": True, "mask": torch.rand(1, 1, 6, 6)}, {"class": 1}]
+)
+def test_names_that_go_into_kwargs_are_planned(named, tmp_path):
+    model, x = TakesAll().eval(), torch.randn(1, 3, 8, 8)
+    fast = force(model, x, kwargs=named)
+    assert runs_program(fast, x, **named)
+    for other in (named, {}, {"as_dict": True}, {"mask": torch.rand(1, 1, 6, 6)}):
+        close(fast(x, **other), model(x, **other))
+    if "class" in named:
+        with pytest.raises(nhwc.InputError, match="it takes an argument by the name 'class'"):
+            nhwc.save(fast, tmp_path / "model.nhwc")
+        return
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    loaded = nhwc.load(tmp_path / "model.nhwc")
+    # What lies in front of a tensor can be left out of no call.
+    between = {"labels": None} if "mask" in named else {}
+    assert runs_program(loaded, x, **between, **named)
+    close(loaded(x, **between, **named), model(x, **named))
+    with pytest.raises(nhwc.InputError, match="was saved for"):
+        loaded(x, **between, **named | {"as_dict": not named["as_dict"]})
+
+
+def test_names_without_a_place_are_refused():
     with pytest.raises(nhwc.InputError, match=r"has no place for each of .* beside 1 inputs"):
-        optimize(Optional().eval(), torch.randn(1, 3, 8, 8), kwargs=named)
+        optimize(Optional().eval(), torch.randn(1, 3, 8, 8), kwargs={"x": 1})
 
 
 @torch.no_grad()

@@ -38,6 +38,10 @@ def ops(
     the first dtype. Operators run in processes of their own: the table reports one that crashes.
     """
     dtypes = tuple(_check_dtype(dtype) for dtype in dtypes)
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f'names are given one by one, as in ops("pad", "relu"); {names[0]!r:.80} is no name.'
+        )
     device = str(device)
     start = time.monotonic()
     report = progress or (lambda done, total, title: None)

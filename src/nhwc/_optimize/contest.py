@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..machine.timing import Comparison, Samples, interleave
+from ..models.places import apart
 from ..models.preserve import preserved
 from ..plan.ledger import is_time
 from ..verify import cloned
@@ -103,5 +104,5 @@ def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     # The model may write into its input, so each stage gets a copy.
-    own = cloned(inputs)
-    return lambda: function(*own)
+    args, named = apart(function, cloned(inputs))
+    return lambda: function(*args, **named)

@@ -13,12 +13,12 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
-from ..graph.arguments import by_place
 from ..graph.copies import own_copy
 from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
+from ..models.places import by_place
 from ..models.preserve import preserved
 from ..models.trees import results_of, tensors_of
 from ..optimized import Optimized, describe

@@ -278,9 +278,11 @@ def _add(found: Any, name: str, value: Any) -> None:
         found.update(f"{name} {value!r}".encode())
         return
     value = value.detach()
-    found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    shape = () if value.is_nested else tuple(value.shape)
+    found.update(f"{name} {value.dtype} {shape}".encode())
     # Sparse, quantized and other devices' tensors have no plain bytes: digest their printed form.
-    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+    strided = value.layout is torch.strided and not value.is_nested
+    if not strided or value.is_quantized or value.device.type != "cpu":
         found.update(repr(value).encode())
         return
     found.update(raw(value.resolve_conj().resolve_neg().contiguous()))

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
-from ..graph.flat import is_nested
+from ..graph.flat import NotFlat, is_nested, spelled
 from ..graph.layers import assert_sizes, assert_value
 from ..graph.results import contents_of
 from ..graph.sized import capture_sized
@@ -26,7 +26,8 @@ from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
-from ..optimized import Optimized, PlanRecipe, Served, served
+from ..models.trees import tensors_of
+from ..optimized import Optimized, PlanRecipe, Served, describe, served
 from ..passes import PASSES, exact_passes
 from ..passes.sizes import for_sizes
 from ..plan import Plan, make_plan
@@ -80,8 +81,9 @@ def save(model: nn.Module, path: str | Path) -> None:
     try:
         header, tensors = dump(_with_plain_results(graph))
     except InputError as error:
-        sized = _for_sizes(graph, examples, recipes, error)
+        sized, inputs = _for_sizes(graph, examples, recipes, error)
         header, tensors = dump(_with_plain_results(sized))
+        planned = [list(describe(inputs)) for _ in planned]
     _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact, "written_with": _versions()}
     write(Path(path), header, tensors)
@@ -148,8 +150,11 @@ def _for_sizes(
     examples: Sequence[tuple[str, ...]],
     recipes: Sequence[PlanRecipe],
     error: InputError,
-) -> fx.GraphModule:
-    """The graph for the sizes of the only example, which it checks; raises `error` without one."""
+) -> tuple[fx.GraphModule, Sequence[Any]]:
+    """The graph for the sizes of the only example, and that; it checks what it is given.
+
+    Raises `error` without one.
+    """
     if not examples:
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
@@ -165,13 +170,30 @@ def _for_sizes(
             f"the model is optimized for {len(examples)} sets of shapes, each in a graph of its "
             "own; a file holds one. Optimize the model for one set of shapes and save that."
         )
-    result = fx.GraphModule(sized, renamed(sized.graph), sized._get_name())
+    try:
+        result, given = spelled(sized, inputs)
+    except NotFlat as why:
+        raise InputError(f"the model cannot be saved: {why}.") from error
     places = result.graph.find_nodes(op="placeholder")
+    _put_defaults(places, given, graph.graph.find_nodes(op="placeholder"))
     # Arguments that were left out have defaults, which are constants of the graph.
     with result.graph.inserting_before(places[-1].next):
-        for node, given in zip(places, inputs, strict=False):
-            _check_given(result.graph, node, given)
-    return result
+        for node, one in zip(places, given, strict=False):
+            _check_given(result.graph, node, one)
+    return result, given
+
+
+def _put_defaults(
+    places: Sequence[fx.Node], given: Sequence[Any], declared: Sequence[fx.Node]
+) -> None:
+    """Let the plain arguments behind all tensors be left out, for what the model declares."""
+    defaults = [one.args for one in declared if not str(one.target).startswith("*")]
+    for number in reversed(range(min(len(places), len(given)))):
+        if tensors_of(given[number]):
+            break
+        places[number].args = defaults[number] if number < len(defaults) else (None,)
+        if not places[number].args:
+            break
 
 
 def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..models.places import in_order, is_open_ended, places
 from .layers import assert_none
+from .names import is_sayable
 from .plain import is_derived
 
 
@@ -36,36 +38,10 @@ def fixed_arguments(module: nn.Module, calls: Sequence[tuple[Any, ...]] = ()) ->
 
 
 def _by_name(signature: inspect.Signature, call: tuple[Any, ...]) -> dict[str, Any]:
-    try:
-        return signature.bind_partial(*call).arguments
-    except TypeError:
-        # A `__call__` of the model's own takes others than its `forward`.
-        return {}
-
-
-def by_place(
-    forward: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
-) -> tuple[Any, ...] | None:
-    """All arguments in their order, with defaults for those between that are left out.
-
-    >>> def forward(x, mask=None, size=8, *, scale=1): ...
-    >>> by_place(forward, (1,), {"size": 4}), by_place(forward, (1,), {"scale": 4})
-    ((1, None, 4), None)
-
-    None if an argument has no place.
-    """
-    signature = inspect.signature(forward)
-    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [one.name for one in signature.parameters.values() if one.kind in placed]
-    try:
-        bound = signature.bind(*inputs, **named)
-    except TypeError:
-        return None
-    if not names or not named.keys() <= {*names}:
-        return None
-    bound.apply_defaults()
-    last = max(map(names.index, named), default=0)
-    return tuple(bound.args[: max(len(inputs), last + 1)])
+    names = places(signature)
+    # A `__call__` of the model's own takes others than its `forward`.
+    fits = len(call) <= len(names) or is_open_ended(signature)
+    return dict(zip(names, call, strict=False)) if fits else {}
 
 
 def type_like(value: object) -> Any:
@@ -86,7 +62,7 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         types = typing.get_type_hints(type(module).forward)
     except Exception:
         types = {}
-    declared = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    declared = in_order(inspect.signature(type(module).forward))[1:]
     for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
         name = parameter.name
         if not node.target.startswith("*"):
@@ -108,7 +84,12 @@ def is_sayable_argument(parameter: inspect.Parameter) -> bool:
     """Whether generated code can have an argument of this name and this default."""
     default = parameter.default
     plain = default is parameter.empty or (isinstance(default, _PLAIN) and not is_derived(default))
-    return plain and parameter.name not in _SAID
+    return plain and is_sayable_name(parameter.name)
+
+
+def is_sayable_name(name: str) -> bool:
+    """Whether generated code can have an argument of this name."""
+    return name.isidentifier() and is_sayable(name) and name not in _SAID
 
 
 _SAID = {

@@ -15,6 +15,7 @@ from typing import Any
 from torch import fx
 
 from ..models.trees import can_be_remade, tuple_like
+from .arguments import is_sayable_name
 from .edit import filled
 
 _LOOKING = (operator.getitem, operator.add, getattr, len)
@@ -83,19 +84,47 @@ def flattened(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphMod
         return graph, inputs
     flat, known = fx.Graph(), dict[fx.Node, Any]()
     for number, (place, takes_all) in enumerate(zip(places, open_ended, strict=True)):
-        if takes_all:
-            rest = {} if str(place.target).startswith("**") else tuple(inputs[number:])
+        if takes_all and str(place.target).startswith("**"):
+            rest = inputs[number] if number < len(inputs) else {}
             known[place] = with_leaves(rest, partial(_place, flat, place.name))
+        elif takes_all:
+            known[place] = with_leaves(tuple(inputs[number:]), partial(_place, flat, place.name))
         elif number < len(inputs):
             known[place] = with_leaves(inputs[number], partial(_place, flat, place.name))
         else:
             known[place] = flat.node_copy(place)
+    return _rest_copied(graph, flat, known), leaves_of(inputs)
+
+
+def spelled(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, Sequence[Any]]:
+    """A copy of the graph with arguments for what `inputs` have in its `**kwargs`.
+
+    Raises NotFlat where code cannot have arguments of these names.
+    """
+    flat, known, given = fx.Graph(), dict[fx.Node, Any](), [*inputs]
+    for number, place in enumerate(graph.graph.find_nodes(op="placeholder")):
+        if number >= len(inputs) or not str(place.target).startswith("**"):
+            known[place] = flat.node_copy(place)
+            continue
+        more = given.pop()
+        for name in more:
+            if not is_sayable_name(name) or any(name == one.target for one in known):
+                raise NotFlat(f"it takes an argument by the name {name!r}")
+        known[place] = {name: flat.placeholder(name) for name in more}
+        given += more.values()
+    return _rest_copied(graph, flat, known), given
+
+
+def _rest_copied(
+    graph: fx.GraphModule, flat: fx.Graph, known: dict[fx.Node, Any]
+) -> fx.GraphModule:
+    """The graph whose inputs are those of `flat`, which `known` has for those of `graph`."""
     for node in graph.graph.nodes:
         if node.op != "placeholder":
             known[node] = _again(flat, node, known)
     result = fx.GraphModule(graph, flat, graph._get_name())
     result.training = graph.training
-    return result, leaves_of(inputs)
+    return result
 
 
 def _place(flat: fx.Graph, name: str, value: Any) -> Any:

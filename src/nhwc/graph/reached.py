@@ -63,8 +63,13 @@ def _followed(
         if is_of_torch(function) or function is collections.namedtuple:
             continue
         found[function.__code__] = function
-        for name in names_in(function.__code__):
+        names = names_in(function.__code__)
+        bases = type(module).__mro__
+        above = names & {"super", *(base.__name__ for base in bases)}
+        for name in names:
             todo += _attribute(module, name)
+            # `super().forward` is none of the class's own.
+            todo += [one for base in bases for one in _behind(vars(base).get(name)) if above]
         todo += [*named(function), *_closed_over(function)]
     yield from found.values()
 
@@ -73,8 +78,10 @@ def _attribute(module: nn.Module, name: str) -> list[Any]:
     """Return the functions behind an attribute of the module's class, or a `forward` of its own."""
     value = inspect.getattr_static(type(module), name, None)
     own = vars(module).get(name)
-    if name == "forward" and own is not None:
-        value = own
+    return _behind(own if name == "forward" and own is not None else value)
+
+
+def _behind(value: Any) -> list[Any]:
     match value:
         case property():
             return [value.fget, value.fset]

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..models.places import apart, is_open_ended, places
 from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
 from .arguments import type_like
@@ -90,7 +91,8 @@ def _recorded(
             given = recorder.placeholders(inputs)
             before = with_leaves(given, id)
             with recorder:
-                result = nn.Module.__call__(root, *given)
+                args, named = apart(root, given)
+                result = nn.Module.__call__(root, *args, **named)
         noted.check()
         if with_leaves(given, id) != before:
             raise fx.proxy.TraceError("it changes a list or a dict that it is given")
@@ -372,11 +374,13 @@ def _memory_of(tensor: Tensor) -> int:
 
 
 def _names_of(root: nn.Module, count: int) -> list[str]:
-    """Names for `count` arguments in their order, those in `*args` among them."""
-    parameters = inspect.signature(root.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [one.name for one in parameters if one.kind in positional]
-    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "more")
+    """Names for `count` arguments in their order, those in `*args` and `**kwargs` among them."""
+    signature = inspect.signature(root.forward)
+    names, parameters = places(signature), signature.parameters.values()
+    last = next((f"**{one.name}" for one in parameters if one.kind is one.VAR_KEYWORD), "more")
+    if not is_open_ended(signature):
+        return [*names, last][:count]
+    rest = next(one.name for one in parameters if one.kind is one.VAR_POSITIONAL)
     return [*names, *(f"{rest}_{number}" for number in range(count - len(names)))][:count]
 
 

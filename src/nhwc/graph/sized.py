@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import is_out_of_memory
+from ..models.places import apart
 from ..models.preserve import mark_generators, preserved, undrawn
 from ..verify import cloned
 from .arguments import name_placeholders
@@ -56,7 +57,8 @@ def capture_sized(
     """
     with preserved(graph), torch.no_grad():
         # Run first: code may make tables for a size in its first call and keep them.
-        graph(*cloned(inputs))
+        args, named = apart(graph, cloned(inputs))
+        graph(*args, **named)
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
         with undrawn(), _without_nested():
@@ -124,7 +126,8 @@ class _Sized(Tracer):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._seen: dict[fx.Node, Any] = {}
         self._running = False
-        given = inspect.signature(root.forward).bind(*inputs)
+        args, named = apart(root, inputs)
+        given = inspect.signature(root.forward).bind(*args, **named)
         given.apply_defaults()
         self._given = {k: v for k, v in given.arguments.items() if isinstance(v, Tensor)}
         self.fixed = {k: v for k, v in given.arguments.items() if k not in self._given}

@@ -169,14 +169,16 @@ def _remember_data(tensor: Tensor) -> _Restore:
 
 
 def _stored(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that hold what a tensor is: those of a sparse one, or itself."""
+    """Tensors that can be compared and hold what a tensor is: those of a sparse one, or itself."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor,)
+    if tensor.is_nested:
+        return tuple(tensor.unbind())
+    return (tensor.to_dense() if tensor.is_mkldnn else tensor,)
 
 
 def _remember_contents(value: Any) -> _Restore:

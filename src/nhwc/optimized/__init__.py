@@ -18,10 +18,10 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
-from ..graph.arguments import by_place
 from ..graph.flat import leaves_of
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
+from ..models.places import by_place
 from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.gpu.graphs import on_device
 from ..verify.decided import Picking
@@ -118,27 +118,30 @@ class Optimized(nn.Module):
             return self.portable(*_unpacked(inputs, self.portable))
         if is_observed():
             return self.portable(*inputs, **named)
-        if named:
-            placed = by_place(self.portable.forward, inputs, named)
-            if placed is None:
-                return self.portable(*inputs, **named)
-            inputs, named = placed, {}
+        given = inputs if not named else by_place(self.portable.forward, inputs, named)
+        if given is None:
+            return self.portable(*inputs, **named)
         check_threads()
         # The stamp is read first: another thread may put in a new one, with new programs.
         stamp = self._stamp
-        program = self._programs.get(signature(inputs))
+        program = self._programs.get(signature(given))
         if program is None or not stamp.holds():
-            program = self._remade(inputs)
+            program = self._remade(given)
         elif self._foreign:
             self._foreign = []
         if program is None:
-            return self.portable(*inputs)
+            return self.portable(*inputs, **named)
         if not torch.is_grad_enabled():
-            return program(*inputs)
-        if self._wants_gradients(inputs):
-            return self.portable(*inputs)
+            return program(*given)
+        if self._wants_gradients(given):
+            return self.portable(*inputs, **named)
         with torch.no_grad():
-            return program(*inputs)
+            return program(*given)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The arguments of a call are those of the model."""
+        return inspect.signature(self.portable.forward)
 
     def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
         wanted = any(isinstance(x, Tensor) and x.requires_grad for x in leaves_of(inputs))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
+from ..models.places import apart
 from ..models.preserve import drawn_so_far, preserved, undrawn
 from ..models.trees import flatten
 from .widened import run_in_float64, wide_type
@@ -261,7 +262,8 @@ def _observed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[di
         torch.manual_seed(0)
         random.seed(0)
         before = drawn_so_far()
-        found = dict(flatten(_call(function)(*own)))
+        args, named = apart(function, own)
+        found = dict(flatten(_call(function)(*args, **named)))
         return found, drawn_so_far() != before
 
 

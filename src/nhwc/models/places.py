@@ -1,0 +1,100 @@
+"""The arguments of a call by their places, as graphs and plans know them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from torch import nn
+
+_ORDER = (
+    *(Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY),
+    *(Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD),
+)
+
+
+def in_order(signature: Signature) -> list[Parameter]:
+    """The parameters as a graph lists them: what is given by name alone follows the others.
+
+    >>> [one.name for one in in_order(inspect.signature(lambda x, *rest, scale: x))]
+    ['x', 'scale', 'rest']
+    """
+    return sorted(signature.parameters.values(), key=lambda one: _ORDER.index(one.kind))
+
+
+def places(signature: Signature) -> list[str]:
+    """The names of the arguments that have places; behind `*args` a name has none.
+
+    >>> places(inspect.signature(lambda x, *, scale: x))
+    ['x', 'scale']
+    """
+    kinds = _ORDER[: 2 if is_open_ended(signature) else 3]
+    return [one.name for one in in_order(signature) if one.kind in kinds]
+
+
+def is_open_ended(signature: Signature) -> bool:
+    """Whether it takes any number of arguments by place, in `*args`."""
+    return any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
+
+
+def by_place(
+    forward: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Any, ...] | None:
+    """All arguments in their order, with defaults for those between that are left out.
+
+    What goes into `**kwargs` is a dict behind all others, sorted by name.
+
+    >>> def forward(x, mask=None, size=8, *, scale=1): ...
+    >>> by_place(forward, (1,), {"size": 4}), by_place(forward, (1,), {"scale": 4})
+    ((1, None, 4), (1, None, 8, 4))
+    >>> by_place(lambda x, mask=None, **more: x, (1,), {"scale": 4})
+    (1, None, {'scale': 4})
+
+    None if an argument has no place.
+    """
+    signature = inspect.signature(forward)
+    names = places(signature)
+    try:
+        bound = signature.bind(*inputs, **named)
+    except TypeError:
+        return None
+    more = {name: named[name] for name in sorted(named) if name not in names}
+    if (not names and not more) or (more and is_open_ended(signature)):
+        return None
+    bound.apply_defaults()
+    given = [*(bound.arguments[name] for name in names), *bound.args[len(names) :]]
+    if more:
+        return (*given, more)
+    last = max(map(names.index, named), default=0)
+    return tuple(given[: max(len(inputs), last + 1)])
+
+
+def apart(
+    model: Callable[..., Any], inputs: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call `model` with, by place and by name, to give it `inputs` by their places.
+
+    >>> class Scaled(nn.Module):
+    ...     def forward(self, x, *, scale, **more):
+    ...         return x * scale
+    >>> apart(Scaled(), (2, 3, {"size": 4}))
+    ((2,), {'scale': 3, 'size': 4})
+    """
+    if not isinstance(model, nn.Module):
+        return tuple(inputs), {}
+    # What `optimize` returns says by this whose arguments it takes.
+    signature = getattr(model, "__signature__", None) or inspect.signature(model.forward)
+    names = places(signature)
+    kinds = {name: signature.parameters[name].kind for name in names}
+    alone = [name for name in names if kinds[name] is Parameter.KEYWORD_ONLY]
+    first = len(names) - len(alone)
+    takes_any_name = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    # A `__call__` of the model's own may take more than its `forward`.
+    if is_open_ended(signature) or len(inputs) > len(names) + takes_any_name:
+        return tuple(inputs), {}
+    named = dict(zip(alone, inputs[first:], strict=False))
+    for more in inputs[len(names) :]:
+        named |= more
+    return tuple(inputs[:first]), named
