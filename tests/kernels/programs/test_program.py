@@ -2,6 +2,7 @@
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nhwc import Format, InputError, format_of
+from nhwc import Format, InputError, VerificationError, format_of
 from nhwc.kernels.convolutions.conv import conv2d_candidates
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import ConvSpec
@@ -19,6 +20,7 @@ from nhwc.kernels.programs.bound import _planes
 from nhwc.kernels.programs.builder import Builder
 from nhwc.kernels.programs.pool import from_nothing
 from nhwc.kernels.tape.arena import LINE, Lifetime, least, place
+from nhwc.kernels.tape.steps import View
 
 lives = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -229,6 +231,55 @@ def test_from_nothing_shows_what_a_step_leaves_out(between):
         (found,) = program(image)
     assert torch.equal(found[:, :5], image[:, :5] * (1 + between))
     assert found[:, 5:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("where", "shift"), [("a result", -8), ("a result", 8), ("the block", -512)]
+)
+def test_what_is_written_beside_memory_is_seen(where, shift):
+    """Memory of others would be spoiled without any sign of it."""
+    builder = Builder()
+    x, y = builder.input((1, 8, 1, 4)), builder.buffer((1, 8, 1, 4))
+    misplaced = lambda x, y: elementwise.copy_step(x, replace(y, offset=y.offset + shift))
+    builder.add(misplaced, x, y)
+    if where == "the block":
+        between, y = y, builder.buffer((1, 8, 1, 4))
+        builder.add(elementwise.copy_step, between, y)
+    builder.output(y)
+    program = builder.build()
+    with from_nothing(), pytest.raises(VerificationError, match="wrote beside its memory"):
+        program(torch.randn(1, 8, 1, 4))
+
+
+def test_a_part_that_is_counted_otherwise_lies_within_the_whole():
+    """Some channels of one pixel may be a pixel of these: the buffer is no smaller for that."""
+    builder = Builder()
+    x, both, y = builder.input((1, 8, 1, 1)), builder.buffer((1, 32, 1, 1)), (1, 16, 1, 1)
+    low, high = builder.slice(both, 0, 16), builder.slice(both, 16, 32)
+    for part in (0, 8, 16, 24):
+        builder.add(elementwise.copy_step, x, builder.slice(both, part, part + 8))
+    y = builder.buffer(y)
+    count = lambda view: view.as_numbers(1, view.shape[1], 1, 1)
+    builder.add(lambda a, b, y: elementwise.add_step(count(a), count(b), y), low, high, y)
+    builder.output(y)
+    program = builder.build()
+    (life,) = [life for item, life in program.schedule.lives(1).items() if item is both]
+    assert life.bytes == 4 * 32
+    image = torch.randn(1, 8, 1, 1)
+    with from_nothing():
+        (found,) = program(image)
+    assert torch.equal(found, 2 * torch.cat([image, image], 1))
+
+
+def test_numbers_that_are_counted_otherwise_are_waited_for():
+    """Channel 16 of one pixel is the first of the second pixel, if pixels have sixteen."""
+    written = View("buffer", (1, 16, 1, 1), 32, 16)
+    one_by_one = View("buffer", (32, 1, 1, 1), 1)
+    apart = View("buffer", (16, 1, 1, 1), 1)
+    writer = elementwise.copy_step(View("x", (1, 16, 1, 1), 16), written)
+    for read, disturbed in ((one_by_one, True), (apart, False)):
+        target = View("y", read.shape, 1)
+        assert elementwise.copy_step(read, target).disturbs(writer) is disturbed
 
 
 def test_a_chain_of_concatenations_is_one_buffer():

@@ -5,27 +5,25 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..layers.copies import PLANES
 from ..tape.steps import View, bind, view_of
 from ..tape.walk import Tape
-from .pool import wiped
+from .pool import result
 from .schedule import Schedule
-
-_FLOAT, _CPU = torch.float32, torch.device("cpu")
 
 _Places = list[tuple[int, int]]
 """Arguments that point into a buffer: the index of each, and how many bytes after its start."""
 
 
 class Bound:
-    """The arguments of every step of a program, bound to the memory from `start` on."""
+    """The arguments of every step of a program, bound to `size` bytes of memory from `start` on."""
 
     def __init__(
-        self, schedule: Schedule, threads: int, offsets: dict[object, int], start: int
+        self, schedule: Schedule, threads: int, offsets: dict[object, int], start: int, size: int
     ) -> None:
+        self.size = size
         # The buffers that a call brings along.
         places: dict[object, _Places] = {
             view.buffer: [] for view in (*schedule.inputs, *(o.view for o in schedule.outputs))
@@ -62,7 +60,7 @@ class Bound:
             known.bring(tensor, self._args)
         results = []
         for shape, strides, places in self._outputs:
-            tensor = wiped(torch.empty_strided(shape, strides, dtype=_FLOAT, device=_CPU))
+            tensor = result(shape, strides)
             _point(self._args, places, tensor.data_ptr())
             results.append(tensor)
         self._tape.run()

@@ -3,15 +3,17 @@
 They share the arena of their calls, and what they packed of the model's weights.
 
 Memory that was used before may hold the very numbers that are right, left by a call that computed
-them. Who checks an answer runs the program `from_nothing`.
+them. Who checks an answer runs the program `from_nothing`. Then nothing may be written around that
+memory either, which would be that of others:
+
+    | guard | memory of the program's steps | guard |        | guard | a result | guard |
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -19,6 +21,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from ...errors import VerificationError
 from ..tape.arena import LINE
 from ..tape.pages import WeightShelf
 
@@ -35,12 +38,46 @@ def from_nothing() -> Iterator[None]:
         _from_nothing.reset(before)
 
 
-def wiped(memory: Tensor) -> Tensor:
-    """`memory`, without what it held if programs are to run `from_nothing`."""
-    if _from_nothing.get():
-        # Four of such bytes are a NaN, too.
-        memory.fill_(math.nan if memory.is_floating_point() else 0xFF)
-    return memory
+def is_from_nothing() -> bool:
+    """Whether this thread runs programs to check them."""
+    return _from_nothing.get()
+
+
+_GUARD = 1 << 12
+"""The bytes on either side of memory that are nobody's."""
+_UNTOUCHED = 0xFF
+"""Four of such bytes are a NaN."""
+
+
+def result(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Memory for a result in float32, between guards if programs are to run `from_nothing`."""
+    if not is_from_nothing():
+        return torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu")
+    memory = torch.empty(_bytes(shape, strides) + 2 * _GUARD, dtype=torch.uint8, device="cpu")
+    memory.fill_(_UNTOUCHED)
+    return memory.view(torch.float32).as_strided(shape, strides, _GUARD // 4)
+
+
+def check_guards(tensor: Tensor) -> None:
+    """Raise a VerificationError if the guards around a result were written to."""
+    memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
+    _check_around(memory, _GUARD, _GUARD + _bytes(tensor.shape, tensor.stride()))
+
+
+def _check_around(memory: Tensor, begin: int, end: int) -> None:
+    around = memory[:begin], memory[end:]
+    if any(bool((part != _UNTOUCHED).any()) for part in around):
+        raise VerificationError(
+            "a kernel wrote beside its memory, into that of others. Report this model, and run it "
+            "without nhwc meanwhile."
+        )
+
+
+def _bytes(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """From the first number of a tensor of float32 to its last."""
+    if 0 in shape:
+        return 0
+    return 4 + 4 * sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 class Pool:
@@ -89,17 +126,25 @@ class _Block:
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def grow(self, size: int) -> None:
-        if size + LINE > self.size:
+        if size > self.size:
             self.bound = WeakKeyDictionary()
-            self._memory = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
+            room = size + LINE + 2 * _GUARD
+            self._memory = torch.empty(room, dtype=torch.uint8, device="cpu")
 
     def wipe(self) -> None:
-        wiped(self._memory)
+        """Leave nothing of what it holds."""
+        self._memory.fill_(_UNTOUCHED)
+
+    def check(self, size: int) -> None:
+        """Raise a VerificationError if a program of this size wrote around its memory."""
+        begin = self.start - self._memory.data_ptr()
+        _check_around(self._memory, begin, begin + size)
 
     @property
     def size(self) -> int:
-        return len(self._memory)
+        """The bytes that a program may have."""
+        return max(0, len(self._memory) - LINE - 2 * _GUARD)
 
     @property
     def start(self) -> int:
-        return -(-self._memory.data_ptr() // LINE) * LINE
+        return -(-(self._memory.data_ptr() + _GUARD) // LINE) * LINE

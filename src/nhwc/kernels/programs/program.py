@@ -38,7 +38,7 @@ from ..tape.walk import WALK
 from .bound import Bound
 from .endings import with_endings
 from .later import foreseen
-from .pool import Pool
+from .pool import Pool, check_guards, is_from_nothing
 from .pooled import pooled
 from .prologues import with_prologues
 from .schedule import Output, Schedule
@@ -86,9 +86,16 @@ class Program:
             if bound is None:
                 offsets, size = self.schedule.places(count)
                 block.grow(size)
-                bound = block.bound[self] = Bound(self.schedule, count, offsets, block.start)
+                bound = Bound(self.schedule, count, offsets, block.start, size)
+                block.bound[self] = bound
+            if not is_from_nothing():
+                return bound.run(inputs)
             block.wipe()
-            return bound.run(inputs)
+            results = bound.run(inputs)
+            block.check(bound.size)
+            for tensor in results:
+                check_guards(tensor)
+            return results
         finally:
             self._pool.put(count, block)
 

@@ -62,14 +62,15 @@ class Schedule:
         for number, phase in enumerate(self.phases):
             for argument in itertools.chain.from_iterable(step.args for step in phase):
                 if isinstance(argument, View):
-                    item = argument.buffer
-                    size = 4 * argument.pixels * argument.pixel
+                    item, end = argument.buffer, argument.offset + argument.floats
+                    size = 4 * max(argument.pixels * argument.pixel, end)
                 elif isinstance(argument, Scratch):
                     item = argument
                     size = argument.bytes * (threads if argument.per_thread else 1)
                 else:
                     continue
                 if id(item) not in outside:
+                    # Some views count a part of a buffer as pixels of fewer numbers.
                     known = lives.get(item, Lifetime(size, number, number))
-                    lives[item] = Lifetime(size, known.first, number)
+                    lives[item] = Lifetime(max(size, known.bytes), known.first, number)
         return lives

@@ -164,12 +164,24 @@ Argument = int | float | Tensor | View | Scratch | Kernels | None
 
 @dataclass(frozen=True)
 class Access:
-    """Channels `begin` to `end` of a buffer, or a whole scratch, and whether a step writes them."""
+    """Channels `begin` to `end` of a buffer's pixels, or a whole scratch, and whether a step writes
+    them. A pixel has so many floats; the last of all those used lies in front of `last`."""
 
     item: object
     begin: int
     end: int
     writes: bool
+    pixel: int = 1
+    last: int = 1
+
+    def meets(self, other: Access) -> bool:
+        """Whether both may use the same number."""
+        if self.item is not other.item:
+            return False
+        if self.pixel == other.pixel:
+            return self.begin < other.end and other.begin < self.end
+        # Of pixels that are counted otherwise, channels tell nothing.
+        return self.begin < other.last and other.begin < self.last
 
 
 @dataclass(frozen=True)
@@ -200,11 +212,7 @@ class Step:
 
     def disturbs(self, other: Step) -> bool:
         """Whether the two must not run at the same time: one writes what the other uses."""
-        return any(
-            (a.writes or b.writes) and a.item is b.item and a.begin < b.end and b.begin < a.end
-            for a in self.uses
-            for b in other.uses
-        )
+        return any((a.writes or b.writes) and a.meets(b) for a in self.uses for b in other.uses)
 
     @property
     def uses(self) -> tuple[Access, ...]:
@@ -212,8 +220,9 @@ class Step:
         found = []
         for name, argument in self.given.items():
             if isinstance(argument, View):
-                end = argument.offset + argument.shape[1]
-                found.append(Access(argument.buffer, argument.offset, end, name == "y"))
+                begin, end = argument.offset, argument.offset + argument.shape[1]
+                place = argument.buffer, begin, end, name == "y", argument.pixel
+                found.append(Access(*place, begin + argument.floats))
             elif isinstance(argument, Scratch):
                 found.append(Access(argument, 0, 1, True))
         return tuple(found)
