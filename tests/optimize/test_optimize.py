@@ -162,6 +162,7 @@ def test_what_is_given_by_name_is_planned():
         close(fast(given, **named), model(given, **named))
     for other in ({}, {"scale": 2.0}, {"return_dict": False}, {"more": 1}):
         close(fast(x, **other), model(x, **other))
+    assert runs_program(force(model, x), x, return_dict=True, mask=None)
 
 
 class ByNameAlone(Optional):

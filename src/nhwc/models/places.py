@@ -42,13 +42,15 @@ def is_open_ended(signature: Signature) -> bool:
 def by_place(
     forward: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[Any, ...] | None:
-    """All arguments in their order, with defaults for those between that are left out.
+    """All arguments in their order, up to the last that is not what `forward` takes by itself.
 
     What goes into `**kwargs` is a dict behind all others, sorted by name.
 
     >>> def forward(x, mask=None, size=8, *, scale=1): ...
     >>> by_place(forward, (1,), {"size": 4}), by_place(forward, (1,), {"scale": 4})
     ((1, None, 4), (1, None, 8, 4))
+    >>> by_place(forward, (1,), {"mask": None})
+    (1,)
     >>> by_place(lambda x, mask=None, **more: x, (1,), {"scale": 4})
     (1, None, {'scale': 4})
 
@@ -67,8 +69,15 @@ def by_place(
     given = [*(bound.arguments[name] for name in names), *bound.args[len(names) :]]
     if more:
         return (*given, more)
-    last = max(map(names.index, named), default=0)
-    return tuple(given[: max(len(inputs), last + 1)])
+    while len(given) > max(1, len(inputs)) and _is_default(signature, names, given):
+        given.pop()
+    return tuple(given)
+
+
+def _is_default(signature: Signature, names: Sequence[str], given: Sequence[Any]) -> bool:
+    """Whether the last argument is what it would be if it were left out."""
+    place = len(given) - 1
+    return place < len(names) and given[place] is signature.parameters[names[place]].default
 
 
 def apart(
@@ -84,8 +93,9 @@ def apart(
     """
     if not isinstance(model, nn.Module):
         return tuple(inputs), {}
-    # What `optimize` returns says by this whose arguments it takes.
-    signature = getattr(model, "__signature__", None) or inspect.signature(model.forward)
+    # What `optimize` returns says by `takes` whose arguments it takes.
+    known = getattr(model, "takes", None)
+    signature = known if isinstance(known, Signature) else inspect.signature(model.forward)
     names = places(signature)
     kinds = {name: signature.parameters[name].kind for name in names}
     alone = [name for name in names if kinds[name] is Parameter.KEYWORD_ONLY]

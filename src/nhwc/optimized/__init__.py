@@ -139,8 +139,8 @@ class Optimized(nn.Module):
             return program(*given)
 
     @property
-    def __signature__(self) -> inspect.Signature:
-        """The arguments of a call are those of the model."""
+    def takes(self) -> inspect.Signature:
+        """The arguments of a call: those of the model."""
         return inspect.signature(self.portable.forward)
 
     def _wants_gradients(self, inputs: Sequence[Any]) -> bool:
