@@ -43,6 +43,8 @@ def main(output: str) -> None:
     # Who leaves early closes connections that the other may still be reading from.
     dist.barrier()
     dist.destroy_process_group()
+    # Threads of torch that still run abort the process where Python ends it.
+    os._exit(0)
     # A thread of torch's that asks for the interpreter while that shuts down aborts the process.
     os._exit(0)
 

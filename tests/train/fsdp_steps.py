@@ -1,5 +1,6 @@
 """Run under torchrun: steps with FSDP2 beside the same steps in one piece."""
 
+import os
 import sys
 
 import torch
@@ -39,6 +40,8 @@ def main(output: str) -> None:
     )
     dist.barrier()
     dist.destroy_process_group()
+    # Threads of torch that still run abort the process where Python ends it.
+    os._exit(0)
 
 
 if __name__ == "__main__":
