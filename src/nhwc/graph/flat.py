@@ -84,16 +84,19 @@ def flattened(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphMod
         return graph, inputs
     flat, known = fx.Graph(), dict[fx.Node, Any]()
     for number, (place, takes_all) in enumerate(zip(places, open_ended, strict=True)):
-        if takes_all and str(place.target).startswith("**"):
-            rest = inputs[number] if number < len(inputs) else {}
-            known[place] = with_leaves(rest, partial(_place, flat, place.name))
-        elif takes_all:
-            known[place] = with_leaves(tuple(inputs[number:]), partial(_place, flat, place.name))
-        elif number < len(inputs):
-            known[place] = with_leaves(inputs[number], partial(_place, flat, place.name))
+        if takes_all or number < len(inputs):
+            given = _given(str(place.target), inputs[number:])
+            known[place] = with_leaves(given, partial(_place, flat, place.name))
         else:
             known[place] = flat.node_copy(place)
     return _rest_copied(graph, flat, known), leaves_of(inputs)
+
+
+def _given(name: str, left: Sequence[Any]) -> Any:
+    """What an argument of this name gets of the inputs that are `left`."""
+    if name.startswith("*") and not name.startswith("**"):
+        return tuple(left)
+    return left[0] if left else {}
 
 
 def spelled(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, Sequence[Any]]:

@@ -101,10 +101,10 @@ def apart(
     alone = [name for name in names if kinds[name] is Parameter.KEYWORD_ONLY]
     first = len(names) - len(alone)
     takes_any_name = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    # A `__call__` of the model's own may take more than its `forward`.
-    if is_open_ended(signature) or len(inputs) > len(names) + takes_any_name:
+    more, named = inputs[len(names) :], dict(zip(alone, inputs[first:], strict=False))
+    if more and takes_any_name and isinstance(more[0], dict):
+        named |= more[0]
+    elif more or is_open_ended(signature):
+        # A `__call__` of the model's own may take more than its `forward`.
         return tuple(inputs), {}
-    named = dict(zip(alone, inputs[first:], strict=False))
-    for more in inputs[len(names) :]:
-        named |= more
     return tuple(inputs[:first]), named
