@@ -669,3 +669,30 @@ def test_our_own_code_is_never_the_users():
 
     report = audit(Joined(), torch.rand(1, 4, 8, 8))
     assert {Path(call.site.file).name for call in report.calls} == {"test_audit.py"}
+
+
+def test_a_profiler_around_it_is_left_alone():
+    net, x = nn.Conv2d(3, 8, 3), torch.rand(1, 3, 8, 8)
+    with torch.profiler.profile() as profile:
+        with pytest.raises(nhwc.InputError, match="a profiler of torch runs around this call"):
+            audit(net, x)
+        net(x)
+    assert "aten::conv2d" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_strides_are_looked_at_by_their_parts():
+    class Held(nn.Module):
+        def __init__(self, held):
+            super().__init__()
+            self.register_buffer("held", held)
+
+        def forward(self, x):
+            return x * 2
+
+    x, rows = torch.rand(1, 3, 8, 8), [torch.ones(3, 8, 8), torch.ones(3, 8, 4)]
+    for odd in (x.to_mkldnn(), torch.nested.nested_tensor(rows)):
+        assert audit(Held(torch.ones(1)), odd).calls
+        assert audit(Held(odd), x).calls
+        with pytest.raises(nhwc.InputError, match="cannot copy the Held"):
+            nhwc.optimize(Held(odd).eval(), x)

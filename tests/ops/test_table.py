@@ -81,3 +81,8 @@ def test_a_dtype_measured_once_is_no_difference():
 def test_slower_means_clearly_slower():
     assert small(slow=True).operators[0].slower
     assert not small().operators[0].slower
+
+
+def test_names_in_a_list_are_refused():
+    with pytest.raises(nhwc.InputError, match="names are given one by one"):
+        nhwc.ops(["relu"])

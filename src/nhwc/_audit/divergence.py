@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..models.trees import results_of
+from ..models.trees import has_strides, results_of
 from ..watch.calls import Call, CallSite
 from ..watch.effects import short_name
 from ..watch.recorder import Recorder
@@ -144,13 +144,13 @@ def _asks(name: str) -> bool:
 
 def _contiguous(tensor: Tensor) -> Tensor:
     detached = tensor.detach()
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not has_strides(tensor):
         return detached
     return detached.clone(memory_format=torch.contiguous_format)
 
 
 def _is(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return isinstance(leaf, Tensor) and has_strides(leaf)
 
 
 def _values(result: object) -> list[Tensor]:

@@ -16,7 +16,7 @@ from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
-from ..models.trees import results_of, some, tensors_of
+from ..models.trees import has_strides, results_of, some, tensors_of
 from ..optimized import Optimized
 from ..watch.recorder import Recorder, is_users
 from .deadly import NoDeath
@@ -53,7 +53,7 @@ class Run:
     def _fresh(self, leaf: object) -> object:
         if not isinstance(leaf, Tensor):
             return leaf
-        if self.format and leaf.ndim in self.ranks and _is_dense(leaf):
+        if self.format and leaf.ndim in self.ranks and has_strides(leaf):
             wanted = CHANNELS_LAST_OF[leaf.ndim] if self.format.is_last else self.format
             marked = to_format(leaf.detach(), wanted)
             fresh = marked.clone() if marked.data_ptr() == leaf.data_ptr() else marked
@@ -100,7 +100,7 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
     if not (inputs or kwargs):
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
     # A model of anything else may be run on none of it, and has nothing to judge.
-    for tensor in (t for t in tensors if t.ndim in CHANNELS_LAST_OF and _is_dense(t)):
+    for tensor in (t for t in tensors if t.ndim in CHANNELS_LAST_OF and has_strides(t)):
         if tensor.numel() == 0:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
         if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
@@ -111,11 +111,6 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
             "a profiler of torch runs around this call, and audit starts one of its own, which "
             "would end it. Call audit outside of the profiler."
         )
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether torch can count the numbers of this tensor, and look at each."""
-    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 @contextlib.contextmanager

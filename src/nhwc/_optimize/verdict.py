@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import InputError, ModelFailed, is_out_of_memory
 from ..kernels.programs.pool import from_nothing
 from ..machine.host_memory import raw, trim
+from ..models.trees import has_strides
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
 from ..verify import (
@@ -281,8 +282,7 @@ def _add(found: Any, name: str, value: Any) -> None:
     shape = () if value.is_nested else tuple(value.shape)
     found.update(f"{name} {value.dtype} {shape}".encode())
     # Sparse, quantized and other devices' tensors have no plain bytes: digest their printed form.
-    strided = value.layout is torch.strided and not value.is_nested
-    if not strided or value.is_quantized or value.device.type != "cpu":
+    if not has_strides(value) or value.is_quantized or value.device.type != "cpu":
         found.update(repr(value).encode())
         return
     found.update(raw(value.resolve_conj().resolve_neg().contiguous()))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ..errors import InputError
+from ..models.trees import has_strides
 from .weights import check_memory, convolution_weights, packed_convolutions
 
 Model = TypeVar("Model", nn.Module, ExportedProgram)
@@ -71,7 +72,7 @@ def format_of(tensor: Tensor, hint: Format | None = None) -> Format:
     _check_tensor(tensor)
     if hint is not None:
         _check_target(hint)
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not has_strides(tensor):
         return Format.OTHER
     plain = tensor.is_contiguous()
     last = CHANNELS_LAST_OF.get(tensor.ndim)
@@ -133,7 +134,7 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
 def _check_format(tensor: Tensor, format: Format) -> None:
     _check_tensor(tensor)
     _check_target(format)
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not has_strides(tensor):
         kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
         way = ".to_padded_tensor(0)" if tensor.is_nested else ".to_dense()"
         raise InputError(f"{kind} has no memory format. Call {way} first.")

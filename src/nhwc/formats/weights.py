@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InputError
+from ..models.trees import has_strides
 from .source import CONVOLUTIONS, weights_in_code
 
 _PACKED = ("quantized", "prepacked", "mkldnn_prepacked", "prim")
@@ -256,7 +257,7 @@ def check_memory(model: nn.Module, weights: Sequence[Weight]) -> None:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not tensor.is_nested and not is_lazy(tensor)
+    plain = has_strides(tensor) and not is_lazy(tensor)
     return plain and not tensor.is_meta and tensor.numel() > 0
 
 

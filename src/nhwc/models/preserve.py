@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .trees import has_strides
+
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
 _Container = (list, dict, set)
@@ -44,8 +46,7 @@ def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
 
     torch copies no nested tensor deeply and of sparse ones those in coordinates, and clones all.
     """
-    plain = tensor.layout is torch.strided and not tensor.is_nested
-    return copy.deepcopy(tensor.detach(), memo) if plain else tensor.detach().clone()
+    return copy.deepcopy(tensor.detach(), memo) if has_strides(tensor) else tensor.detach().clone()
 
 
 @contextlib.contextmanager

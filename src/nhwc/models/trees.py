@@ -11,6 +11,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 
+def has_strides(tensor: Tensor) -> bool:
+    """Whether strides say where its numbers lie: not of a sparse, a nested or oneDNN's own tensor.
+
+    >>> has_strides(torch.ones(2)), has_strides(torch.ones(2).to_sparse())
+    (True, False)
+    """
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

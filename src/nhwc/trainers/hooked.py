@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from .._audit.running import image_ranks
 from .._audit.step import FirstStep, StepWatch
 from ..formats import CHANNELS_LAST_OF, convert_, format_of, to_format
+from ..models.trees import has_strides
 
 Tell = Callable[[FirstStep], None]
 
@@ -53,7 +54,7 @@ class LastImages:
         if not isinstance(value, Tensor) or value.ndim not in self.ranks:
             return False
         pixels = value.is_floating_point() or value.dtype is torch.uint8
-        return pixels and value.layout is torch.strided and not value.is_nested
+        return pixels and has_strides(value)
 
     def _last(self, image: Tensor) -> Tensor:
         own = CHANNELS_LAST_OF[image.ndim]

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.weights import convolution_weights
+from ..models.trees import has_strides
 from .calls import Call, CallSite, TensorSpec, described
 
 _NOT_THE_USERS = (
@@ -117,7 +118,7 @@ class Recorder(contextlib.ExitStack):
         """Describe a tensor that the call `source` made."""
         return TensorSpec(
             shape=() if tensor.is_nested else tuple(tensor.shape),
-            strides=tuple(tensor.stride()) if _has_strides(tensor) else (),
+            strides=tuple(tensor.stride()) if has_strides(tensor) else (),
             dtype=str(tensor.dtype).removeprefix("torch."),
             format=format_of(tensor),
             bytes=0 if tensor.is_nested else tensor.numel() * tensor.element_size(),
@@ -259,13 +260,9 @@ def _asked(arguments: object) -> Format | None:
     return _ASKED.get(named[0]) if named else None
 
 
-def _has_strides(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
 def storage_of(tensor: Tensor) -> int:
     """What is the same for tensors that share memory."""
-    if not _has_strides(tensor):
+    if not has_strides(tensor):
         return id(tensor)
     try:
         return int(tensor.untyped_storage()._cdata)
