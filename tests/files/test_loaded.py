@@ -39,6 +39,23 @@ class Sized(Optional):
         return y
 
 
+class Behind(Sized):
+    """Has a tensor behind what may be left out."""
+
+    def forward(self, x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, mask, scale)
+
+
+class Several(Optional):
+    """Takes tensors in a list that may be left out, and decides by sizes."""
+
+    def forward(self, x: Tensor, scale: float = 1.0, maps: list[Tensor] | None = None) -> Tensor:
+        y = super().forward(x, None, scale)
+        for row in range(y.shape[2]):
+            y = y + row
+        return y if maps is None else y + sum(maps)
+
+
 def saved(model: nn.Module, path: Path) -> nn.Module:
     nhwc.save(model, path)
     return nhwc.load(path)
@@ -72,6 +89,45 @@ def test_a_loaded_model_goes_everywhere(kind: Any, given: Any, use: str, tmp_pat
     loaded = saved(force(model, *given), tmp_path / "model.nhwc")
     used = USES[use](loaded, given, tmp_path)
     torch.testing.assert_close(used(*given), model(*given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.filterwarnings("ignore:The TorchScript type system")
+@torch.no_grad()
+def test_a_tensor_behind_what_was_left_out_goes_everywhere(use: str, tmp_path: Path) -> None:
+    model, mask = Behind().eval(), torch.rand(8, 8)
+    torch._dynamo.reset()
+    loaded = saved(force(model, X, kwargs={"mask": mask}), tmp_path / "model.nhwc")
+    used = USES[use](loaded, (X, 1.0, mask), tmp_path)
+    torch.testing.assert_close(used(X, 1.0, mask), model(X, 1.0, mask), rtol=1e-4, atol=1e-4)
+    if use not in ("trace", "export"):  # What these make takes every argument.
+        torch.testing.assert_close(used(X, mask=mask), model(X, mask=mask), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [(Behind, {"mask": torch.rand(8, 8)}), (Several, {"maps": [X.new_ones(1, 8, 8, 8)]})],
+)
+@torch.no_grad()
+def test_what_was_given_may_not_be_left_out(kind: Any, named: Any, tmp_path: Path) -> None:
+    model = kind().eval()
+    loaded = saved(force(model, X, kwargs=named), tmp_path / "model.nhwc")
+    assert loaded.serves((X, 1.0, *named.values()))
+    torch.testing.assert_close(loaded(X, **named), model(X, **named), rtol=1e-4, atol=1e-4)
+    for wrong in ({}, {"scale": 2.0, **named}, {name: [X, X] for name in named}):
+        with pytest.raises(nhwc.InputError, match="was saved for"):
+            loaded(X, **wrong)
+
+
+@torch.no_grad()
+def test_what_no_call_gave_may_be_given_as_its_default(tmp_path: Path) -> None:
+    model = Sized().eval()
+    loaded = saved(force(model, X), tmp_path / "model.nhwc")
+    for named in ({}, {"mask": None}, {"scale": 1.0}):
+        torch.testing.assert_close(loaded(X, **named), model(X), rtol=1e-4, atol=1e-4)
+    for wrong in ({"scale": 2.0}, {"mask": torch.tensor(2.0)}):
+        with pytest.raises(nhwc.InputError, match="was saved for"):
+            loaded(X, **wrong)
 
 
 @pytest.mark.filterwarnings("ignore:The TorchScript type system")

@@ -218,12 +218,19 @@ def test_names_that_go_into_kwargs_are_planned(named, tmp_path):
         return
     nhwc.save(fast, tmp_path / "model.nhwc")
     loaded = nhwc.load(tmp_path / "model.nhwc")
-    # What lies in front of a tensor can be left out of no call.
-    between = {"labels": None} if "mask" in named else {}
-    assert runs_program(loaded, x, **between, **named)
-    close(loaded(x, **between, **named), model(x, **named))
-    with pytest.raises(nhwc.InputError, match="was saved for"):
-        loaded(x, **between, **named | {"as_dict": not named["as_dict"]})
+    assert runs_program(loaded, x, **named)
+    close(loaded(x, **named), model(x, **named))
+    for other in ({"as_dict": not named["as_dict"]}, {"labels": 1}):
+        with pytest.raises(nhwc.InputError, match="was saved for"):
+            loaded(x, **named | other)
+
+
+@torch.no_grad()
+def test_a_result_is_optimized_again_by_name():
+    model, x = Optional().eval(), torch.randn(1, 3, 8, 8)
+    named = {"mask": torch.rand(1, 1, 6, 6), "return_dict": False}
+    again = nhwc.optimize(force(model, x, kwargs=named), x, kwargs=named)
+    close(again(x, **named), model(x, **named))
 
 
 def test_names_without_a_place_are_refused():

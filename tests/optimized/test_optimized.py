@@ -2,7 +2,9 @@
 
 import copy
 import io
+import math
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -575,3 +577,78 @@ def test_parts_of_a_stamp_read_memory_that_is_there():
         net.weight.data = torch.zeros(512, 512)
         assert not stamp.holds()
         stamp = Stamp(net)
+
+
+@torch.no_grad()
+def test_weights_loaded_while_no_program_runs_are_packed_afterwards(image):
+    fast = force(residual(), image)
+    fast(image)
+    with fast.unplanned():
+        loaded(fast)
+    assert runs_program(fast, image)
+    agrees(fast, image)
+
+
+@torch.no_grad()
+def test_weights_loaded_while_others_are_packed_are_the_last(image, monkeypatch):
+    fast = force(residual(), image)
+    fast.refresh()
+    threads, pack = [], nhwc.optimized.remake_plan
+
+    def interrupted(*given):
+        plan = pack(*given)
+        threads.append(threading.Thread(target=loaded, args=(fast,)))
+        threads[0].start()
+        threads[0].join(0.5)  # It waits, or else what was packed is of the old weights.
+        return plan
+
+    monkeypatch.setattr("nhwc.optimized.remake_plan", interrupted)
+    fast(image)
+    monkeypatch.undo()
+    threads[0].join()
+    agrees(fast, image)
+
+
+class Shifted(nn.Module):
+    """Adds its shift to the columns or to the channels: there are as many."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.shift = nn.Conv2d(3, 8, 3, padding=1), nn.Parameter(torch.arange(8.0))
+
+    def forward(self, x):
+        return self.conv(x).relu() + self.shift
+
+
+@torch.no_grad()
+def test_a_weight_of_another_shape_is_noticed():
+    image = torch.randn(1, 3, 8, 8)
+    fast = force(Shifted().eval(), image)
+    fast(image)
+    shift = fast.portable.shift
+    shift.data = shift.data.view(8, 1, 1)
+    with fast.unplanned():
+        expected = fast(image)
+    close(fast(image), expected)
+
+
+def test_a_call_that_wants_gradients_is_told_so_where_it_is(image):
+    fast = force(residual(), image)
+    with pytest.warns(UserWarning, match="gradients are wanted") as told:
+        fast(image.requires_grad_())
+    assert told[0].filename == __file__
+
+
+class Signed(nn.Module):
+    def forward(self, x, sign):
+        return torch.copysign(x.relu(), torch.full_like(x, sign))
+
+
+@torch.no_grad()
+def test_a_plan_for_zero_is_none_for_minus_zero(image):
+    model = Signed().eval()
+    fast = force(model, image, 0.0)
+    assert fast.serves((image, 0.0))
+    assert not fast.serves((image, -0.0))
+    close(fast(image, -0.0), model(image, -0.0))
+    assert force(model, image, math.nan).serves((image, math.nan))

@@ -268,4 +268,8 @@ def test_an_exact_plan_multiplies_no_infinite_position_by_zero():
     assert ran, "a pass of the user's own was left out"
     assert not any(one.applied for plan in fast.report.plans for one in plan.passes)
     with torch.no_grad():
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+        expected = model(x)
+        known = expected.isfinite()  # From torch 2.15 on, its own attention loses whole queries.
+        torch.testing.assert_close(fast(x)[known], expected[known], rtol=1e-4, atol=1e-5)
+    assert known.any()
+    assert not known.all()

@@ -581,7 +581,7 @@ def test_who_reads_a_view_knows_its_layout_only_when_it_is_made():
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @torch.no_grad()
 def test_layers_without_inputs_are_torchs():
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReplicationPad2d((-1, -1, 0, 0)), nn.Linear(0, 5))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((-1, -1, 0, 0)), nn.Linear(0, 5))
     (x,) = images((2, 3, 4, 2))
     torch.testing.assert_close(nhwc.optimize(net.eval(), x)(x), net(x))
 
@@ -1025,3 +1025,20 @@ def test_exact_plans_have_no_winograd(tmp_path):
     assert "nhwc winograd4x4" in kinds[False]
     assert not any("winograd" in kernel for kernel in kinds[True])
     assert "nhwc direct" in kinds[True]
+
+
+@pytest.mark.parametrize("function", [torch.sqrt, torch.rsqrt, torch.log])
+def test_kernels_whose_trial_has_answers_that_are_no_numbers_are_offered(function):
+    (x,) = images((2, 8, 5, 5))
+    plan = nhwc.optimize(Pointwise(function).eval(), x.abs()).report.plans[0]
+    (layer,) = [one for one in plan.layers if function.__name__ in one.what.split()[0]]
+    assert any(one.kernel.startswith("nhwc") for one in layer.kernels)
+
+
+class Pointwise(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Conv2d(8, 8, 1), function
+
+    def forward(self, x):
+        return self.function(self.layer(x).abs() + 1)

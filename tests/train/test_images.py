@@ -31,15 +31,28 @@ def test_a_class_that_validation_lacks_keeps_the_labels_of_the_others(tmp_path):
     assert {label for _, label in held_out.files} == {1, 2}
 
 
-def test_other_files_and_hidden_folders_do_not_count(tmp_path):
+def test_other_files_and_what_is_hidden_do_not_count(tmp_path):
     root = image_set(tmp_path)
     (root / "train" / ".cache").mkdir()
+    (root / "train" / "red" / ".thumbnails").mkdir()
+    (root / "train" / "red" / ".thumbnails" / "0.png").write_text("no image")
+    (root / "train" / "red" / "._0.png").write_text("what macOS knows of 0.png")
     (root / "train" / "notes.txt").write_text("no image")
     (root / "train" / "red" / "Thumbs.db").write_text("no image")
     (root / "train" / "red" / "0.png").rename(root / "train" / "red" / "0.PNG")
     found = ImageFolder.find(root / "train")
     assert found.classes == ("blue", "green", "red")
     assert len(found) == 36
+
+
+def test_images_behind_a_link_count_once(tmp_path):
+    root = image_set(tmp_path)
+    red = root / "train" / "red"
+    red.rename(tmp_path / "elsewhere")
+    red.mkdir()
+    (red / "part").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "elsewhere" / "back").symlink_to(red, target_is_directory=True)
+    assert len(ImageFolder.find(root / "train")) == 36
 
 
 def emptied(root):

@@ -136,3 +136,17 @@ def test_what_is_planned_is_judged_by_its_plan_wherever_it_stands():
     around = nn.Sequential(fast)
     with Picking():
         assert around(x) == "the program's"
+
+
+class Ties(nn.Module):
+    """Picks, and returns as many numbers as are alike after rounding: none are in float64."""
+
+    def forward(self, x, scale=1.0):
+        return x.topk(2).values * scale, [*x[(x + 1e-9) == x].unbind()]
+
+
+def test_a_model_that_returns_another_number_of_tensors_in_float64_is_judged_without():
+    model, x = Ties(), torch.rand(8)
+    truth = observe(model, [(x,)])
+    assert not verify_decided(truth, model, lambda x: model(x, scale=1.001)).passed
+    assert verify_decided(truth, model, model).passed

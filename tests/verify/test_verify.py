@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from nhwc.errors import VerificationError
-from nhwc.verify import flatten, observe, random_inputs, verify
+from nhwc.verify import decides, flatten, observe, random_inputs, verify
 from nhwc.verify.widened import widened
 
 
@@ -212,3 +212,64 @@ def test_a_model_in_float64_is_copied_too():
     wide = widened(net)
     for own, other in zip(net.state_dict().values(), wide.state_dict().values(), strict=True):
         assert own.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("other", [-torch.inf, torch.nan, 3e38])
+def test_an_infinite_number_is_that_one(other):
+    model = lambda number: lambda x: x.masked_fill(x > 0.5, number)
+    truth = observe(model(torch.inf), draw())
+    assert verify(truth, model(torch.inf)).passed
+    assert not verify(truth, model(other)).passed
+
+
+def test_parts_of_a_complex_number_are_compared_one_by_one():
+    model = lambda part: lambda x: torch.complex(x, torch.full_like(x, part))
+    truth = observe(model(torch.inf), draw())
+    assert verify(truth, model(torch.inf)).passed
+    assert not verify(truth, model(-torch.inf)).passed
+
+
+DECIDING = {
+    "round_": lambda x: x.clone().round_(),
+    "floor_divide": lambda x: x // 0.3,
+    "rounding": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    "remainder": lambda x: x % 0.3,
+    "to integers": lambda x: x.long(),
+    "largest of a row": lambda x: x.max(0).indices,
+    "cummax": lambda x: x.cummax(0).indices,
+    "unique": lambda x: x.unique(),
+    "nanmedian": lambda x: x.nanmedian(),
+    "nonzero": lambda x: x.nonzero(),
+}
+NOT_DECIDING = {
+    "largest of all": lambda x: x.max(),
+    "softmax": lambda x: x.softmax(0),
+    "to doubles": lambda x: x.double(),
+    "integers to others": lambda x: torch.arange(3).to(torch.int32) + x.sum(),
+    "div": lambda x: x / 3,
+}
+
+
+@pytest.mark.parametrize("name", [*DECIDING, *NOT_DECIDING])
+def test_what_decides(name):
+    function = (DECIDING | NOT_DECIDING)[name]
+    assert decides(function, (torch.rand(5),)) is (name in DECIDING)
+
+
+class Kept(nn.Module):
+    """Keeps tables outside of the slots that torch's own conversions know."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.several = torch.randn(4, 4), {"a": [torch.randn(4, 4)]}
+
+    def forward(self, x):
+        return x @ self.one @ self.several["a"][0]
+
+
+def test_a_model_that_keeps_tensors_in_lists_runs_in_float64_too():
+    model = Kept()
+    truth = observe(model, [(torch.randn(2, 4),)])
+    assert truth.exact is not None
+    assert truth.exact[0]["output"].dtype is torch.float64
+    assert model.one.dtype is torch.float32

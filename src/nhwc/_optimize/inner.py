@@ -100,7 +100,7 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
     running: dict[str, Use] = {}
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
-        given = by_place(graph.forward, args, named) if named else args
+        given = by_place(graph, args, named) if named else args
         if given is None or not is_known(given):
             reason = "it is given more than tensors and numbers"
             use = found.setdefault(None, Use(path, graph, reason=reason))

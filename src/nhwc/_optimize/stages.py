@@ -292,7 +292,7 @@ def _completed(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any])
     """The arguments of a call by their places, as plans know them."""
     if not named:
         return inputs
-    placed = by_place(model.forward, inputs, named)
+    placed = by_place(model, inputs, named)
     if placed is None:
         raise InputError(
             f"{type(model).__name__}.forward has no place for each of {', '.join(named)} beside "

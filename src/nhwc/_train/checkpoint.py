@@ -15,7 +15,10 @@ from ..formats import Format, to_format
 from ..machine.disk import replace_file
 
 SCHEMA = 1
-NEEDED = ("state_dict", "optimizer", "scaler", "average", "epoch", "batch", "order", "points")
+NEEDED = (
+    *("state_dict", "optimizer", "scaler", "average"),
+    *("epoch", "batch", "meter", "order", "points"),
+)
 
 
 def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
@@ -50,7 +53,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             "--weights."
         )
     if content.get("schema") != SCHEMA:
-        raise FileError(f"{path} was written by a newer nhwc. Install that one to read it.")
+        raise FileError(
+            f"{path} is a checkpoint of schema {content.get('schema')!r}, where this nhwc reads "
+            f"{SCHEMA}. Install the nhwc that wrote it."
+        )
     return content
 
 

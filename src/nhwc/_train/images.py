@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -64,7 +65,7 @@ class ImageFolder:
                     f"{folder} is a class that train/ does not have. Remove it, or add images of "
                     f"{folder.name} to train/."
                 )
-            found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS)
+            found = sorted(_images(folder))
             if not found:
                 raise InputError(
                     f"class folder {folder} holds no images ({', '.join(ENDINGS[:4])}, ...). "
@@ -181,6 +182,20 @@ def _class_folders(root: Path) -> list[Path]:
     if not folders:
         raise InputError(f"{root} holds no class folders. Put the images of each class into one.")
     return folders
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    """The images under `folder`, also behind links; none that a dot hides, as macOS's `._1.jpg`."""
+    entered: set[str] = set()
+    for place, inner, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(place) in entered:  # A link that leads back.
+            inner.clear()
+            continue
+        entered.add(os.path.realpath(place))
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for name in names:
+            if name.lower().endswith(ENDINGS) and not name.startswith("."):
+                yield Path(place, name)
 
 
 def _pillow():  # type: ignore[no-untyped-def]

@@ -93,7 +93,8 @@ class Loader:
                 for fault in batch.faults:
                     if not self._skip:
                         raise InputError(
-                            f"{fault}. Remove it, or pass over such with skip_corrupt."
+                            f"{fault}. Remove it, or pass over such with --skip-corrupt "
+                            "(skip_corrupt=True)."
                         )
                     if self._on_skip is not None:
                         self._on_skip(fault)

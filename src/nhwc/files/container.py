@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..errors import FileError, NhwcError, is_out_of_memory
+from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..machine.disk import replace_file
 from ..machine.host_memory import from_file, raw
@@ -49,7 +49,9 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8,
-        torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
+        torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+        torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
     )
 }  # fmt: skip
 
@@ -189,10 +191,16 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
 
 def _entry(tensor: Tensor) -> dict[str, Any]:
     """The header's entry for a tensor."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(
+            f"the model cannot be saved: it holds a tensor of {name}, which a file cannot. Convert "
+            "it to a type of whole bytes, or keep the model as code and weights."
+        )
     dense, format = _stored(tensor)
     return {
         "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": name,
         "format": str(format),
         "crc32": zlib.crc32(raw(dense)),
     }

@@ -59,7 +59,7 @@ class Example:
         """Read the text that `optimized.describe` made of an input."""
         if not isinstance(text, str) or len(text) > _LENGTH:
             raise Foreign(f"the input {str(text)[:40]!r}")
-        words = text.split(" ")
+        words = [text] if text[:1] in ("'", '"') else text.split(" ")
         dtype = enumerations()["dtype"].get(f"torch.{words[1]}") if len(words) > 1 else None
         if dtype is None:
             value = ast.literal_eval(text)
@@ -84,11 +84,13 @@ class Example:
         return self._in_order(torch.empty(self.shape, dtype=self.dtype, device="cpu"))
 
     def drawn(self) -> Any:
-        """A tensor of the shape with random numbers, the same each time; or the value."""
+        """A tensor of the shape with random floats, the same each time; or the value."""
         if self.dtype is None:
             return self.value
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(self.shape, generator=generator, device="cpu").to(self.dtype)
+        if self.dtype in (torch.int32, torch.int64):  # An index, say: every table has the first.
+            drawn.zero_()
         if self.channels_last:
             return to_format(drawn, CHANNELS_LAST_OF[drawn.dim()])
         return self._in_order(drawn)

@@ -18,7 +18,7 @@ from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.captured import renamed
 from ..graph.flat import NotFlat, is_nested, spelled
-from ..graph.layers import assert_sizes, assert_value
+from ..graph.layers import assert_length, assert_sizes, assert_value
 from ..graph.results import contents_of
 from ..graph.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
@@ -26,7 +26,6 @@ from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, unread
 from ..models.kinds import rewritable
-from ..models.trees import tensors_of
 from ..optimized import Optimized, PlanRecipe, Served, describe, served
 from ..passes import PASSES, exact_passes
 from ..passes.sizes import for_sizes
@@ -175,33 +174,47 @@ def _for_sizes(
     except NotFlat as why:
         raise InputError(f"the model cannot be saved: {why}.") from error
     places = result.graph.find_nodes(op="placeholder")
-    _put_defaults(places, given, graph.graph.find_nodes(op="placeholder"))
-    # Arguments that were left out have defaults, which are constants of the graph.
-    with result.graph.inserting_before(places[-1].next):
-        for node, one in zip(places, given, strict=False):
+    declared = graph.graph.find_nodes(op="placeholder")
+    declared = [one for one in declared if not str(one.target).startswith("*")]
+    _put_defaults(places[: len(given)], declared)
+    left_out = _left_out(places[-1], declared[len(places) :])
+    values = [*given, *(one.args[0] for one in left_out)]
+    with result.graph.inserting_before([*places, *left_out][-1].next):
+        for node, one in zip([*places[: len(given)], *left_out], values, strict=True):
             _check_given(result.graph, node, one)
     return result, given
 
 
-def _put_defaults(
-    places: Sequence[fx.Node], given: Sequence[Any], declared: Sequence[fx.Node]
-) -> None:
-    """Let the plain arguments behind all tensors be left out, for what the model declares."""
-    defaults = [one.args for one in declared if not str(one.target).startswith("*")]
-    for number in reversed(range(min(len(places), len(given)))):
-        if tensors_of(given[number]):
+def _put_defaults(places: Sequence[fx.Node], declared: Sequence[fx.Node]) -> None:
+    """Let arguments be left out as the model declares it, if only to be told that they may not."""
+    optional = False
+    for number, place in enumerate(places):
+        default = declared[number].args if number < len(declared) else (None,)
+        optional = optional or bool(default)
+        # Python wants one for each argument behind one that has it.
+        place.args = default or ((None,) if optional else ())
+
+
+def _left_out(last: fx.Node, declared: Sequence[fx.Node]) -> list[fx.Node]:
+    """New arguments behind `last` for those that no call gave, which may be given as they are."""
+    found = []
+    for one in declared:
+        if not one.args or type(one.args[0]) not in (bool, int, float, str, type(None)):
             break
-        places[number].args = defaults[number] if number < len(defaults) else (None,)
-        if not places[number].args:
-            break
+        with last.graph.inserting_after(last):
+            last = last.graph.placeholder(str(one.target), default_value=one.args[0])
+        found.append(last)
+    return found
 
 
 def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
     """Let the graph check that it is given what it was made for."""
     if isinstance(given, Tensor):
-        graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
+        checked = graph.call_function(assert_sizes, (node, list(given.shape), given.dtype))
+        if node.op == "placeholder" and node.args:  # TorchScript has to see that it is not None.
+            node.replace_all_uses_with(checked, lambda user: user is not checked)
     elif is_nested(given):
-        graph.call_function(assert_value, (graph.call_function(len, (node,)), len(given)))
+        graph.call_function(assert_length, (node, len(given)))
         for key, item in given.items() if isinstance(given, dict) else enumerate(given):
             part = graph.call_function(operator.getitem, (node, key))
             _check_given(graph, part, item)

@@ -17,8 +17,9 @@ from torch import fx
 from ..models.trees import can_be_remade, tuple_like
 from .arguments import is_sayable_name
 from .edit import filled
+from .layers import assert_length
 
-_LOOKING = (operator.getitem, operator.add, getattr, len)
+_LOOKING = (operator.getitem, operator.add, getattr, len, assert_length)
 _METHODS = ("get", "items", "keys", "values")
 _HOLDERS = (list, tuple, dict)
 _PLAIN = (int, float, bool, str, type(None))

@@ -42,25 +42,26 @@ def assert_none(value: Tensor | None, message: str) -> None:
         raise AssertionError(message)
 
 
-def assert_sizes(value: Tensor, sizes: list[int], dtype: torch.dtype) -> None:
-    """Stop where an input is not what the graph was made for; in a trace a call of its own."""
+def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    """Return an input if it is what the graph was made for, or stop; in a trace a call."""
     if has_torch_function((value,)):
-        handle_torch_function(assert_sizes, (value,), value, sizes, dtype)
-    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return handle_torch_function(assert_sizes, (value,), value, sizes, dtype)  # type: ignore[no-any-return]
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert value is not None, "this model was saved for an input that is left out"
         assert list(value.shape) == sizes, "this model was saved for an input of other sizes"
         assert value.dtype == dtype, "this model was saved for an input of another type"
-    else:
-        _check_sizes(value, sizes, dtype)
+        return value
+    return _of_sizes(value, sizes, dtype)
 
 
-def _check_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> None:
-    fits = isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype
-    if not fits:
-        given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
-        raise InputError(
-            f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
-            "its code computes with sizes. Optimize and save it for yours."
-        )
+def _of_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype:
+        return value
+    given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
+    raise InputError(
+        f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
+        "its code computes with sizes. Optimize and save it for yours."
+    )
 
 
 def assert_value(value: Any, expected: Any) -> None:
@@ -75,9 +76,23 @@ def assert_value(value: Any, expected: Any) -> None:
 
 def _check_value(value: object, expected: object) -> None:
     if repr(as_plain(value)) != repr(expected):
+        given = "a tensor" if isinstance(value, Tensor) else repr(value)
         raise InputError(
-            f"this model was saved for {expected!r} in the place of {value!r}: its code computes "
+            f"this model was saved for {expected!r} in the place of {given}: its code computes "
             "with sizes. Optimize and save it for yours."
+        )
+
+
+def assert_length(value: Any, length: int) -> None:
+    """Stop where what holds inputs holds more or fewer than expected; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_length, (value,), value, length)
+        return
+    held = len(value) if isinstance(value, (list, tuple, dict)) else None
+    if held != length:
+        raise InputError(
+            f"this model was saved for {length} inputs in a list, tuple or dict, not {held}: its "
+            "code computes with sizes. Optimize and save it for yours."
         )
 
 

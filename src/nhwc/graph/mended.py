@@ -179,8 +179,7 @@ class GroupNorm(Leaf):
         if not wide or not channel_is_densest(x) or has_one_pixel(x):
             return self.norm(x)  # type: ignore[no-any-return]
         apart = x.unflatten(1, [self.groups, x.size(1) // self.groups])
-        dims = [2, 3, 4] if x.dim() == 4 else [2, 3, 4, 5]
-        var, mean = torch.var_mean(apart, dims, correction=0, keepdim=True)
+        var, mean = torch.var_mean(apart, list(range(2, apart.dim())), correction=0, keepdim=True)
         scale = torch.rsqrt(var + self.eps)
         shift = -mean * scale
         each = [1, apart.size(1), apart.size(2)] + [1] * (x.dim() - 2)

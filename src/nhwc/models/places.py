@@ -39,10 +39,18 @@ def is_open_ended(signature: Signature) -> bool:
     return any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
 
 
+def signature_of(model: Callable[..., Any]) -> Signature:
+    """The arguments of a call. What `optimize` returns says by `takes` whose it takes."""
+    known = getattr(model, "takes", None)
+    if isinstance(known, Signature):
+        return known
+    return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+
+
 def by_place(
-    forward: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
+    model: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[Any, ...] | None:
-    """All arguments in their order, up to the last that is not what `forward` takes by itself.
+    """All arguments in their order, up to the last that is not what `model` takes by itself.
 
     What goes into `**kwargs` is a dict behind all others, sorted by name.
 
@@ -56,7 +64,7 @@ def by_place(
 
     None if an argument has no place.
     """
-    signature = inspect.signature(forward)
+    signature = signature_of(model)
     names = places(signature)
     try:
         bound = signature.bind(*inputs, **named)
@@ -93,9 +101,7 @@ def apart(
     """
     if not isinstance(model, nn.Module):
         return tuple(inputs), {}
-    # What `optimize` returns says by `takes` whose arguments it takes.
-    known = getattr(model, "takes", None)
-    signature = known if isinstance(known, Signature) else inspect.signature(model.forward)
+    signature = signature_of(model)
     names = places(signature)
     kinds = {name: signature.parameters[name].kind for name in names}
     alone = [name for name in names if kinds[name] is Parameter.KEYWORD_ONLY]

@@ -100,6 +100,7 @@ class Optimized(nn.Module):
         self.training = graph.training
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
+        self._resting = False
         self._told = False
         self._kept_in_eval = False
         self._lock = threading.Lock()
@@ -116,9 +117,9 @@ class Optimized(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if isinstance(inputs, fx.Proxy):
             return self.portable(*_unpacked(inputs, self.portable))
-        if is_observed():
+        if self._resting or is_observed():
             return self.portable(*inputs, **named)
-        given = inputs if not named else by_place(self.portable.forward, inputs, named)
+        given = inputs if not named else by_place(self.portable, inputs, named)
         if given is None:
             return self.portable(*inputs, **named)
         check_threads()
@@ -151,18 +152,18 @@ class Optimized(nn.Module):
             warnings.warn(
                 "gradients are wanted: planned kernels have none, so this call runs the graph, "
                 "which is slower. Call it under torch.no_grad() or inference_mode().",
-                stacklevel=4,
+                stacklevel=5,
             )
         return wanted
 
     @contextlib.contextmanager
     def unplanned(self) -> Iterator[None]:
         """Within this context every call runs `portable`, whose operators can be watched."""
-        held, self._recipes, self._programs = (self._recipes, self._programs), {}, {}
+        held, self._resting = self._resting, True
         try:
             yield
         finally:
-            self._recipes, self._programs = held
+            self._resting = held
 
     def _remade(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The program of a recipe that had none, or an outdated one; None if there is no plan."""
@@ -204,7 +205,7 @@ class Optimized(nn.Module):
         return True
 
     def _forget(self) -> None:
-        """Drop all that was made from the old weights."""
+        """Drop all that was made from the old weights; a call without the lock puts it back."""
         self._programs = {}
         self._recipes = {key: one for key, one in self._recipes.items() if one.graph is None}
         self.restamp()
@@ -218,7 +219,8 @@ class Optimized(nn.Module):
         """Pack all weights anew at the next call, after a change that could not be noticed."""
         for module in self.modules():
             if isinstance(module, Optimized):
-                module._forget()
+                with module._lock:
+                    module._forget()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)
@@ -227,8 +229,9 @@ class Optimized(nn.Module):
 
     def _renew(self) -> None:
         """Drop what was made from the old weights, if only weights have changed."""
-        if not self._stamp.holds() and self._stamp.has_parts():
-            self._forget()
+        with self._lock:
+            if not self._stamp.holds() and self._stamp.has_parts():
+                self._forget()
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -7,7 +7,7 @@ on the one before it:
 parts      modules, parameters and buffers in the slots of all modules, by identity; that there is
            no hook and no `forward` that was not there before, and no module of another class
 versions   the counters that torch raises at each write that it sees
-places     address, size and strides, which `p.data = ...` and `swap_tensors` change
+places     address, sizes and strides, which `p.data = ...` and `swap_tensors` change
 numbers    a sample of the bytes, for writes that torch does not see: `p.data.copy_`, numpy's
            views, other processes. Up to 512 bytes are compared whole, more by the 64 in the
            middle: one line of the cache, and one page, as weights may lie in a file. Those on
@@ -61,9 +61,6 @@ class Facts:
         # Tensors made under inference_mode have no versions.
         self._counted = [not t.is_inference() for t in tensors]
         self._placed = [_has_place(t) for t in tensors]
-        self._shaped = [
-            placed and t.ndim > 1 for t, placed in zip(tensors, self._placed, strict=True)
-        ]
         self._facts = self._of(tensors)
         self.samples = [
             sample
@@ -87,8 +84,8 @@ class Facts:
             sum(map(_version, compress(tensors, self._counted))),
             list(map(_type, tensors)),
             list(map(Tensor.data_ptr, placed)),
-            list(map(Tensor.numel, placed)),
-            list(map(Tensor.stride, compress(tensors, self._shaped))),
+            list(map(Tensor.size, placed)),
+            list(map(Tensor.stride, placed)),
         )
 
 

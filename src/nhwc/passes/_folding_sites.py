@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import folded, module_of, user_path
 from ..graph.layers import StatisticsNorm
-from ..graph.leaves import is_frozen_batch_norm, opaque_by_nature
+from ..graph.leaves import computes_as, is_frozen_batch_norm, opaque_by_nature
 from ..graph.traced import definer
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
@@ -51,7 +51,7 @@ def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     linear = flat.args[0]
     if again is None or again.target != "reshape_as" or again.args != (norm, linear):
         return None
-    return (flat, again) if isinstance(module_of(linear), nn.Linear) else None
+    return (flat, again) if computes_as(module_of(linear), nn.Linear) else None
 
 
 def readers(node: fx.Node) -> list[fx.Node]:

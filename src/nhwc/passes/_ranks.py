@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import module_of
+from ..graph.leaves import is_leaf
 from ..graph.traced import definer
 from ..operators.kinds import arithmetic_of, keeps_rank
 from ._matching import numbers_given
@@ -115,6 +116,8 @@ def _is_test(node: fx.Node, size: fx.Node, rank: int) -> bool:
 
 
 def _rank_after(module: Any, given: int | None) -> int | None:
+    if not is_leaf(module):
+        return None
     if isinstance(module, nn.Flatten):
         return _flat(module.start_dim, module.end_dim)
     if isinstance(module, _ConvNd | _BatchNorm):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import clean, erase, module_of
-from ..graph.leaves import opaque_by_nature
+from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 
@@ -47,7 +47,7 @@ def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
 def _training(node: fx.Node) -> object:
     """Return whether this dropout drops, or the node that decides it; None for other nodes."""
     module = module_of(node)
-    if isinstance(module, _DropoutNd):
+    if isinstance(module, _DropoutNd) and is_leaf(module):
         return module.training
     if node.op != "call_function":
         return None

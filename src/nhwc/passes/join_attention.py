@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import add_module, clean, erase, erase_unused, module_of
+from ..graph.leaves import is_leaf
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -83,7 +84,9 @@ def _is_item(value: Any) -> bool:
 def _are_rows_of(rows: Any, shape: list[Any]) -> bool:
     """Whether `rows` are what a linear layer makes of tokens (B, N, C), and `shape` begins B, N."""
     linear = module_of(rows) if isinstance(rows, fx.Node) else None
-    if not isinstance(linear, nn.Linear) or len(shape) != 5 or shape[2] != 3:
+    if not isinstance(linear, nn.Linear) or not is_leaf(linear):
+        return False
+    if len(shape) != 5 or shape[2] != 3:
         return False
     if not all(type(number) is int for number in shape[3:]):
         return False

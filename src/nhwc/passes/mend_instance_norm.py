@@ -9,7 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import clean, module_of, replace_module
 from ..graph.layers import StatisticsNorm
-from ..graph.leaves import opaque_by_nature
+from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.mended import InstanceNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -23,7 +23,7 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
     sites = []
     for node in list(gm.graph.nodes):
         norm: Any = module_of(node)
-        if not isinstance(norm, _InstanceNorm):
+        if not computes_as(norm, _InstanceNorm):
             continue
         reason = ""
         if opaque_by_nature(norm) or "forward" in vars(norm):

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, clean, erase, module_of, written_into
+from ..graph.leaves import is_leaf
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
@@ -45,6 +46,8 @@ def mend_interpolate(gm: fx.GraphModule) -> PassReport:
 def is_one_pixel(node: Any) -> bool:
     """Whether `node` was pooled to one pixel, and only convolved by one pixel or scaled since."""
     module: Any = module_of(node)
+    if module is not None and not is_leaf(module):
+        return False
     if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
         return module.output_size in (1, (1, 1))
     if not isinstance(node, fx.Node):

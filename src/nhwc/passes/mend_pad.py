@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, clean, erase, module_of, replace_module
-from ..graph.leaves import opaque_by_nature
+from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.mended import CircularPad
 from ..graph.report import PassReport, Site
 from ._arithmetic import twin
@@ -55,7 +55,7 @@ def _mend_pad(node: fx.Node) -> Site | None:
 
 def _circular_padding(node: fx.Node) -> Any:
     module = module_of(node)
-    if isinstance(module, nn.CircularPad2d | nn.CircularPad3d):
+    if isinstance(module, nn.CircularPad2d | nn.CircularPad3d) and is_leaf(module):
         return module.padding
     if node.target is not F.pad:
         return None

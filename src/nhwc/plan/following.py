@@ -13,7 +13,7 @@ from torch import fx, nn
 from ..graph import module_of, written_into
 from ..graph.computed import is_computed_from_arguments
 from ..graph.layers import Fused
-from ..graph.leaves import opaque_by_nature
+from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.mended import ChannelNorm, FromTokens
 from ..graph.results import is_returned
 from ..operators.activations import MODULES
@@ -56,7 +56,7 @@ def _is_layer(node: fx.Node) -> bool:
     module = module_of(node)
     if module is None or not isinstance(module, (nn.Linear, Fused, *MODULES)):
         return False
-    return not module.training and opaque_by_nature(module) is None
+    return not module.training and is_leaf(module) and opaque_by_nature(module) is None
 
 
 def note_tokens(graph: fx.GraphModule, record: Record) -> None:

@@ -141,7 +141,7 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
             exact = run_in_float64(
                 model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
             )
-    if exact is not None and [*map(_shapes, answers)] != [*map(_shapes, exact)]:
+    if exact is not None and [*map(shapes, answers)] != [*map(shapes, exact)]:
         exact = None  # The output's shape depends on values (detections): not comparable.
     return Answers(tuple(inputs), answers, exact, drawn)
 
@@ -285,8 +285,18 @@ class _Decisions(TorchDispatchMode):
     found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found = self.found or func._overloadpacket.__name__ in _PICKING | _ROUNDING
+        self.found = self.found or picks(func) or _jumps(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+def _jumps(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator rounds, or says where the largest number lies."""
+    name = func._overloadpacket.__name__.removesuffix("_")
+    if name == "_to_copy" and kwargs.get("dtype") is not None:
+        kind = kwargs["dtype"]
+        return args[0].is_floating_point() and not (kind.is_floating_point or kind.is_complex)
+    found = name in _ROUNDING or (name in ("max", "min") and func._overloadname == "dim")
+    return found or kwargs.get("rounding_mode") is not None
 
 
 _PICKING = frozenset(
@@ -295,7 +305,8 @@ _PICKING = frozenset(
 _ROUNDING = frozenset(
     (
         *("round", "floor", "ceil", "trunc", "sign", "frac"),
-        *("nonzero", "searchsorted", "bucketize"),
+        *("nonzero", "searchsorted", "bucketize", "floor_divide", "remainder", "fmod"),
+        *("cummax", "cummin", "nanmedian", "_unique2", "unique_dim"),
     )
 )
 
@@ -357,16 +368,25 @@ def _relative(value: Tensor, truth: Tensor) -> float:
     """The largest difference, over the largest finite value; NaN and infinities must coincide."""
     if not value.numel():
         return 0.0
-    kind = torch.complex128 if truth.is_complex() else torch.float64
-    value, truth = value.detach().to(kind), truth.detach().to(kind)
+    value, truth = _parts(value), _parts(truth)
     finite = torch.isfinite(truth)
     if not torch.equal(finite, torch.isfinite(value)):
+        return math.inf
+    if not torch.equal(value[~finite].nan_to_num(0.0), truth[~finite].nan_to_num(0.0)):
         return math.inf
     if not finite.any():
         return 0.0
     scale = truth[finite].abs().max().item()
     difference = (value[finite] - truth[finite]).abs().max().item()
     return difference / scale if scale else difference
+
+
+def _parts(value: Tensor) -> Tensor:
+    """The numbers in float64, complex ones as two."""
+    value = value.detach()
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    return value.double()
 
 
 def _severity(check: Check) -> float:
@@ -387,7 +407,7 @@ def _defined(kind: type) -> set[str]:
     return {name for base in kind.__mro__ if base is not object for name in vars(base)}
 
 
-def _shapes(answer: dict[str, Any]) -> list[Any]:
+def shapes(answer: dict[str, Any]) -> list[Any]:
     """The shape of each leaf; a nested tensor has none that could be asked for."""
     plain = {k: isinstance(v, Tensor) and not v.is_nested for k, v in answer.items()}
     return [(k, tuple(v.shape) if plain[k] else None) for k, v in answer.items()]

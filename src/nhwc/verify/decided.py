@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import DECIDES, Answers, Check, Verification, answer, cloned, compare, doubled, picks
+from . import DECIDES, Answers, Check, Verification, answer, cloned, compare, doubled, picks, shapes
 from .widened import run_in_float64
 
 
@@ -49,6 +49,8 @@ def verify_decided(
         if not original.made:
             return None
         exact, wide = _in_float64(model, inputs, original.made)
+        if exact is not None and shapes(exact) != shapes(before):
+            exact = None
         in_float64 = in_float64 and exact is not None
         with _Deciding(original.made) as other:
             now = answer(after, inputs)

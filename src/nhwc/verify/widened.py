@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..machine.host_memory import apart
 from ..models.preserve import copy_as_is
+from ..models.trees import tensors_of
 
 _LARGE = 1 << 16
 """A weight of at least this many numbers is widened anew for each run of its module."""
@@ -149,7 +150,11 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for buffer in model.buffers():
         if kind := wide_type(buffer):
             memo[id(buffer)] = buffer.detach().to(kind, copy=True)
-    # `double` converts the tensors that are in no slot of a module.
+    # Code may keep others, in a list or a dict: a table of positions, say.
+    for module in model.modules():
+        for value in tensors_of(vars(module)):
+            if (kind := wide_type(value)) and id(value) not in memo:
+                memo[id(value)] = value.detach().to(kind, copy=True)
     made = copy_as_is(model, memo).double()
     for module in made.modules():
         found: Any = module

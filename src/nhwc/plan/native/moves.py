@@ -30,7 +30,7 @@ _METHODS = {
     *("reshape", "view", "flatten", "unflatten", "permute", "transpose", "movedim", "moveaxis"),
     *("swapaxes", "swapdims", "unbind", "chunk", "split", "tensor_split", "squeeze", "unsqueeze"),
     *("expand", "contiguous", "clone", "roll", "select", "narrow", "flip", "repeat", "tile", "t"),
-    *("repeat_interleave", "mT", "T", "unfold", "detach"),
+    *("repeat_interleave", "unfold", "detach"),
 }
 _FUNCTIONS = {getattr(torch, name) for name in _METHODS if callable(getattr(torch, name, None))}
 _MODULES: tuple[type[nn.Module], ...] = (
@@ -96,6 +96,8 @@ def is_movement(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.target is F.pad:
         given = bound(node, ("input", "pad", "mode", "value"))
         return given.get("mode", "constant") == "constant" and not given.get("value")
+    if node.target is getattr:
+        return node.args[1] in ("mT", "T")
     return node.target is operator.getitem or node.target in _FUNCTIONS
 
 

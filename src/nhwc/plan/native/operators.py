@@ -48,6 +48,7 @@ _FUNCTIONS: dict[str, Lower] = {
     **dict.fromkeys(("max_pool2d", "max_pool3d"), pooling.of_function(max_pool)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pooling.of_function(average_pool)),
     **dict.fromkeys(("adaptive_avg_pool2d", "adaptive_avg_pool3d"), pooling.adaptive_pool),
+    "assert_sizes": placing.unchanged,
     "interpolate": pooling.of_function(resize),
     "mean": pooling.mean,
     "softmax": norms.softmax,
