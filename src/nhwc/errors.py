@@ -128,6 +128,17 @@ class FileError(NhwcError, OSError):
     """
 
 
+def advice_on(error: BaseException, otherwise: str) -> str:
+    """What to do about the exception of a model or an operator that was given example inputs.
+
+    >>> advice_on(TypeError("f() missing 1 required positional argument: 'y'"), "Look there.")
+    'Give one input for each argument; on the command line --input once for each.'
+    """
+    if isinstance(error, TypeError) and "required positional argument" in str(error):
+        return "Give one input for each argument; on the command line --input once for each."
+    return otherwise
+
+
 def missing(package: str, extra: str) -> MissingPackage:
     """The error for `package`, which comes with one of nhwc's extras.
 

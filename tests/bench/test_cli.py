@@ -68,6 +68,7 @@ def test_a_model_that_does_not_exist(capsys):
         (["resnet18", "--threads", "0"], "--threads 0 has a number below 1"),
         (["resnet18", "--variants", "warp"], "no variant is called 'warp'"),
         (["resnet18", "--input", "3x224x224"], "has 3 dimensions"),
+        (["old.json", "new.json"], "old.json is a result, which is shown alone. Show two with --c"),
         (["resnet18", "--plot", "x.pdf"], "--plot x.pdf has no known ending"),
         (["resnet18", "--resume"], "--resume needs the file to go on with"),
         (["resnet18", "--device", "abacus"], "device 'abacus' is not usable"),

@@ -11,6 +11,7 @@ import nhwc
 from nhwc._bench import Benchmark, Case, Task, paired, run, worker
 from nhwc._bench.engines import ENGINES, find_engine
 from nhwc._bench.engines.engine import Engine
+from nhwc._bench.truth import find_truth
 
 SHAPE = (2, 3, 16, 16)
 PLAIN = ("eager", "channels_last")
@@ -165,6 +166,14 @@ def test_training_steps(zoo):
     assert [m.variant for m in row.measured] == list(PLAIN)
     assert row.measurements[2].failure == "inference only"
     assert all(m.error < 1e-3 for m in row.measured)
+
+
+def test_a_step_that_is_mostly_rounding_has_no_rivals(monkeypatch):
+    monkeypatch.setattr("nhwc._bench.truth.ROUGH", 0.0)
+    with pytest.raises(nhwc.InputError, match="off its float64 run.* Give more images"):
+        find_truth(
+            nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), [torch.randn(2, 3, 2, 2)], train=True
+        )
 
 
 def test_mixed_precision(zoo):

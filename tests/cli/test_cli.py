@@ -97,6 +97,11 @@ def test_fail_on_slower_compares(model_file, capsys):
         (["audit", "no.such.module:net"], "cannot import 'no.such.module'"),
         (["audit", "torch.nn:Nothing"], "has no callable 'Nothing'"),
         (["audit", "resnet18", "--input", "3x224x224"], "has 3 dimensions; a vision model needs 4"),
+        (["audit", "resnet18", "--input", "16"], "has 1 dimension;"),
+        (
+            ["audit", "r3d_18"],
+            "default one, 1x3x224x224: give another with --input, 1x3x16x112x112",
+        ),
         (["audit", "resnet18", "--input", "0x3x224x224"], "is empty: a dimension is 0"),
         (["audit", "resnet18", "--input", "big"], "'big' is no shape"),
         (["audit", "resnet18", "--device", "abacus"], "device 'abacus' is not usable here"),

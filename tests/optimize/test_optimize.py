@@ -226,6 +226,20 @@ def test_names_that_go_into_kwargs_are_planned(named, tmp_path):
 
 
 @torch.no_grad()
+def test_a_result_with_large_weights_is_optimized_again(tmp_path):
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 256, 3), nn.Conv2d(256, 256, 1)).eval(),
+        torch.randn(1, 3, 8, 8),
+    )
+    fast = force(model, x)
+    nhwc.save(fast, tmp_path / "model.nhwc")
+    for again in (fast, nhwc.load(tmp_path / "model.nhwc"), nn.Sequential(fast, nn.ReLU()).eval()):
+        larger = force(again, torch.randn(2, 3, 9, 9))
+        close(larger(x), again(x))
+        assert larger.report.verification.in_float64
+
+
+@torch.no_grad()
 def test_a_result_is_optimized_again_by_name():
     model, x = Optional().eval(), torch.randn(1, 3, 8, 8)
     named = {"mask": torch.rand(1, 1, 6, 6), "return_dict": False}

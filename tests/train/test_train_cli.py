@@ -92,6 +92,10 @@ def test_an_earlier_run_is_not_overwritten(folder, capsys):
     assert (folder.parent / "out" / "checkpoint.pt").read_bytes() == before
     assert run(folder, *QUICK, "--epochs", 2, "--resume", "out/checkpoint.pt") == 0
     assert load_checkpoint("out/checkpoint.pt")["epoch"] == 2
+    again = ["--epochs", 2, "--resume", "out/checkpoint.pt", "-o", "nowhere"]
+    assert run(folder, *QUICK, *again) == 0
+    assert "2 of 2 epochs: there is nothing to train" in capsys.readouterr().err
+    assert not (folder.parent / "nowhere").exists()
     table = (folder.parent / "out" / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in table[1:]] == [
         ["train", "0"], ["val", "0"], ["train", "1"], ["val", "1"]

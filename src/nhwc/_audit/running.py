@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
+from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
@@ -163,7 +163,8 @@ def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
         if is_out_of_memory(error):
             raise
         text = " ".join(str(error).split())[:300].rstrip(".")
-        advice = "Check the input's shape and type, and that the model runs by itself."
+        usual = "Check the input's shape and type, and that the model runs by itself."
+        advice = advice_on(error, usual)
         if "view size is not compatible" in text:
             advice = "Channels-last memory has no such view: write .reshape or .flatten there."
         elif tensors and not any(tensor.ndim in CHANNELS_LAST_OF for tensor in tensors):

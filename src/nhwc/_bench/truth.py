@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..models.trees import flatten
 from ..verify.widened import run_in_float64, widened
 from .step import StepCall
@@ -68,6 +69,11 @@ def find_truth(
     if exact is None:
         return Truth(own, ROUGH if amp else 1e-3)
     eager = Truth(exact, 0.0).error_of(list(own))
+    if train and eager > ROUGH:
+        raise InputError(
+            f"eager's own step is {eager:.1e} off its float64 run, so that no right step can be told "
+            "from a wrong one. Give more images, or larger ones (--batch, --input)."
+        )
     return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, advice_on
 from .cases import summarize
 from .probe import probe
 from .samples import Sample, describe
@@ -64,5 +64,6 @@ def _failure(sample: Sample) -> str:
     try:
         sample.call(*sample.args, **sample.kwargs)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        said = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}"
+        return f"{said}. {advice_on(error, 'Check its inputs.')}"
     return "its results could not be compared"

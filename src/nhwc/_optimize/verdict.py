@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from ..errors import InputError, ModelFailed, is_out_of_memory
+from ..errors import InputError, ModelFailed, advice_on, is_out_of_memory
 from ..kernels.programs.pool import from_nothing
 from ..machine.host_memory import raw, trim
 from ..models.trees import has_strides
@@ -206,7 +206,8 @@ def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
         said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "
-            f"{', '.join(describe(inputs))}: {said}. Check the example inputs."
+            f"{', '.join(describe(inputs))}: {said}. "
+            f"{advice_on(error, 'Check the example inputs.')}"
         ) from error
 
 

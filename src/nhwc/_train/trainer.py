@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NhwcError, is_out_of_memory
 from ..formats import Format, convert_
 from ..machine.environment import Environment
+from ..shown import shown
 from .data import Data
 from .distributed import parallel, rank_and_world
 from .evaluation import check_width, evaluate
@@ -110,8 +111,11 @@ class Trainer:
         except (RuntimeError, ValueError, KeyError) as error:
             if is_out_of_memory(error):
                 raise
-            first = str(error).strip().splitlines()[-1].strip()
-            raise InputError(f"{name} does not fit this model and optimizer: {first}") from error
+            first = shown(str(error).strip().splitlines()[-1])
+            raise InputError(
+                f"{name} does not fit this model and optimizer: {first} Resume with those that it "
+                "was saved from."
+            ) from error
         if self.step.scaler.is_enabled() and state["scaler"]:
             self.step.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch = state["epoch"], state["batch"]

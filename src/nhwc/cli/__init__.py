@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from ..errors import InputError, NhwcError, ProcessLost, is_out_of_memory, is_too_large
+from ..errors import InputError, ModelFailed, NhwcError, ProcessLost, is_out_of_memory, is_too_large
 from ..shown import printable
 from .interrupt import ends_at_once
 from .progress import drop, put, quiet, say
@@ -62,6 +62,13 @@ def _run(argv: list[str]) -> int:
         before = quiet.set(args.quiet)
         try:
             return int(args.run(args))
+        except ModelFailed as error:
+            if getattr(args, "input", "") is None:
+                raise ModelFailed(
+                    f"{error} The input was the default one, 1x3x224x224: give another with "
+                    "--input, 1x3x16x112x112 for a clip, say."
+                ) from error
+            raise
         finally:
             quiet.reset(before)
     finally:

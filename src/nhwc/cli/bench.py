@@ -24,7 +24,7 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import add_seed, check_alone, check_fits, parse_shape
+from .common import MODEL, add_seed, check_alone, check_fits, parse_shape
 from .extras import check_models
 from .outputs import (
     add_output_arguments,
@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="*",
-        help="resnet50, timm:NAME, package.module:callable, file.py:callable; or a FILE.json "
-        "that -o wrote, to show it again",
+        help=f"{MODEL}; or a FILE.json that -o wrote, to show it again",
     )
     words = "models to measure together, beside published figures where there are any; see below"
     parser.add_argument("--suite", choices=[s.name for s in SUITES], help=words)
@@ -172,8 +171,13 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         check_alone(args, "--compare", "models", "suite")
         return run_compare(args)
-    if len(args.models) == 1 and args.models[0].endswith(".json"):
-        show(args, load_benchmark(Path(args.models[0])))
+    results = [name for name in args.models if name.endswith(".json")]
+    if len(args.models) > 1 and results:
+        raise InputError(
+            f"{results[0]} is a result, which is shown alone. Show two with --compare OLD NEW."
+        )
+    if results:
+        show(args, load_benchmark(Path(results[0])))
         return 0
     return run_bench(args)
 

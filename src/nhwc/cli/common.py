@@ -13,8 +13,14 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..machine.environment import memory_bytes, usable_device
+from ..render.text import plural
 from ..zoo import load_model
 from .values import SEEDS, whole
+
+MODEL = (
+    "resnet50, torchvision:NAME, timm:NAME, monai:NAME, package.module:callable, "
+    "file.py:callable, or a saved file"
+)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +28,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="resnet50, torchvision:NAME, timm:NAME, monai:NAME, package.module:callable, "
-        "file.py:callable, or a saved file",
+        help=MODEL,
     )
     parser.add_argument(
         "--input",
@@ -62,8 +67,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
     shape = parse_sizes(text)
     if len(shape) not in (4, 5):
         raise InputError(
-            f"input {text} has {len(shape)} dimensions; a vision model needs 4 (N, C, H, W), "
-            "or 5 (N, C, D, H, W). Try --input 1x3x224x224."
+            f"input {text} has {plural(len(shape), 'dimension')}; a vision model needs 4 "
+            "(N, C, H, W), or 5 (N, C, D, H, W). Try --input 1x3x224x224."
         )
     return shape
 

@@ -241,7 +241,15 @@ def _train(
     checkpoint = folder / "checkpoint.pt" if folder else None
     resume = _resume(args, checkpoint)
     show = rank_and_world()[0] == 0
-    earlier = [Point(**point) for point in load_checkpoint(resume)["points"]] if resume else []
+    earlier: list[Point] = []
+    if resume:
+        state = load_checkpoint(resume)
+        earlier = [Point(**point) for point in state["points"]]
+        if state["epoch"] >= recipe.epochs:
+            if show:
+                done = f"{resume} has {state['epoch']} of {recipe.epochs} epochs"
+                note(f"{done}: there is nothing to train. Raise --epochs to go on.")
+            return 0
     screen = Screen(recipe.epochs, len(data.train), text=args.format == "text")
     go = partial(
         train,

@@ -73,14 +73,16 @@ def run_in_float64(model: nn.Module, run: Callable[[nn.Module], Any]) -> Any:
     >>> run_in_float64(nn.Linear(300, 300), lambda wide: wide(torch.ones(1, 300).double()).dtype)
     torch.float64
     """
-    wide, absent = _by_turns(model)
-    if absent:
-        try:
+    wide = None
+    try:
+        wide, absent = _by_turns(model)
+        if absent:
             return run(wide)
-        except (Exception, _Missing):
-            # A module may have read the weights of another one: have all of them all the time.
-            del wide
-            wide = widened(model)
+    except (Exception, _Missing):
+        # A module may have read the weights of another one, or its own while it was copied: have
+        # all of them all the time.
+        del wide
+        wide = widened(model)
     return run(wide)
 
 
