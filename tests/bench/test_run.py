@@ -170,7 +170,7 @@ def test_training_steps(zoo):
 
 def test_a_step_that_is_mostly_rounding_has_no_rivals(monkeypatch):
     monkeypatch.setattr("nhwc._bench.truth.ROUGH", 0.0)
-    with pytest.raises(nhwc.InputError, match="off its float64 run.* Give more images"):
+    with pytest.raises(nhwc.InputError, match=r"off its float64 run.* Give more images"):
         find_truth(
             nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), [torch.randn(2, 3, 2, 2)], train=True
         )
