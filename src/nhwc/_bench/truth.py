@@ -71,8 +71,8 @@ def find_truth(
     eager = Truth(exact, 0.0).error_of(list(own))
     if train and eager > ROUGH:
         raise InputError(
-            f"eager's own step is {eager:.1e} off its float64 run, so that no step can be told right "
-            "or wrong. Give more images, or larger ones (--batch, --input)."
+            f"eager's own step is {eager:.1e} off its float64 run: no step can be told right or "
+            "wrong. Give more images, or larger ones (--batch, --input)."
         )
     return Truth(exact, ROUGH if amp else min(ROUGH, max(1e-5, FACTOR * eager)))
 
