@@ -52,7 +52,7 @@ def sides_of(graph: fx.GraphModule, seen: Behaviour, weights: Set[fx.Node]) -> S
     for node in graph.graph.nodes:
         if node not in found.before and node not in found.behind and not is_idle(node):
             for target in _targets(node):
-                if why_seen(graph, node, target) is not None:
+                if why_seen(node, target) is not None:
                     found.place_write(node, target)
     for node in graph.graph.nodes:
         if node not in found.before and node not in found.behind and found.decides(node):

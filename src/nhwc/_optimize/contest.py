@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..machine.timing import Comparison, Samples, interleave
-from ..models.places import apart
+from ..models.places import by_call
 from ..models.preserve import preserved
 from ..plan.ledger import is_time
 from ..verify import cloned
@@ -104,5 +104,5 @@ def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
 
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     # The model may write into its input, so each stage gets a copy.
-    args, named = apart(function, cloned(inputs))
+    args, named = by_call(function, cloned(inputs))
     return lambda: function(*args, **named)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import graphs
-from ..models.places import apart, by_place
+from ..models.places import by_call, by_place
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
 from ..optimized import Optimized, is_known, signature
@@ -54,7 +54,7 @@ def uses(model: nn.Module, examples: Sequence[tuple[Any, ...]]) -> list[Use]:
             for handle in _watch(path, graph, found.setdefault(path, {})):
                 stack.callback(handle.remove)
         for inputs in examples:
-            args, named = apart(model, cloned(inputs))
+            args, named = by_call(model, cloned(inputs))
             model(*args, **named)
     result: list[Use] = []
     for path, graph in inner_graphs(model).items():

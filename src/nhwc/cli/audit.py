@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import __version__
@@ -23,7 +24,14 @@ from .common import add_model_arguments, build, colors
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_file, write_output
 from .progress import note
 
-FORMATS = ("text", "json", "html", "github", "sarif", "junit")
+_RENDERED: dict[str, Callable[[Review], str]] = {
+    "json": lambda reviewed: json.dumps(reviewed.to_dict(), indent=1) + "\n",
+    "html": lambda reviewed: audit_html(reviewed.audit),
+    "github": audit_github,
+    "sarif": lambda reviewed: audit_sarif(reviewed, __version__),
+    "junit": audit_junit,
+}
+FORMATS = ("text", *_RENDERED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,16 +115,8 @@ def _baseline(args: argparse.Namespace) -> Baseline | None:
 
 
 def render(reviewed: Review, format: str, path: Path | None) -> str:
-    if format == "json":
-        return json.dumps(reviewed.to_dict(), indent=1) + "\n"
-    if format == "html":
-        return audit_html(reviewed.audit)
-    if format == "github":
-        return audit_github(reviewed)
-    if format == "sarif":
-        return audit_sarif(reviewed, __version__)
-    if format == "junit":
-        return audit_junit(reviewed)
+    if format in _RENDERED:
+        return _RENDERED[format](reviewed)
     color = path is None and colors()
     text = audit_text(reviewed.audit, color=color)
     return f"{text}\n{baseline_text(reviewed, color=color)}" if reviewed.baseline else text

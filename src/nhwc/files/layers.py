@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..graph.leaves import runs_hooks
 from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
 
@@ -29,7 +30,7 @@ def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
         raise refusal(
             path, f"it calls a {type(module).__name__}, whose own code it takes to load it"
         )
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
+    if runs_hooks(module) or hasattr(module, "parametrizations"):
         raise refusal(path, "it has hooks or parametrizations, which are code of your own")
     arguments = {}
     for name in _arguments_of(layer):

@@ -25,7 +25,7 @@ from .report import Opaque, PassReport
 from .results import return_instead, returned
 from .shells import TraceChild, open_shell
 from .state import State
-from .traced import check_writes, is_constant
+from .traced import is_constant
 from .tracer import Tracer, explain
 
 
@@ -143,10 +143,7 @@ def _trace(
     if reason is None:
         try:
             graph = tracer.trace(module, concrete)
-            tracer.check_refusal()
-            check_writes(graph)
-            tracer.check_constants()
-            state.check()
+            tracer.check(state)
             give_copies(graph)
         except Exception as error:
             state.restore()

@@ -81,6 +81,11 @@ def watchers(module: nn.Module) -> tuple[int, ...]:
     return (id(vars(module).get("forward")), *map(id, hooks_of(module)))
 
 
+def runs_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return the hooks of a module, of every kind."""
     return [hook for kind in HOOKS for hook in vars(module)[kind].values()]

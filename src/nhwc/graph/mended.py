@@ -2,6 +2,9 @@
 
 Each looks at the strides of what it is given: in any other format it does what torch does. The
 NHWC way is the same arithmetic on the permuted tensor, which is dense there.
+
+A new one goes into `graph.layers.LAYERS`, so that files may hold it; one that may return a view of
+its input also into `operators.kinds`.
 """
 
 from __future__ import annotations

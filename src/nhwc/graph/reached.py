@@ -8,15 +8,11 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-_TORCH = f"{Path(torch.__file__).parent}/"
-
-_OURS = f"{Path(__file__).parents[1]}/"
+from .asked import OURS, TORCH
 
 _CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "_call_impl")
 """Methods that torch and Python call by themselves."""
@@ -24,7 +20,7 @@ _CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr_
 
 def is_of_torch(function: types.FunctionType) -> bool:
     """Whether the code of `function` belongs to torch or to nhwc."""
-    return function.__code__.co_filename.startswith((_TORCH, _OURS))
+    return function.__code__.co_filename.startswith((TORCH, OURS))
 
 
 def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:

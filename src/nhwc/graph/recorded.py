@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..models.places import apart, is_open_ended, places
+from ..models.places import by_call, is_open_ended, places
 from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
 from .arguments import type_like
@@ -91,7 +91,7 @@ def _recorded(
             given = recorder.placeholders(inputs)
             before = with_leaves(given, id)
             with recorder:
-                args, named = apart(root, given)
+                args, named = by_call(root, given)
                 result = nn.Module.__call__(root, *args, **named)
         noted.check()
         if with_leaves(given, id) != before:

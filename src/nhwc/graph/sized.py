@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import is_out_of_memory
-from ..models.places import apart
+from ..models.places import by_call
 from ..models.preserve import mark_generators, preserved, undrawn
 from ..verify import cloned
 from .arguments import name_placeholders
@@ -30,7 +30,7 @@ from .report import Opaque
 from .seen import note_seen
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import State
-from .traced import Attribute, TracedValue, check_writes
+from .traced import Attribute, TracedValue
 from .tracer import Tracer
 
 _SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
@@ -57,7 +57,7 @@ def capture_sized(
     """
     with preserved(graph), torch.no_grad():
         # Run first: code may make tables for a size in its first call and keep them.
-        args, named = apart(graph, cloned(inputs))
+        args, named = by_call(graph, cloned(inputs))
         graph(*args, **named)
         copy = _with_functions_open(renamed(graph.graph))
         root = fx.GraphModule(graph, copy, type(graph).__name__)
@@ -82,10 +82,7 @@ def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict
     mark_generators()
     tracer, state = _Sized(root, inputs), State(root)
     traced = tracer.trace(root, tracer.fixed)
-    tracer.check_refusal()
-    check_writes(traced)
-    tracer.check_constants()
-    state.check()
+    tracer.check(state)
     spare_writes(traced, tracer.as_wide)
     name_placeholders(traced, root)
     return traced, tracer.opaque
@@ -126,7 +123,7 @@ class _Sized(Tracer):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._seen: dict[fx.Node, Any] = {}
         self._running = False
-        args, named = apart(root, inputs)
+        args, named = by_call(root, inputs)
         given = inspect.signature(root.forward).bind(*args, **named)
         given.apply_defaults()
         self._given = {k: v for k, v in given.arguments.items() if isinstance(v, Tensor)}

@@ -97,6 +97,13 @@ class Tracer(fx.Tracer):
         if self._refusal is not None:
             raise self._refusal
 
+    def check(self, state: State) -> None:
+        """Raise if the graph is not all that the traced code did."""
+        self.check_refusal()
+        check_writes(self.graph)
+        self._check_constants()
+        state.check()
+
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.refuse("it branches on data")
 
@@ -137,9 +144,7 @@ class Tracer(fx.Tracer):
             self.check_refusal()
             self._doubts.check_written(m, written)
             self._doubts.check_code(m)
-            check_writes(self.graph)
-            self.check_constants()
-            state.check()
+            self.check(state)
             return result
         except Exception as error:
             self._refusal = None
@@ -261,7 +266,7 @@ class Tracer(fx.Tracer):
         return result
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if kind == "call_method" or (kind == "call_function" and _is_of_torch(target)):
+        if kind == "call_method" or (kind == "call_function" and _is_of_no_user(target)):
             self._check_counted(args[0])
             args = (*map(all_plain, args[:2]), *args[2:])
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
@@ -314,7 +319,7 @@ class Tracer(fx.Tracer):
         self._renamed.append((value, value.node))
         value.node = node
 
-    def check_constants(self) -> None:
+    def _check_constants(self) -> None:
         """Refuse code that writes into a tensor after the graph has taken it as a constant."""
         for node, (tensor, version) in self._constants.items():
             if not node._erased and tensor._version != version:
@@ -338,7 +343,7 @@ _KINDS = ("cpu", "cuda")
 SEEDS = "it seeds torch's random numbers, or draws some itself"
 
 
-def _is_of_torch(function: Callable[..., Any]) -> bool:
+def _is_of_no_user(function: Callable[..., Any]) -> bool:
     """Whether it is a function of torch's or of Python's, not one that user code wrapped."""
     home = str(getattr(function, "__module__", ""))
     return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")

@@ -14,6 +14,11 @@ from ..operators.kinds import writes_first, written_arguments
 from .edit import module_of
 
 
+def result_may_be_view(node: fx.Node) -> bool:
+    """Whether the result of `node` may share memory with what it is given."""
+    return may_be_view(module_of(node) or node.target)
+
+
 def puts_back(node: fx.Node) -> bool:
     """Whether `node` does nothing but copy a result into an input when all else is done."""
     if node.op != "call_method" or node.target != "copy_" or node.users:

@@ -88,7 +88,7 @@ def _is_default(signature: Signature, names: Sequence[str], given: Sequence[Any]
     return place < len(names) and given[place] is signature.parameters[names[place]].default
 
 
-def apart(
+def by_call(
     model: Callable[..., Any], inputs: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What to call `model` with, by place and by name, to give it `inputs` by their places.
@@ -96,7 +96,7 @@ def apart(
     >>> class Scaled(nn.Module):
     ...     def forward(self, x, *, scale, **more):
     ...         return x * scale
-    >>> apart(Scaled(), (2, 3, {"size": 4}))
+    >>> by_call(Scaled(), (2, 3, {"size": 4}))
     ((2,), {'scale': 3, 'size': 4})
     """
     if not isinstance(model, nn.Module):

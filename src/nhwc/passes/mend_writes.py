@@ -25,7 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ..graph import clean, may_be_view, module_of, puts_back, replace_module, written_into
+from ..graph import (
+    clean,
+    module_of,
+    puts_back,
+    replace_module,
+    result_may_be_view,
+    written_into,
+)
 from ..graph.assigned import assigned
 from ..graph.layers import assert_none
 from ..graph.report import PassReport, Site
@@ -69,7 +76,11 @@ def write_anew(gm: fx.GraphModule) -> list[Site]:
         if not isinstance(value, fx.Node) or not value.op.startswith("call"):
             continue
         read = any(user is not node and not is_size(user) for user in value.users)
-        if (read or _may_share(value)) and not seen_later(node) and _made_anew(gm, node, value):
+        if (
+            (read or result_may_be_view(value))
+            and not seen_later(node)
+            and _made_anew(gm, node, value)
+        ):
             sites.append(
                 Site(name_of(node), str(getattr(node.target, "__name__", node.target)), True)
             )
@@ -226,9 +237,13 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
         return "what it writes into is read by others"
     if node.users and node.target not in _COMPUTING | _PLACING:
         return "what it returns is read"
-    if any(written_into(user) is not None or _may_share(user) for user in node.users):
+    if any(written_into(user) is not None or result_may_be_view(user) for user in node.users):
         return "what it returns may be written into"
-    if not isinstance(whole, fx.Node) or not whole.op.startswith("call") or _may_share(whole):
+    if (
+        not isinstance(whole, fx.Node)
+        or not whole.op.startswith("call")
+        or result_may_be_view(whole)
+    ):
         return "what it writes into may be a part of another tensor"
     if isinstance(part.args[1], int) and _may_be_several(whole):
         return "what it writes into may be one of several results"
@@ -240,10 +255,6 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     if any(written_into(one) in alike for one in _later(gm, node)):
         return "what it returns may be written into"
     return ""
-
-
-def _may_share(node: fx.Node) -> bool:
-    return may_be_view(module_of(node) or node.target)
 
 
 def _may_be_several(node: fx.Node) -> bool:

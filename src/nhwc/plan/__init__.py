@@ -42,7 +42,7 @@ from ..machine.timing import SAME
 from ..models.trees import tensors_of
 from .assigning import assign, cost
 from .binding import Packed, bind
-from .evidence import Evidence, Sitting, without_luck
+from .evidence import Evidence, Sitting, evened
 from .gpu.graphs import on_device
 from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
@@ -189,7 +189,7 @@ def _assignments(
 ) -> list[Choice]:
     """The assignment with the least sum first, then others that may be faster as a whole."""
     timings = without_waste(scene, measured.timings)
-    even = without_luck(timings)
+    even = evened(timings)
     choices = [assign(scene, even, conversion, switch)]
     for ours in (True, False):
         choice = assign(scene, _where_possible(even, ours), conversion, switch)

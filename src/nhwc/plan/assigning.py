@@ -109,7 +109,7 @@ def _preferred(timed: tuple[Timed, ...], layout: Format | None) -> Timed:
 
 
 def _descend(problem: _Problem, choice: Choice) -> None:
-    stretches = _stretches(problem)
+    stretches = _free_regions(problem)
     for _ in range(10):
         changed = False
         for layer in problem.layers:
@@ -163,7 +163,7 @@ def _improves(problem: _Problem, choice: Choice, layers: list[Layer], way: Choic
     return False
 
 
-def _stretches(problem: _Problem) -> list[list[Layer]]:
+def _free_regions(problem: _Problem) -> list[list[Layer]]:
     """Neighbouring layers that can work in either layout and have no weights to pack."""
     free = [
         layer

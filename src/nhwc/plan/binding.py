@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
-from ..graph import filled, puts_back
+from ..graph import filled, puts_back, result_may_be_view
 from ..graph.results import is_made, is_returned, returned
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim
-from ..operators.kinds import may_be_view
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .others import caller
@@ -27,7 +26,10 @@ from .specs import Layer, Linear, Weighted
 from .stretch import alone, together
 
 _Key = tuple[fx.Node, "Format | tuple[int, ...] | None"]
-"""A value, and the layout or the strides that it was converted to; None for it as it was made."""
+"""A value, and the layout or the strides that it was converted to; None for it as it was made.
+
+`Format.OTHER` is an input as the caller gave it, or the tuple of all that a stretch returned.
+"""
 
 _TRIMMED = 1 << 24
 """After packing this many bytes of weights, free memory is given back to the system."""
@@ -217,7 +219,7 @@ class _Binder:
         seen, read = self.record.tensor(layer.node), map(self.record.tensor, layer.inputs)
         if isinstance(layer.spec, Weighted):
             return True
-        if seen is None or _may_be_view(self.graph, layer.node):
+        if seen is None or result_may_be_view(layer.node):
             return False
         shapes = [one.shape for one in read if one is not None]
         if self.record.image(layer.node) is None:
@@ -304,7 +306,7 @@ class _Binder:
 
     def _given(self, node: fx.Node, layer: Layer, layout: Format | None) -> int:
         """The slot that a layer reads: an input as it was given, where the result may share it."""
-        if node in self.record.strange and views_strange(self.graph, self.record, layer):
+        if node in self.record.strange and views_strange(self.record, layer):
             return self._raw(node)
         if {node, layer.node} <= self.record.beside:
             return self.slots[node, None]
@@ -375,11 +377,6 @@ def _in_strides(strides: tuple[int, ...], x: Tensor) -> Tensor:
     if x.stride() == strides:
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def _may_be_view(graph: fx.GraphModule, node: fx.Node) -> bool:
-    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-    return may_be_view(module or node.target)
 
 
 def _attribute(graph: fx.GraphModule, node: fx.Node) -> Any:

@@ -12,7 +12,7 @@ rivals were at one moment, and only that is held against other moments:
 A rival is decided when two calm sittings, and two of three, agree that it is behind, or when three
 cannot tell it from the leader. Until then the evidence is open, and each later `optimize` holds
 another sitting, of the rivals that are still in question. Rivals that cannot be told apart are no
-matter of luck either: `without_luck` gives them one time, and the first in a fixed order is taken.
+matter of luck either: `evened` gives them one time, and the first in a fixed order is taken.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _taken(least: Any, median: Any, turns: Any) -> RivalTime:
     return RivalTime(least, median, turns)
 
 
-def without_luck(timings: Timings) -> Timings:
+def evened(timings: Timings) -> Timings:
     """`timings` in a fixed order, in which those that cannot be told apart take the same time.
 
     So measuring anew makes the same choice: that of the first of them. Kernels of ours come first,

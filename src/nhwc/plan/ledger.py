@@ -18,6 +18,9 @@ from ..kernels.language.sources import sources
 from ..machine.cache import read_own, write_own
 from ..machine.environment import Environment, cache_dir
 
+_NATIVE = Path(__file__).parent / "native"
+"""What chooses and orders the steps of our kernels."""
+
 _SCHEMA = 3
 """Since 2 an entry keeps every sitting, since 3 the time to enter a program is taken off; files of
 before are not read."""
@@ -40,7 +43,8 @@ class Ledger:
     @classmethod
     def of(cls, environment: Environment) -> Ledger:
         """The ledger of this machine, torch version and thread count, and of these kernels."""
-        kernels = hashlib.sha256(f"{asked()} {sources()}".encode()).hexdigest()[:8]
+        made_by = f"{asked()} {sources()} {sources(_NATIVE)}"
+        kernels = hashlib.sha256(made_by.encode()).hexdigest()[:8]
         return cls(cache_dir() / "plans" / f"{environment.key}-{kernels}.json")
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
+from ..graph.leaves import runs_hooks
 from ..kernels.tape.pages import shared
 from ..operators.activations import NamedActivation, in_onednn, in_torch
 from ..operators.unseen import sees_no_column
@@ -233,10 +234,8 @@ def _function(graph: fx.GraphModule, node: fx.Node, args: tuple[Any, ...]) -> Ca
         return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
-        hooks = (module._forward_hooks, module._forward_pre_hooks)
         # Without hooks, forward is all that a call does, and a call costs a microsecond more.
-        plain = isinstance(module, nn.Module) and not any(hooks)
-        called = module.forward if plain else module
+        called = module if runs_hooks(module) else module.forward
         return _of_any_volume(called) if type(module) in _SHUFFLES else called
     assert callable(node.target)
     shuffles = node.target in (F.pixel_shuffle, F.pixel_unshuffle)

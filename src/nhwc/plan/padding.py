@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules import padding
 
 from ..graph import bound, module_of, puts_back
+from ..graph.leaves import runs_hooks
 from ..graph.mended import CircularPad
 from ..graph.ordered import Repeat
 from ..graph.results import only_holds
@@ -148,8 +149,7 @@ def _given(record: Record, node: fx.Node) -> dict[str, Any] | None:
     """The arguments of F.pad that a node is called with, besides the tensor."""
     module = module_of(node)
     if module is not None:
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        return None if hooked else pad_arguments(module)
+        return None if runs_hooks(module) else pad_arguments(module)
     if node.target is not F.pad:
         return None
     given = bound(node, ("input", "pad", "mode", "value"))

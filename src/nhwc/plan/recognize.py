@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
 from ..graph.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
-from ..graph.leaves import computes_as
+from ..graph.leaves import computes_as, runs_hooks
 from ..graph.results import only_holds
 from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
@@ -185,5 +185,4 @@ class _Shown(str):
 
 def _hooked(module: nn.Module) -> bool:
     """Whether calling the module may be more than calling its forward with stored weights."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or hasattr(module, "parametrizations")
+    return runs_hooks(module) or hasattr(module, "parametrizations")

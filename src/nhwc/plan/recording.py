@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..graph import filled, may_be_view, module_of, written_into
+from ..graph import filled, result_may_be_view, written_into
 from ..graph.results import is_returned
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
@@ -191,7 +191,7 @@ class _Recorder(fx.Interpreter):
 
     def _note_views(self, node: fx.Node) -> None:
         """Note a returned view, and those that it is made of."""
-        while may_be_view(module_of(node) or node.target) and node not in self.result.beside:
+        while result_may_be_view(node) and node not in self.result.beside:
             self.result.beside.add(node)
             node = next(iter(node.all_input_nodes), node)
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from .. import kernels
 from ..formats import Format
-from ..graph import may_be_view, puts_back, written_into
+from ..graph import puts_back, result_may_be_view, written_into
 from ..graph.flat import NotFlat, flattened
 from ..graph.shapes import is_size
 from ..models.preserve import drawn_so_far
@@ -122,7 +122,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
     if found.foreign is not None:
         raise Unplannable(f"{found.foreign.name} makes a sparse or quantized tensor")
     for node, target in found.writes:
-        reason = why_seen(graph, node, target)
+        reason = why_seen(node, target)
         if reason is not None:
             raise Unplannable(reason)
     note_constants(graph, found)
@@ -135,9 +135,7 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
 
 def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact: bool) -> Scene:
     known = [x for x in layers if isinstance(x.spec, Weighted) or not is_opaque(graph, x.node)]
-    known = [
-        x for x in known if not views_strange(graph, record, x) and x.node not in record.beside
-    ]
+    known = [x for x in known if not views_strange(record, x) and x.node not in record.beside]
     found = {layer.node: kernels_of_others(layer) for layer in layers}
     joints: dict[fx.Node, Implementation] = {}
     if kernels.available():
@@ -152,13 +150,11 @@ def _scene(graph: fx.GraphModule, record: Record, layers: Sequence[Layer], exact
     return Scene(graph, record, tuple(layers), allowed, joints)
 
 
-def views_strange(graph: fx.GraphModule, record: Record, layer: Layer) -> bool:
+def views_strange(record: Record, layer: Layer) -> bool:
     """Whether the result of an operator may share an input that the plan copies for the others."""
     if not isinstance(layer.spec, OperatorSpec) or record.strange.isdisjoint(layer.inputs):
         return False
-    node = layer.node
-    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-    return may_be_view(module or node.target)
+    return result_may_be_view(layer.node)
 
 
 def why_impure(graph: fx.GraphModule) -> str | None:
@@ -171,20 +167,19 @@ def why_impure(graph: fx.GraphModule) -> str | None:
     """
     for node in graph.graph.nodes:
         target = written_into(node)
-        reason = None if target is None or puts_back(node) else why_seen(graph, node, target)
+        reason = None if target is None or puts_back(node) else why_seen(node, target)
         if reason is not None:
             return reason
     return None
 
 
-def why_seen(graph: fx.GraphModule, node: fx.Node, target: object) -> str | None:
+def why_seen(node: fx.Node, target: object) -> str | None:
     """Why something else may see that `node` writes into `target`, or None if nothing can."""
     if not isinstance(target, fx.Node) or target.op in ("placeholder", "get_attr"):
         return f"{node.name} writes into {target}, which outlives the call"
     # Reading only its shape, as timm's norms do, does not count: no write changes that. What was
     # read before the write does: a step may be joined with a later one.
     readers = [user for user in target.users if user is not node and not is_size(user)]
-    module = graph.get_submodule(str(target.target)) if target.op == "call_module" else None
-    if readers or may_be_view(module or target.target):
+    if readers or result_may_be_view(target):
         return f"{node.name} writes into {target.name}, which others may read"
     return None

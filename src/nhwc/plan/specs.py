@@ -158,6 +158,18 @@ class Layer:
         """The layer's path in the user's model, or the name of its node."""
         return str(self.node.target) if self.node.op == "call_module" else self.node.name
 
+    @property
+    def given(self) -> list[fx.Node]:
+        """The nodes among the arguments, in their order; one that is given twice comes twice."""
+        return nodes_in((self.node.args, self.node.kwargs))
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """The nodes in lists, tuples and dicts of arguments, in their order."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
+    return found
+
 
 def constants_of(graph: fx.GraphModule, layer: Layer) -> tuple[Tensor, Tensor | None]:
     """Weight and bias, or scale and shift, of a weighted layer, detached and in memory."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..errors import VerificationError
-from ..models.places import apart
+from ..models.places import by_call
 from ..models.preserve import drawn_so_far, preserved, undrawn
 from ..models.trees import flatten
 from .widened import run_in_float64, wide_type
@@ -139,7 +139,7 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
         # A user's forward may raise anything in a precision that it was not written for.
         with contextlib.suppress(Exception):
             exact = run_in_float64(
-                model, lambda wide: tuple([answer(wide, doubled(one)) for one in inputs])
+                model, lambda copy: tuple([answer(copy, doubled(one)) for one in inputs])
             )
     if exact is not None and [*map(shapes, answers)] != [*map(shapes, exact)]:
         exact = None  # The output's shape depends on values (detections): not comparable.
@@ -262,7 +262,7 @@ def _observed(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[di
         torch.manual_seed(0)
         random.seed(0)
         before = drawn_so_far()
-        args, named = apart(function, own)
+        args, named = by_call(function, own)
         found = dict(flatten(_call(function)(*args, **named)))
         return found, drawn_so_far() != before
 

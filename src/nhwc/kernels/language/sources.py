@@ -1,4 +1,4 @@
-"""A digest of the generators: all files that may have a part in a kernel."""
+"""A digest of the files that make kernels: what was compiled or measured with others is old."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _KERNELS = Path(__file__).parents[1]
 
 
 @cache
-def sources() -> str:
-    """A digest of every file of `kernels`: a change in any of them makes all kernels new."""
+def sources(folder: Path = _KERNELS) -> str:
+    """A digest of every file in a folder; all of `kernels` have a part in each kernel."""
     digest = hashlib.sha256()
-    for file in sorted(_KERNELS.rglob("*.py")):
-        digest.update(file.relative_to(_KERNELS).as_posix().encode() + file.read_bytes())
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()

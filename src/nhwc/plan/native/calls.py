@@ -10,7 +10,7 @@ from torch import fx
 from ...kernels.programs.builder import Buffer, Builder
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
-from ..specs import Layer
+from ..specs import Layer, nodes_in
 from .weighted import ours
 from .windows import Make
 
@@ -33,7 +33,7 @@ class OperatorCall:
 
     def seen(self, index: int) -> Seen:
         """The tensor that is given in this place, counting tensors alone."""
-        nodes = nodes_in((self.node.args, self.node.kwargs))
+        nodes = self.layer.given
         found: Seen = self.record.values[nodes[index]]
         return found
 
@@ -63,7 +63,7 @@ class OperatorCall:
     def steps(self, make: Callable[..., Any]) -> Implementation:
         """Add `make(*input views, output view)`, in the order of the node's own arguments."""
         shape = self.out.shape
-        given = nodes_in((self.node.args, self.node.kwargs))
+        given = self.layer.given
         order = [node for node in given if node in self.layer.inputs]
         places = [self.layer.inputs.index(node) for node in order]
 
@@ -106,9 +106,3 @@ def computing(emit: Emit) -> Implementation:
 def noting(emit: Emit) -> Implementation:
     """A kernel that adds no step: it only notes where data lies."""
     return ours("nhwc", emit, free=True)
-
-
-def nodes_in(value: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...graph.leaves import runs_hooks
 from ...graph.mended import GroupNorm, InstanceNorm
 from ...operators.activations import of_module
 from .calls import Lowered, OperatorCall
@@ -13,7 +14,7 @@ from .weighted import in_ours
 def fused(call: OperatorCall) -> Lowered:
     activation, op = of_module(call.module.activation), call.module.op
     code = in_ours(activation) if activation or call.module.activation is None else None
-    if code is None or op._forward_hooks or op._forward_pre_hooks:
+    if code is None or runs_hooks(op):
         return None
     if type(op) in (GroupNorm, InstanceNorm):
         return normed_in_groups(call, op, *code)

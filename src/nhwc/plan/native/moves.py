@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from ...graph import bound
 from ...graph.frames import FromFrames, ToFrames
+from ...graph.leaves import runs_hooks
 from ...graph.mended import FromTokens
 from ...graph.ordered import Repeat
 from ...kernels.programs.builder import Builder
@@ -88,9 +89,8 @@ def is_movement(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Whether `node` does no more than to put the numbers of one tensor into another order."""
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
-        hooked = module._forward_hooks or module._forward_pre_hooks
         still = not (isinstance(module, nn.Dropout) and module.training)
-        return type(module) in _MODULES and still and not hooked
+        return type(module) in _MODULES and still and not runs_hooks(module)
     if node.op == "call_method":
         return node.target in _METHODS
     if node.target is F.pad:

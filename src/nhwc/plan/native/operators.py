@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from ...graph.frames import FromFrames, ToFrames
 from ...graph.layers import Fused
-from ...graph.leaves import computes_as
+from ...graph.leaves import computes_as, runs_hooks
 from ...graph.mended import (
     Cat,
     ChannelNorm,
@@ -101,7 +101,7 @@ def _of_call(call: OperatorCall) -> Lower | None:
 
 def _of_module(call: OperatorCall) -> Lower | None:
     module = call.module
-    if module._forward_hooks or module._forward_pre_hooks:
+    if runs_hooks(module):
         return None
     kinds = [kind for kind in _MODULES if isinstance(module, kind)]
     kinds += [kind for kind in _EXACTLY if computes_as(module, kind)]

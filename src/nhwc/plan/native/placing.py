@@ -15,7 +15,8 @@ from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation
 from ..padding import pad_arguments
-from .calls import OperatorCall, computing, nodes_in, noting
+from ..specs import nodes_in
+from .calls import OperatorCall, computing, noting
 from .pixels import (
     PixelMove,
     each_repeated,

@@ -26,7 +26,7 @@ from ...kernels.tape.steps import Step, View
 from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Layer
-from .rows import as_it_lies, nodes_in
+from .rows import as_it_lies
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class _Matrices:
 
 def matrix_product(record: Record, layer: Layer) -> Implementation | None:
     """`matmul` of matrices in any number of batches; None for vectors."""
-    nodes = nodes_in(layer)
+    nodes = layer.given
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs}:
         return None
     out = record.values[layer.node].shape
@@ -77,7 +77,7 @@ def matrix_product(record: Record, layer: Layer) -> Implementation | None:
 
 def pair_product(record: Record, layer: Layer) -> Implementation | None:
     """`einsum` of two tensors: batches of matrices, whose dimensions are put in order on paper."""
-    text, nodes = layer.node.args[0], nodes_in(layer)
+    text, nodes = layer.node.args[0], layer.given
     out = record.values[layer.node].shape
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or layer.node.kwargs:
         return None
@@ -194,7 +194,7 @@ def with_number_of_row(record: Record, layer: Layer, kind: str) -> Implementatio
     Their `product`, `quotient` or `sum`; None if no dimension of the other is of one place.
     """
     out = record.values[layer.node].shape
-    nodes = nodes_in(layer)
+    nodes = layer.given
     if len(nodes) != 2 or not {*nodes} <= {*layer.inputs} or len(out) < 2:
         return None
     shapes = [record.values[node].shape for node in nodes]

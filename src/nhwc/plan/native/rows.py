@@ -33,13 +33,6 @@ from ..recording import Record, Seen
 from ..specs import Layer
 
 
-def nodes_in(layer: Layer) -> list[fx.Node]:
-    """The nodes among the arguments, in their order, those that are given twice as well."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((layer.node.args, layer.node.kwargs), found.append)  # type: ignore[arg-type]
-    return found
-
-
 def as_it_lies(record: Record, layer: Layer, emit: Emit, *, free: bool = False) -> Implementation:
     """It reads whatever lies there, and writes what torch wrote."""
     seen = record.values[layer.node]
@@ -55,7 +48,7 @@ def pointwise(record: Record, layer: Layer, make: Callable[..., Step]) -> Implem
     them. Where all are, as in a product of a column by a row, the first is repeated for a start.
     """
     shape = record.values[layer.node].shape
-    places = [layer.inputs.index(node) for node in nodes_in(layer) if node in layer.inputs]
+    places = [layer.inputs.index(node) for node in layer.given if node in layer.inputs]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
         given = [inputs[place] for place in places]

@@ -2,7 +2,7 @@
 
 The numbers of a signal lie as those of other tokens do, and are moved on paper until a kernel wants
 the channels of each place side by side. What a call says of a signal, `kernel_size=(3,)`, is said
-of that image: `(1, 3)`.
+of that image: `(1, 3)`. Layers with weights, `Conv1d` say, become one in `weighted`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 from ...graph import bound
 from ...graph.layers import Fused
-from ...graph.leaves import computes_as
+from ...graph.leaves import computes_as, runs_hooks
 from ...graph.mended import GroupNorm, InstanceNorm
 from ...kernels.layers.pooling import adaptive_avgpool_step
 from ..implementation import Implementation
@@ -57,7 +57,7 @@ def _with_row(seen: Seen) -> Seen:
 
 def _of_module(module: Any) -> Lower | None:
     kinds = (lower for kind, lower in _MODULES.items() if computes_as(module, kind))
-    return None if module._forward_hooks or module._forward_pre_hooks else next(kinds, None)
+    return None if runs_hooks(module) else next(kinds, None)
 
 
 def _windows(make: Callable[[Given], Make | None]) -> Lower:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from ...graph import bound
+from ...graph.leaves import runs_hooks
 from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
 from ...graph.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
@@ -56,7 +57,7 @@ class _TokensCall(OperatorCall):
     def implementation(self) -> Implementation | None:
         record, layer, module = self.record, self.layer, self.module
         if module is not None:
-            if module._forward_hooks or module._forward_pre_hooks:
+            if runs_hooks(module):
                 return None
             if type(module) is Attention:
                 return packed_attention(record, layer, module)
