@@ -78,6 +78,7 @@ class Optimized(nn.Module):
     """
 
     portable: nn.Module
+    _resting = False
     _programs: dict[Hashable, Callable[..., Any]]
     _stamp: Stamp
     _foreign: list[weakref.ref[Tensor]]
@@ -100,7 +101,6 @@ class Optimized(nn.Module):
         self.training = graph.training
         self._recipes = {one.recipe.signature: one.recipe for one in plans}
         self._programs = {one.recipe.signature: one.program for one in plans}
-        self._resting = False
         self._told = False
         self._kept_in_eval = False
         self._lock = threading.Lock()

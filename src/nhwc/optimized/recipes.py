@@ -118,9 +118,8 @@ def _hashable(value: Any) -> Hashable:
         keys = tuple(value) if isinstance(value, dict) else None
         return type(value), keys, signature([*value] if keys is None else [*value.values()])
     if isinstance(value, (float, complex)):
-        return type(value), repr(
-            value
-        )  # Which tells zeros apart by their signs, and NaN equals it.
+        # A text tells zeros apart by their signs, and that of NaN equals itself.
+        return type(value), repr(value)
     # Any other value may change unnoticed: a new object equals no key, so the graph runs.
     return (type(value), value) if isinstance(value, (*_PLAIN, *_TELLING)) else object()
 
