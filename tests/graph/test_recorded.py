@@ -346,6 +346,27 @@ def test_a_named_tuple_whose_parts_were_written_to_keeps_its_kind():
     close(list(found), list(expected))
 
 
+def compared(self, x):
+    kept = "no frame yet"
+    for row in self.patches(x).unbind(2):
+        kept = row if kept == "no frame yet" else kept + row
+        assert kept != "no frame yet"
+    return kept
+
+
+@torch.no_grad()
+def test_a_tensor_is_unlike_a_text():
+    """As diffusers' video decoders ask whether a frame was kept already."""
+
+    def forward(self, x, **kwargs):
+        return compared(self, x)
+
+    model, x = woken(type("Kept", (Vision,), {"forward": forward})), image()
+    fast = force(model, x)
+    assert fast.serves((x,))
+    close(fast(x), model(x))
+
+
 @torch.no_grad()
 def test_a_hook_of_the_users_fires_in_every_call():
     model, x, seen = woken(Vision), image(), []

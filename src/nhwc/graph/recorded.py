@@ -270,7 +270,9 @@ class _Recorder(TorchFunctionMode):
         if not tensors_of(result):
             if not written:
                 self.noted.graph.erase_node(node)
-                if result is not None or node.target is getattr:
+                # A tensor is compared with a text, say: Python asks that, and takes both for unlike.
+                told = result is not None and result is not NotImplemented
+                if told or node.target is getattr:
                     self.noted.refuse(f"it asks for {name_of(function)} of a traced value")
             return result
         same = next((t for t in given if result is t or result is self._fakes.get(id(t))), None)
