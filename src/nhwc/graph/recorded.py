@@ -270,7 +270,7 @@ class _Recorder(TorchFunctionMode):
         if not tensors_of(result):
             if not written:
                 self.noted.graph.erase_node(node)
-                # A tensor is compared with a text, say: Python asks that, and takes both for unlike.
+                # Compared with a text, say: then Python asks that, and takes both for unlike.
                 told = result is not None and result is not NotImplemented
                 if told or node.target is getattr:
                     self.noted.refuse(f"it asks for {name_of(function)} of a traced value")
