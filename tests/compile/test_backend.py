@@ -476,3 +476,45 @@ def test_refused_in_words(chosen, said):
         compiled(torch.randn(2, 3, 8, 8))
     assert said in str(error.value)
     assert isinstance(error.value.inner_exception, nhwc.InputError)
+
+
+class Energy(Two):
+    """Needs gradients inside, whoever calls it."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = super().forward(x).square().sum()
+        return energy * 2
+
+
+def test_gradients_that_a_model_turns_on_are_kept():
+    model = Energy().eval().requires_grad_(False)
+    compiled = torch.compile(model, backend="nhwc")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            found, expected = compiled(x), model(x)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert found.requires_grad == expected.requires_grad
+
+
+@torch.no_grad()
+def test_weights_that_change_while_a_plan_is_made_get_another(monkeypatch):
+    model, x = Two().eval().requires_grad_(False), torch.randn(2, 3, 8, 8)
+    backend, make = nhwc.backend(), planned.PlannedGraph._made
+    compiled = torch.compile(model, backend=backend)
+
+    def interrupted(self, *given):
+        plan = make(self, *given)
+        monkeypatch.undo()
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        thread = threading.Thread(target=compiled, args=(x,))
+        thread.start()
+        thread.join(60)
+        return plan
+
+    monkeypatch.setattr(planned.PlannedGraph, "_made", interrupted)
+    compiled(x)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)

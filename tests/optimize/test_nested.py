@@ -230,7 +230,7 @@ def test_a_file_for_a_list_refuses_a_longer_one(tmp_path: Any) -> None:
     nhwc.save(force(model, images[:2]), tmp_path / "model.nhwc")
     loaded = nhwc.load(tmp_path / "model.nhwc")
     torch.testing.assert_close(loaded(images[:2]), model(images[:2]), rtol=1e-4, atol=1e-4)
-    with pytest.raises(nhwc.InputError, match="saved for 2 in the place of 3"):
+    with pytest.raises(nhwc.InputError, match="saved for 2 inputs in a list, tuple or dict, not 3"):
         loaded(images)
 
 

@@ -87,7 +87,7 @@ def test_a_file_from_before_dimensions_were_kept_is_read():
     arguments = {"channels": 6, "eps": 0.1, "last": True}
     layer = restore_layer({"class": "nhwc.GlobalResponse", "arguments": arguments})
     assert (layer.last, layer.dims) == (True, [1, 2, 3])
-    assert dump_layer(layer, "layer")["arguments"].keys() == {*arguments, "dims"}
+    assert dump_layer(layer, "layer")["arguments"].keys() == {*arguments, "dims", "batched"}
 
 
 @pytest.mark.parametrize("dims", [((-2, -1), 1), ((2, 3), -3), ((-2, -1), -3)])

@@ -15,7 +15,7 @@ from nhwc._optimize.task import OptimizeTask
 from nhwc.formats import Format
 from nhwc.machine.environment import Environment
 from nhwc.plan import make_plan
-from nhwc.plan.evidence import Evidence, RivalTime, evidence_of, without_luck
+from nhwc.plan.evidence import Evidence, RivalTime, evened, evidence_of
 from nhwc.plan.implementation import Implementation, Timed
 from nhwc.plan.ledger import Ledger
 from nhwc.plan.measuring import Leisure, conversion_seconds
@@ -232,7 +232,7 @@ def test_the_order_of_kernels_that_are_even_is_fixed():
     seconds = (1.0, 1.01, 1.02, 1.2)
     for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
         timed = tuple(Timed(kernels[i], seconds[i]) for i in order)
-        found = [(one.implementation.name, one.seconds) for one in without_luck({0: timed})[0]]
+        found = [(one.implementation.name, one.seconds) for one in evened({0: timed})[0]]
         assert found == [("nhwc direct", 1.0), ("nhwc winograd", 1.0), ("onednn", 1.0),
                          ("torch", 1.2)]  # fmt: skip
 

@@ -139,7 +139,13 @@ def _in_contiguous(
 
 def _asks(name: str) -> bool:
     """Whether the call asks about memory, or is part of a backward pass."""
-    return name in ("stride", "is_contiguous", "data_ptr", "__get__", "__set__", "backward", "grad")
+    return name in _ASKING
+
+
+_ASKING = {
+    *("stride", "is_contiguous", "data_ptr", "__get__", "__set__", "backward", "grad"),
+    *("retain_grad", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
+}
 
 
 def _contiguous(tensor: Tensor) -> Tensor:

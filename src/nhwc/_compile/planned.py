@@ -116,11 +116,13 @@ class PlannedGraph:
         weights, key = self._seen_in(inputs, places)
         if weights is None:
             return None
-        if key not in weights.made and not _is_empty(inputs):
+        # Other weights get other plans: what is made of these must not be found among those.
+        made = weights.made
+        if key not in made and not _is_empty(inputs):
             with self._lock:
-                if key not in weights.made and len(weights.made) < _MOST and not self._left:
-                    weights.made[key] = self._made(inputs, places)
-        plan: _Plan | None = weights.made.get(key)
+                if key not in made and len(made) < _MOST and not self._left:
+                    made[key] = self._made(inputs, places)
+        plan: _Plan | None = made.get(key)
         return None if plan is None or (plan.writes and _overlap(inputs)) else plan
 
     def _seen_in(self, inputs: Sequence[Any], places: _Places) -> tuple[Weights | None, Hashable]:

@@ -79,7 +79,12 @@ def optimize(
     say = progress or (lambda text: None)
     passes = exact_passes(passes) if exact else passes
     tensors = tensors_of(example_inputs)
-    with torch.inference_mode(False), torch.no_grad(), preserved(model), beside(tensors):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        preserved(model, weights=True),
+        beside(tensors),
+    ):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
         leisure = Leisure(_AGAIN_S)
         task = OptimizeTask(model, examples, passes, exact, say, environment, ledger, leisure)

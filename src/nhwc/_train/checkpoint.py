@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise InputError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
     try:
         content = torch.load(data, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # A damaged pickle may raise anything.
         if is_out_of_memory(error):
             raise
         raise FileError(
@@ -72,6 +72,11 @@ def portable(value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return to_format(value.detach().cpu(), Format.CONTIGUOUS)
+    if isinstance(value, OrderedDict):
+        made = OrderedDict((key, portable(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):  # A state dict has the versions of its modules there.
+            made._metadata = value._metadata  # type: ignore[attr-defined]
+        return made
     if isinstance(value, dict):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -82,11 +87,15 @@ def portable(value: Any) -> Any:
 def evaluation_weights(content: dict[str, Any]) -> dict[str, Tensor]:
     """The weights that training itself evaluates: the running average where there is one."""
     average = content["average"]
+    weights: dict[str, Tensor] = content["state_dict"]
     if average is None:
-        return dict(content["state_dict"])
+        return weights
     prefix = "module."
-    return {
-        name.removeprefix(prefix): value
+    found = type(weights)(
+        (name.removeprefix(prefix), value)
         for name, value in average.items()
         if name.startswith(prefix)
-    }
+    )
+    if hasattr(weights, "_metadata"):
+        found._metadata = weights._metadata  # type: ignore[attr-defined]
+    return found

@@ -118,7 +118,9 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
             box = middle_box(image.size) if rng is None else random_box(image.size, rng)
             box = _decode_smaller(image, box, size)
             out = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Damaged files make Pillow raise anything.
         # Drop the path at the end of Pillow's message; ours begins with it.
         reason = str(error).split(" '")[0].split(": ")[0]
         raise InputError(f"{path} is not a readable image ({reason})") from None

@@ -25,6 +25,10 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     return SGD(parameters, recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
+_OF_THE_RECIPE = {"weight_decay", "momentum"}
+"""Settings that a run has from its recipe, not from the checkpoint that it goes on from."""
+
+
 def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load `state`, then give each tensor of it the strides of its parameter.
 
@@ -32,7 +36,13 @@ def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
     in memory, without looking at strides: beside a channels-last weight, a contiguous momentum
     would be added to the wrong elements, and nothing would say so.
     """
+    own = [dict(group) for group in optimizer.param_groups]
+    for group, saved in zip(own, state["param_groups"], strict=True):
+        if missing := group.keys() - saved.keys():
+            raise ValueError(f"it is of an optimizer without {', '.join(sorted(missing))}")
     optimizer.load_state_dict(state)
+    for group, before in zip(optimizer.param_groups, own, strict=True):
+        group |= {name: before[name] for name in _OF_THE_RECIPE & before.keys()}
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

@@ -97,17 +97,26 @@ class Trainer:
 
     def restore(self, state: dict[str, Any], name: str) -> None:
         """Go on from `state`; errors say that it is from `name`."""
-        if state["batch"] and state["order"] != self._order:
+        changed = any(self._order.get(key) != value for key, value in state["order"].items())
+        if state["batch"] and changed:
             was = ", ".join(f"{key} {value}" for key, value in state["order"].items())
             raise InputError(
                 f"{name} stopped inside an epoch, and this run would go through it in another "
                 f"order. Use the same settings ({was}), or a checkpoint from the end of an epoch."
+            )
+        classes = list(self.data.classes)
+        if state.get("classes", classes) != classes:
+            raise InputError(
+                f"{name} was trained for other classes, or for these in another order. Use the "
+                "same folders."
             )
         try:
             self.model.load_state_dict(state["state_dict"])
             load_optimizer_(self.optimizer, state["optimizer"])
             if self.average is not None and state["average"] is not None:
                 self.average.load_state_dict(state["average"])
+            elif self.average is not None:
+                self.average.module.load_state_dict(state["state_dict"])
         except (RuntimeError, ValueError, KeyError) as error:
             if is_out_of_memory(error):
                 raise
@@ -177,4 +186,10 @@ class Trainer:
     @property
     def _order(self) -> dict[str, int]:
         loader = self.data.train
-        return {"batch_size": loader.batch_size, "seed": loader.seed, "batches": len(loader)}
+        return {
+            "batch_size": loader.batch_size,
+            "seed": loader.seed,
+            "batches": len(loader),
+            "images": loader.order.length,
+            "accumulate": self.recipe.accumulate,
+        }

@@ -34,6 +34,7 @@ from ..errors import InputError
 from ..formats import convert_
 from ..machine.environment import available_cores, usable_device
 from ..render.train_text import log_line
+from ..shown import shown
 from ..zoo import load_model
 from .common import check_fits
 from .interrupt import Interrupt
@@ -299,7 +300,13 @@ def _evaluate(
         raise InputError(f"there is nothing to evaluate on: {where}.")
     if args.resume:
         state = load_checkpoint(args.resume)
-        model.load_state_dict(evaluation_weights(state))
+        try:
+            model.load_state_dict(evaluation_weights(state))
+        except RuntimeError as error:
+            first = shown(str(error).strip().splitlines()[-1])
+            raise InputError(
+                f"{args.resume} does not fit {args.arch}: {first} Give the -a that it is of."
+            ) from error
     elif not args.weights:
         raise InputError("--evaluate needs weights: give --resume or --weights.")
     if recipe.channels_last:

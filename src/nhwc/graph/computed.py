@@ -7,7 +7,10 @@ from torch import fx
 from .layers import as_elements
 from .writes import written_into
 
-_RANDOM = ("rand", "normal", "bernoulli", "dropout", "multinomial", "poisson", "exponential")
+_RANDOM = (
+    *("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential", "binomial", "cauchy"),
+    *("log_normal", "geometric", "gumbel", "rrelu", "fractional_max_pool"),
+)
 _HOMES = ("torch", "_operator", "math")
 
 
@@ -23,4 +26,5 @@ def is_computed_from_arguments(node: fx.Node) -> bool:
             return False
     else:
         return False
-    return not name.startswith(_RANDOM) and written_into(node) is None
+    draws = name.startswith(_RANDOM) or "dropout" in name or bool(node.kwargs.get("dropout_p"))
+    return not draws and written_into(node) is None

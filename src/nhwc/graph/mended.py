@@ -208,6 +208,7 @@ class GlobalResponse(Leaf):
 
     Of N, C, H, W, or of N, H, W, C where channels are `last`. `dims` are those of the pixels and
     that of the channels, as they were spelled: counted from the end, they are others in volumes.
+    Weights that are `batched` make a batch of a single image.
     """
 
     def __init__(
@@ -216,11 +217,13 @@ class GlobalResponse(Leaf):
         eps: float = 1e-6,
         last: bool = False,
         dims: Sequence[int] | None = None,
+        batched: bool = False,
     ) -> None:
         super().__init__()
         self.channels = channels
         self.eps = eps
         self.last = last
+        self.batched = batched
         self.dims = list(dims or ((1, 2, 3) if last else (2, 3, 1)))
         self.weight = nn.Parameter(torch.zeros(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -229,6 +232,8 @@ class GlobalResponse(Leaf):
         size = torch.linalg.vector_norm(x, 2, self.dims[:2], True)
         size = size / (size.mean(self.dims[2], True) + self.eps)
         each = [self.channels] if self.last else [self.channels, 1, 1]
+        if self.batched:
+            each = [1] * (4 - len(each)) + each
         weight, bias = self.weight.reshape(each), self.bias.reshape(each)
         return x + torch.addcmul(bias, weight, x * size)
 
@@ -333,9 +338,11 @@ class GridSample(Leaf):
                 inside = (at_x >= 0) & (at_x < w) & (at_y >= 0) & (at_y < h)
                 part_x = right_share if dx == 1 else 1 - right_share
                 part_y = bottom_share if dy == 1 else 1 - bottom_share
-                index.append(start + at_y.clamp(0, h - 1) * w + at_x.clamp(0, w - 1))
+                place = start + at_y.clamp(0, h - 1) * w + at_x.clamp(0, w - 1)
+                index.append(torch.where(inside, place, n * h * w))
                 share.append(part_x * part_y * inside)
-        rows = x.permute(0, 2, 3, 1).reshape(n * h * w, c)
+        # Outside is a row of zeros: an infinite pixel times a share of nothing would be NaN.
+        rows = F.pad(x.permute(0, 2, 3, 1).reshape(n * h * w, c), (0, 0, 0, 1))
         indices, shares = torch.stack(index, -1).reshape(-1, 4), torch.stack(share, -1)
         shares = shares.reshape(-1, 4).to(x.dtype)
         found = F.embedding_bag(indices, rows, mode="sum", per_sample_weights=shares)
@@ -348,7 +355,7 @@ class GridSample(Leaf):
             place = ((coordinate + 1) * size - 1) / 2
         if self.padding_mode == "border":
             return torch.nan_to_num(place).clamp(0, size - 1)
-        return place.clamp(-1, size)
+        return place.clamp(-2, size + 1)
 
     def extra_repr(self) -> str:
         return f"padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"

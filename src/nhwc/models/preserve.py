@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,7 +18,9 @@ from .trees import has_strides
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
-_Container = (list, dict, set)
+_Container = (list, dict, set, deque)
+
+_COPIED = 1 << 30
 
 
 def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
@@ -50,8 +53,11 @@ def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
+def preserved(model: nn.Module, *, weights: bool = False) -> Iterator[None]:
     """Put back flags, attributes, buffers, gradients, weight strides and the random state.
+
+    With `weights`, also their numbers, where they are no more than a gigabyte: an embedding with
+    `max_norm` writes into its own.
 
     >>> net = nn.BatchNorm2d(3)
     >>> with preserved(net):
@@ -62,7 +68,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
     parameters = list(model.parameters())
     restores = [_remember_parameter(parameter) for parameter in parameters]
     restores += [_remember_data(buffer) for buffer in model.buffers()]
-    empty: list[list[Any] | dict[Any, Any] | set[Any]] = []
+    if weights and sum(p.nbytes for p in parameters if not is_lazy(p)) <= _COPIED:
+        restores += map(_remember_data, parameters)
+    empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, _Container) and not value:
@@ -193,6 +201,9 @@ def _remember_contents(value: Any) -> _Restore:
     def restore() -> None:
         if isinstance(value, list):
             value[:] = kept
+        elif isinstance(value, deque):
+            value.clear()
+            value.extend(kept)
         elif not _same(value, kept):
             value.clear()
             value.update(kept)  # type: ignore[arg-type]

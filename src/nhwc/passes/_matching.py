@@ -94,7 +94,7 @@ def is_made_of_pixels(node: object) -> bool:
             return True
         norm = isinstance(module, _BatchNorm | _DropoutNd)
         if norm or activation_of(one) is not None:
-            todo.append(one.args[0])
+            todo += one.all_input_nodes[:1]
         elif arithmetic(one) is not None:
             todo += one.args
         else:

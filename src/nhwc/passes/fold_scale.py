@@ -112,8 +112,8 @@ def _folded(node: fx.Node, layer: Any, found: _WithConstant) -> tuple[nn.Module 
         folded: Any = fold_after(layer, torch.ones_like(numbers), numbers)
     else:
         folded = fold_after(layer, numbers, torch.zeros_like(numbers))
+    if overflows(folded):
+        return None, f"the folded weights do not fit {layer.weight.dtype}"
     if layer.bias is None and not found.is_sum:
         folded.bias = None
-    elif overflows(folded):
-        return None, f"the folded weights do not fit {layer.weight.dtype}"
     return folded, ""

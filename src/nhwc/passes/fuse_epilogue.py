@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..graph import clean, erase, module_of, replace_module, written_into
 from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
+from ..graph.traced import sharing
 from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of
 from ._matching import activation_of, arithmetic, only_user
@@ -112,7 +113,8 @@ def _residual(
     if taker is not node:
         return None, None if taker else "the sum is written into the other operand"
     between = [n for n in order if order[node] < order[n] < order.get(add, -1)]
-    writer = next((n for n in between if _may_write_input(n)), None)
+    reads = [*node.all_input_nodes, *((other,) if isinstance(other, fx.Node) else ())]
+    writer = next((n for n in between if _may_write_input(n, reads)), None)
     if writer is not None:
         return None, f"{name_of(writer)} writes in place before the add"
     return other, None
@@ -131,7 +133,9 @@ def _may_take(layer: nn.Module | None) -> bool:
     return layer_unfit(layer) is None
 
 
-def _may_write_input(node: fx.Node) -> bool:
-    """Whether `node` writes in place into memory that may belong to another value."""
+def _may_write_input(node: fx.Node, reads: list[fx.Node]) -> bool:
+    """Whether `node` writes in place into memory that may belong to one of `reads`."""
     written = written_into(node)
-    return written is not None and not isinstance(module_of(written), _ConvNd | nn.Linear | Fused)
+    if written is None or not isinstance(module_of(written), _ConvNd | nn.Linear | Fused):
+        return written is not None
+    return any(one in sharing(written) or written in sharing(one) for one in reads)

@@ -35,6 +35,7 @@ class _Found:
     eps: float
     last: bool
     dims: Sequence[int]
+    batched: bool
 
 
 def join_response_norm(gm: fx.GraphModule) -> PassReport:
@@ -90,7 +91,9 @@ def _found(gm: fx.GraphModule, norm: fx.Node, x: fx.Node, pixels: Sequence[int])
         return None
     nodes, weight, bias = scaled
     nodes = (*nodes, product, share, more[0], mean, norm)
-    return _Found(nodes, weight, bias, more[1], last, (*pixels, channel))
+    batched = 4 in (weight.ndim, bias.ndim)
+    dims = (*pixels, channel)
+    return _Found(nodes, weight.flatten(), bias.flatten(), more[1], last, dims, batched)
 
 
 def _averaged(node: fx.Node | None) -> int | None:
@@ -155,7 +158,7 @@ def _beside(node: fx.Node | None, kind: str, operand: fx.Node) -> Any:
 
 
 def _constant(gm: fx.GraphModule, node: Any, last: bool) -> Tensor | None:
-    """The numbers of a constant that has one for each channel, as a row."""
+    """A constant that has a number for each channel."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     held = attribute(gm, str(node.target))
@@ -163,11 +166,11 @@ def _constant(gm: fx.GraphModule, node: Any, last: bool) -> Tensor | None:
         return None
     sides: Sequence[int] = (1, 1, 1, held.numel()) if last else (1, held.numel(), 1, 1)
     fits = tuple(held.shape) in (tuple(sides), tuple(sides[1:])) or (last and held.ndim == 1)
-    return held.detach().flatten() if fits else None
+    return held.detach() if fits else None
 
 
 def _replace(gm: fx.GraphModule, x: fx.Node, found: _Found) -> None:
-    layer = GlobalResponse(len(found.weight), found.eps, found.last, found.dims)
+    layer = GlobalResponse(len(found.weight), found.eps, found.last, found.dims, found.batched)
     layer.to(found.weight.dtype).eval()
     layer.weight = nn.Parameter(found.weight.clone(), requires_grad=False)
     layer.bias = nn.Parameter(found.bias.clone(), requires_grad=False)

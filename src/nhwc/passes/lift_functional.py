@@ -98,7 +98,9 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
         if name == "input":
             continue
         if name not in _TENSORS:
-            if isinstance(value, fx.Node):
+            found: list[fx.Node] = []
+            fx.node.map_arg(value, found.append)  # type: ignore[arg-type]
+            if found:
                 return f"its {name} is computed while the model runs"
         elif value is not None:
             constant = isinstance(value, fx.Node) and value.op == "get_attr"

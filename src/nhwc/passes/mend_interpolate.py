@@ -5,6 +5,7 @@ The pooling branch of ASPP (DeepLab) and of pyramids ends so. Every pixel of the
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -70,10 +71,16 @@ def _unfit(node: fx.Node, given: dict[str, Any]) -> str:
     if mode not in ("nearest", "nearest-exact", "bilinear", "area") or given.get("antialias"):
         return f"mode={mode!r} may not give that pixel everywhere"
     pair = isinstance(size, list | tuple) and len(size) == 2
-    if not pair and not isinstance(size, fx.Node):
+    if not pair and not _is_pair_of_sizes(size):
         return "its size is not given as two numbers"
     strange = [user for user in node.users if not _only_reads(user)]
     return f"{name_of(strange[0])} may write into it, or keep it" if strange else ""
+
+
+def _is_pair_of_sizes(size: Any) -> bool:
+    """Whether it is a part of a shape, and no number of it."""
+    taken = isinstance(size, fx.Node) and size.target is operator.getitem
+    return taken and isinstance(size.args[1], slice)
 
 
 def _only_reads(user: fx.Node) -> bool:

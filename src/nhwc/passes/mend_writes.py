@@ -195,6 +195,8 @@ def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> s
     """
     order = {node: place for place, node in enumerate(gm.graph.nodes)}
     whole = [alike[0], *writes]
+    if any(write.target in _RESHAPING for write in writes):
+        return "it changes the shape of the input"
     if any(map(is_returned, alike)):
         return "the input is returned, or a view of it"
     if any(written_into(write) not in whole for write in writes):
@@ -205,6 +207,11 @@ def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> s
         return "a view of the input is read again"
     return ""
 
+
+_RESHAPING = {
+    *("unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"),
+    *("resize_as_", "set_", "as_strided_"),
+}
 
 _COMPUTING = {
     *("add_", "sub_", "mul_", "div_", "pow_", "clamp_", "clamp_min_", "clamp_max_", "neg_", "abs_"),
@@ -233,6 +240,8 @@ def _keeps_type(node: fx.Node) -> bool:
 def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     """Why the write cannot become a new tensor; empty if it can."""
     whole = part.args[0]
+    if part.target is operator.getitem and not _keeps_memory(part.args[1]):
+        return "what it writes into is a copy, which an index that is no slice makes"
     if [*part.users] != [node]:
         return "what it writes into is read by others"
     if node.users and node.target not in _COMPUTING | _PLACING:
@@ -255,6 +264,19 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     if any(written_into(one) in alike for one in _later(gm, node)):
         return "what it returns may be written into"
     return ""
+
+
+def _keeps_memory(key: Any) -> bool:
+    """Whether an index gives a view: tensors, lists and booleans pick numbers, which are copied."""
+    each = key if isinstance(key, tuple) else (key,)
+    return all(
+        isinstance(one, slice)
+        or one is None
+        or one is Ellipsis
+        or type(one) is int
+        or (isinstance(one, fx.Node) and is_size(one))
+        for one in each
+    )
 
 
 def _may_be_several(node: fx.Node) -> bool:

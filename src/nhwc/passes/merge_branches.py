@@ -298,8 +298,9 @@ def _written_between(root: fx.Node, source: fx.Node, found: _Sum) -> str | None:
 
 
 def _weights(widest: Any, found: _Sum) -> tuple[Tensor, Tensor]:
-    channels = torch.ones(widest.out_channels, dtype=torch.float64)
-    weight = torch.zeros(widest.weight.shape, dtype=torch.float64)
+    there = {"dtype": torch.float64, "device": widest.weight.device}
+    channels = torch.ones(widest.out_channels, **there)
+    weight = torch.zeros(widest.weight.shape, **there)
     high, wide = weight.shape[2:]
     for one in found.convs:
         r, s = one.layer.kernel_size

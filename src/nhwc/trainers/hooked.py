@@ -108,6 +108,7 @@ class Hooked:
             return
         self._made.append(result)
         self._open.close()
+        self._made = []  # The results of every later batch would be kept.
         if result is None:
             self._watch = None
 

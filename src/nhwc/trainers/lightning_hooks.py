@@ -69,6 +69,11 @@ class LightningHooks:
         self._close()
         self._forget()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        # A module that skips a batch, and with it the epoch, skips what follows the batch, too.
+        self._close()
+        self._forget()
+
     def on_validation_batch_start(
         self,
         trainer: Any,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,18 +18,32 @@ from .calls import Call, Copy
 _LABEL = "nhwc::"
 
 
+_one_at_a_time = threading.Lock()
+"""Torch has one profiler for all threads, and dies of a second one."""
+
+
 def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
     """Run under the profiler with input shapes and strides recorded."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    # Kineto logs its start and stop to stderr; it reads this level when it first starts.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with warnings.catch_warnings():
+    with _one_at_a_time, _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=activities, record_shapes=True) as profiler:
             run()
             if cuda:
                 torch.cuda.synchronize()
     return profiler
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Kineto not log its start and stop to stderr: it reads this level when it first starts."""
+    told = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        yield
+    finally:
+        if not told:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
 def with_profile(calls: Sequence[Call], profiler: Any, *, cuda: bool) -> list[Call]:

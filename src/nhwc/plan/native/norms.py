@@ -104,7 +104,7 @@ def normed_in_groups(
 def response(call: OperatorCall) -> Implementation | None:
     """Global response norm of images whose channels are not last in their shape."""
     shape, module = call.out.shape, call.module
-    if module.last or len(shape) != 4:
+    if module.last or len(shape) != 4 or call.seen(0).shape != shape:
         return None
     n, c, h, w = shape
     steps = partial(response_steps, weight=module.weight, bias=module.bias, eps=module.eps)

@@ -175,6 +175,7 @@ def repeated(record: Record, layer: Layer) -> Implementation | None:
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
         x = inputs[place]
-        return Moved(x.buffer, x.where.expand(shape))
+        where = x.where.reshape(x.where.shape[max(0, x.where.ndim - len(shape)) :])
+        return Moved(x.buffer, where.expand(shape))
 
     return as_it_lies(record, layer, emit, free=True)

@@ -1,0 +1,58 @@
+"""A model is left as it was found, whatever its own code writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nhwc
+
+
+class Writes(nn.Module):
+    """Clips its weights, renews an embedding's, and keeps what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.rows = nn.Conv2d(3, 8, 3), nn.Embedding(4, 8, max_norm=0.1)
+        self.seen, self.last = [0], deque([1], maxlen=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.conv.weight.clamp_(-0.01, 0.01)
+        self.seen.append(1)
+        self.last.append(2)
+        return self.conv(x) + self.rows(torch.tensor([1, 2])).sum(0)[:, None, None]
+
+
+@pytest.mark.parametrize("verb", [nhwc.audit, nhwc.optimize])
+def test_what_a_forward_writes_is_put_back(verb: object) -> None:
+    model = Writes().eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    verb(model, torch.randn(1, 3, 8, 8))  # type: ignore[operator]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    assert model.seen == [0]
+    assert list(model.last) == [1]
+
+
+def test_audits_in_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    found: list[int] = []
+
+    def look() -> None:
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        found.append(len(nhwc.audit(net, torch.randn(1, 3, 8, 8)).calls))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({*found}) == 1
+    assert "KINETO_LOG_LEVEL" not in os.environ
