@@ -67,13 +67,17 @@ def _written(report: Audit, request: pytest.FixtureRequest, count: int) -> Path 
     folder = request.config.getoption("--nhwc-report")
     if folder is None:
         return None
+    from .errors import InputError
     from .machine.disk import replace_file
     from .render.audit_html import audit_html
 
     page = Path(
         request.config.invocation_params.dir, folder, _file_name(request.node.nodeid, count)
     )
-    page.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"--nhwc-report {folder} is a file. Name a folder.") from error
     replace_file(page, [audit_html(report).encode()])
     request.node.user_properties.append((_PAGE, str(page)))
     return page
@@ -85,6 +89,7 @@ def _file_name(test: str, count: int) -> str:
     >>> _file_name("tests/test_net.py::test_it[2]", 1)
     'tests_test_net.py_test_it_2_-8d62223c.html'
     """
-    name = re.sub(r"[^\w.-]+", "_", test)[:_LONGEST]
+    # A file system counts bytes, of which a letter may be several.
+    name = re.sub(r"[^\w.-]+", "_", test).encode()[:_LONGEST].decode(errors="ignore")
     number = f"-{count}" if count > 1 else ""
     return f"{name}-{hashlib.sha256(test.encode()).hexdigest()[:8]}{number}.html"

@@ -80,3 +80,27 @@ def test_group_norm_is_told_with_its_cause():
     report = compared(lambda x: F.group_norm(x + 3000, 24))
     assert report.agreement.first.operator.endswith("group_norm")
     assert "variance from sums of squares" in audit_text(report)
+
+
+def test_what_is_drawn_answers_otherwise_by_nature():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(), nn.ReLU()).train()
+    report = audit(model, torch.randn(2, 3, 8, 8), compare=True)
+    assert report.agreement.agrees
+    assert report.agreement.calls >= 2
+
+
+class Watched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        y.retain_grad()
+        y.register_hook(lambda grad: grad)
+        return y.relu()
+
+
+def test_calls_that_ask_for_gradients_are_made_once():
+    report = audit(Watched(), torch.randn(2, 3, 8, 8), backward=True, compare=True)
+    assert report.agreement.agrees

@@ -1,10 +1,15 @@
 """Checkpoints: readable anywhere, never half there, and clear words about any other file."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nhwc import FileError, InputError, convert_, load_model
 from nhwc._train import Recipe, load_checkpoint, save_checkpoint, synthetic, train
+from nhwc._train.checkpoint import evaluation_weights
+from nhwc._train.trainer import Trainer
+from nhwc.models.vision import import_torchvision
 
 from .training_nets import FILE, plain
 
@@ -111,3 +116,61 @@ def test_another_model_cannot_go_on_from_it(written):
     with pytest.raises(InputError, match=r"checkpoint\.pt does not fit this model") as raised:
         train(convert_(other), data, resume=path)
     assert len(str(raised.value)) < 500
+
+
+def test_a_state_dict_keeps_the_versions_of_its_modules(tmp_path):
+    """Without them torchvision's MNASNet refuses its own weights."""
+    net = import_torchvision().models.mnasnet0_5(num_classes=8)
+    data = synthetic(4, (32, 32, 3), classes=8, batches=1)
+    train(net, data, Recipe(epochs=1, ema=0.9), checkpoint=tmp_path / "c.pt")
+    again = import_torchvision().models.mnasnet0_5(num_classes=8)
+    train(again, data, Recipe(epochs=2, ema=0.9), resume=tmp_path / "c.pt")
+    again.load_state_dict(evaluation_weights(load_checkpoint(tmp_path / "c.pt")))
+
+
+def images(count, classes=("a", "b")):
+    return replace(synthetic(4, (12, 12, 3), classes=10, batches=5), classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"accumulate": 4}, "stopped inside an epoch.*accumulate 1"),
+        ({"optimizer": "adamw"}, "does not fit this model and optimizer: .*without"),
+    ],
+)
+def test_other_settings_than_it_stopped_with_are_refused(tmp_path, changed, words):
+    stop = iter([False, True, True]).__next__
+    train(plain(), images(20), Recipe(epochs=2), checkpoint=tmp_path / "c.pt", stop=stop)
+    with pytest.raises(InputError, match=words):
+        train(plain(), images(20), Recipe(epochs=2, **changed), resume=tmp_path / "c.pt")
+
+
+def test_other_classes_are_refused(tmp_path):
+    train(plain(), images(20), Recipe(epochs=1), checkpoint=tmp_path / "c.pt")
+    with pytest.raises(InputError, match="for other classes, or for these in another order"):
+        train(plain(), images(20, ("b", "a")), Recipe(epochs=2), resume=tmp_path / "c.pt")
+
+
+def test_weight_decay_is_that_of_the_run_that_goes_on(tmp_path):
+    train(plain(), images(20), Recipe(epochs=1), checkpoint=tmp_path / "c.pt")
+    nets = [plain(), plain()]
+    for net, decay in zip(nets, (0.0, 5.0), strict=True):
+        train(net, images(20), Recipe(epochs=2, weight_decay=decay), resume=tmp_path / "c.pt")
+    assert not torch.equal(nets[0][0].weight, nets[1][0].weight)
+
+
+def test_an_average_that_begins_later_begins_with_the_weights_that_were_trained(tmp_path):
+    train(plain(), images(20), Recipe(epochs=1), checkpoint=tmp_path / "c.pt")
+    state = load_checkpoint(tmp_path / "c.pt")
+    trainer = Trainer(plain(), images(20), Recipe(epochs=2, ema=0.9), torch.device("cpu"))
+    trainer.restore(state, "c.pt")
+    for name, value in trainer.average.module.state_dict().items():
+        torch.testing.assert_close(value, state["state_dict"][name])
+
+
+@pytest.mark.parametrize("text", [b"R.", b"t", b"\x80\x02."])
+def test_a_damaged_pickle_is_refused(tmp_path, text):
+    (tmp_path / "c.pt").write_bytes(text)
+    with pytest.raises(FileError, match="damaged"):
+        load_checkpoint(tmp_path / "c.pt")

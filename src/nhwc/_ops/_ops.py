@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import InputError
-from ..machine.environment import Environment, available_cores
+from ..machine.environment import Environment, available_cores, usable_device
 from ..machine.workers import Nursery
 from .inside import layout_copies
 from .pool import Lane, listed, measure
@@ -42,7 +42,7 @@ def ops(
         raise InputError(
             f'names are given one by one, as in ops("pad", "relu"); {names[0]!r:.80} is no name.'
         )
-    device = str(device)
+    device = str(usable_device(device))
     start = time.monotonic()
     report = progress or (lambda done, total, title: None)
     # An accelerator gets one process at a time: two would slow each other, and time that.

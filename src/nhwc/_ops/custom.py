@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..errors import InputError, advice_on
+from ..models.preserve import undrawn
 from .cases import summarize
 from .probe import probe
 from .samples import Sample, describe
@@ -36,7 +37,7 @@ def check_operator(
     It runs in this process, in both formats, forward and backward. The inputs are copied.
     """
     name = name or str(getattr(function, "__name__", function))
-    args = tuple(_leaf(value) for value in inputs)
+    args, kwargs = tree_map(_leaf, (tuple(inputs), kwargs))
     sample = Sample(function, args, kwargs)
     if not sample.dims:
         raise InputError(
@@ -45,7 +46,7 @@ def check_operator(
         )
     dtype = str(next(t.dtype for t in sample.tensors if t.ndim == sample.dims)).partition(".")[2]
     device = next(t.device for t in sample.tensors if t.ndim == sample.dims)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with undrawn([device.index or 0] if device.type == "cuda" else None):
         cases = list(probe(name, sample))
         if not cases:
             raise InputError(f"operator {name} fails in NCHW already: {_failure(sample)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..machine.environment import usable_device
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Data
 from .distributed import any_process, lost_processes_named, rank_and_world
@@ -47,7 +48,7 @@ def train(
     """
     if checkpoint_every is not None:
         at_least(1, checkpoint_every=checkpoint_every)
-    device = torch.device(device)
+    device = usable_device(device)
     gpus = [device] if device.type == "cuda" else []
     with lost_processes_named(), torch.random.fork_rng(devices=gpus), modes_kept(model):
         trainer = Trainer(model, data, recipe, device)

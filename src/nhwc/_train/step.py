@@ -39,6 +39,11 @@ class Normalize:
         memory_format = torch.contiguous_format
         if self.channels_last:
             memory_format = MEMORY_FORMATS[CHANNELS_LAST_OF[images.ndim]]
+        if len(self.mean) not in (1, images.shape[1]):
+            raise InputError(
+                f"images of {images.shape[1]} channels are normalised by {len(self.mean)} means. "
+                "Give images of as many channels, or take them apart by a loop of your own."
+            )
         pixels = images.to(torch.float32, memory_format=memory_format)
         mean, std = (
             torch.tensor(values, device=images.device).mul_(255).view(-1, *[1] * (images.ndim - 2))
