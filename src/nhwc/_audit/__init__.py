@@ -166,7 +166,7 @@ def audit(
     format = Format.CHANNELS_LAST if convert else None
     in_format = weights_in(model, format) if format else contextlib.nullcontext()
     inside = None
-    with preserved(model, weights=True), as_written(model) as unseen:
+    with preserved(model, weights=1 << 30), as_written(model) as unseen:
         if exported:
             unseen.append("modules and source lines: an exported program is one flat graph")
         run = Run(model, inputs, kwargs, format=format, backward=backward)
@@ -255,7 +255,7 @@ def _compare(
         name: Run(copied, inputs, kwargs, format=format, backward=backward)
         for copied, (name, format) in zip((plain, last), formats.items(), strict=True)
     }
-    with preserved(model, weights=True):
+    with preserved(model, weights=1 << 30):
         agreement = agreement_of(runs["channels_last"], runs["contiguous"])
         timed = {name: run.go for name, run in runs.items()}
         times = interleave(timed, rounds=10, device=device)

@@ -26,6 +26,7 @@ def check_operator(
 ) -> Operator:
     """Say what happens to channels last in `function`, called with these inputs.
 
+    >>> import torch
     >>> def sharpen(x):
     ...     return x.contiguous() * 2
     >>> found = check_operator(sharpen, torch.rand(2, 8, 5, 7))

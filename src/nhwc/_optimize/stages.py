@@ -82,7 +82,7 @@ def optimize(
     with (
         torch.inference_mode(False),
         torch.no_grad(),
-        preserved(model, weights=True),
+        preserved(model, weights=1 << 26),
         beside(tensors),
     ):
         environment, ledger = _here(example_inputs, remeasure=remeasure)

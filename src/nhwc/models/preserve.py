@@ -20,8 +20,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
 _Container = (list, dict, set, deque)
 
-_COPIED = 1 << 30
-
 
 def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     """Copy `model` deeply; each module of the copy trains, or not, as the one it was made of.
@@ -53,10 +51,10 @@ def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module, *, weights: bool = False) -> Iterator[None]:
+def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
     """Put back flags, attributes, buffers, gradients, weight strides and the random state.
 
-    With `weights`, also their numbers, where they are no more than a gigabyte: an embedding with
+    Also the numbers of weights, if these take no more than `weights` bytes: an embedding with
     `max_norm` writes into its own.
 
     >>> net = nn.BatchNorm2d(3)
@@ -68,7 +66,7 @@ def preserved(model: nn.Module, *, weights: bool = False) -> Iterator[None]:
     parameters = list(model.parameters())
     restores = [_remember_parameter(parameter) for parameter in parameters]
     restores += [_remember_data(buffer) for buffer in model.buffers()]
-    if weights and sum(p.nbytes for p in parameters if not is_lazy(p)) <= _COPIED:
+    if sum(p.nbytes for p in parameters if not is_lazy(p)) <= weights:
         restores += map(_remember_data, parameters)
     empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
     for module in model.modules():
