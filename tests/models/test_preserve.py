@@ -56,3 +56,27 @@ def test_audits_in_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -
     assert len(found) == 4
     assert len({*found}) == 1
     assert "KINETO_LOG_LEVEL" not in os.environ
+
+
+class Holds(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+WEIGHTS = {
+    "strided": lambda: torch.eye(3),
+    "coordinates": lambda: torch.eye(3).to_sparse(),
+    "rows": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "oneDNN": lambda: torch.rand(2, 3, 4, 4).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+def test_weights_of_every_kind_can_be_held(kind: str) -> None:
+    nhwc.audit(Holds(WEIGHTS[kind]()), torch.randn(1, 3, 8, 8))

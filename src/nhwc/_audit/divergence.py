@@ -106,7 +106,7 @@ class _InBothFormats(TorchFunctionMode):
         kwargs = kwargs or {}
         name = short_name(getattr(func, "__name__", ""))
         images = [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf) and leaf.ndim >= 4]
-        if self.first is not None or not images or name.startswith(_OF_ITSELF) or _asks(name):
+        if self.first is not None or not images or name.startswith(_OF_ITSELF) or name in _ASKING:
             return func(*args, **kwargs)
         state = torch.get_rng_state()
         expected = _in_contiguous(func, args, kwargs)
@@ -142,15 +142,11 @@ def _in_contiguous(
         return _values(func(*plain_args, **plain_kwargs))
 
 
-def _asks(name: str) -> bool:
-    """Whether the call asks about memory, or is part of a backward pass."""
-    return name in _ASKING
-
-
 _ASKING = {
     *("stride", "is_contiguous", "data_ptr", "__get__", "__set__", "backward", "grad"),
     *("retain_grad", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
 }
+"""Calls that ask about memory, or belong to a backward pass."""
 
 
 def _contiguous(tensor: Tensor) -> Tensor:

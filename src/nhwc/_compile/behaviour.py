@@ -48,9 +48,6 @@ class Behaviour:
         return {t.untyped_storage()._cdata for t in _tensors(self.values.get(node))}
 
 
-_set_grad_enabled = torch._C._set_grad_enabled
-
-
 class Unserved(Exception):
     """A graph does something that no plan does; the message says what."""
 
@@ -66,7 +63,8 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
     for reason in filter(None, map(_changes_torch, graph.graph.nodes)):
         raise Unserved(reason)
     # The last one sets again what was found.
-    modes = [one.args[0] for one in graph.graph.nodes if one.target is _set_grad_enabled]
+    nodes = graph.graph.nodes
+    modes = [one.args[0] for one in nodes if one.target is torch._C._set_grad_enabled]
     if any(modes) and not modes[-1]:
         raise Unserved("it turns gradients on")
     # Whether a parameter wants gradients says nothing of the graph.
@@ -133,7 +131,7 @@ def _is_random(func: Any, given: dict[str, Any]) -> bool:
 
 def is_idle(node: fx.Node) -> bool:
     """Whether `node` only sets what is so already where a plan runs: no gradients, no autocast."""
-    if node.target in (_set_grad_enabled, torch._C._log_api_usage_once):
+    if node.target in (torch._C._set_grad_enabled, torch._C._log_api_usage_once):
         return True
     if node.target is autocast_mode._exit_autocast:
         entered = node.args[0]

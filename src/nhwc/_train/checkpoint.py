@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,7 @@ def portable(value: Any) -> Any:
     if isinstance(value, Tensor):
         return to_format(value.detach().cpu(), Format.CONTIGUOUS)
     if isinstance(value, OrderedDict):
-        made = OrderedDict((key, portable(item)) for key, item in value.items())
-        if hasattr(value, "_metadata"):  # A state dict has the versions of its modules there.
-            made._metadata = value._metadata  # type: ignore[attr-defined]
-        return made
+        return _with_versions(((key, portable(item)) for key, item in value.items()), value)
     if isinstance(value, dict):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,11 +89,13 @@ def evaluation_weights(content: dict[str, Any]) -> dict[str, Tensor]:
     if average is None:
         return weights
     prefix = "module."
-    found = type(weights)(
-        (name.removeprefix(prefix), value)
-        for name, value in average.items()
-        if name.startswith(prefix)
-    )
-    if hasattr(weights, "_metadata"):
-        found._metadata = weights._metadata  # type: ignore[attr-defined]
-    return found
+    own = ((name, value) for name, value in average.items() if name.startswith(prefix))
+    return _with_versions(((name.removeprefix(prefix), value) for name, value in own), weights)
+
+
+def _with_versions(items: Iterable[tuple[str, Any]], like: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of these items, whose modules are of the versions that `like` has."""
+    made: Any = OrderedDict(items)
+    if hasattr(like, "_metadata"):
+        made._metadata = like._metadata
+    return made  # type: ignore[no-any-return]

@@ -66,7 +66,8 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
     parameters = list(model.parameters())
     restores = [_remember_parameter(parameter) for parameter in parameters]
     restores += [_remember_data(buffer) for buffer in model.buffers()]
-    if sum(p.nbytes for p in parameters if not is_lazy(p)) <= weights:
+    # Sparse tensors have no `nbytes`.
+    if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
         restores += map(_remember_data, parameters)
     empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
     for module in model.modules():
@@ -155,7 +156,7 @@ def _remember_place(tensor: Tensor) -> _Restore:
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
     """A tensor's device, type, address and strides: equal until it is given other memory."""
-    strided = tensor.layout is torch.strided and not tensor.is_meta
+    strided = has_strides(tensor) and not tensor.is_meta
     return (tensor.device, tensor.dtype, *((tensor.data_ptr(), tensor.stride()) if strided else ()))
 
 
