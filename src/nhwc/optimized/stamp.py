@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from ..machine.host_memory import part_in_memory
+from ..models.trees import has_strides
 from .glance import Glance, Unsure, sees_attributes
 
 _version = operator.attrgetter("_version")
@@ -227,7 +228,7 @@ def _are_tensors(*values: Any) -> bool:
 def _has_place(tensor: Tensor) -> bool:
     """Whether its numbers lie in memory, where its strides say."""
     ours = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return ours and tensor.layout is torch.strided and not tensor.is_meta
+    return ours and has_strides(tensor) and not tensor.is_meta
 
 
 def _samples(tensor: Tensor) -> Iterator[memoryview]:
