@@ -696,3 +696,85 @@ def test_tensors_without_strides_are_looked_at_by_their_parts():
         assert audit(Held(odd), x).calls
         with pytest.raises(nhwc.InputError, match="cannot copy the Held"):
             nhwc.optimize(Held(odd).eval(), x)
+
+
+class Mixed(nn.Module):
+    """A convolution, what `middle` makes of its result with one more image, and a convolution."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.middle = middle
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+
+OTHER = torch.rand(2, 8, 16, 16)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_product_over_columns_is_charged_with_what_the_next_layer_pays(backward):
+    over_columns = Mixed(lambda x: F.linear(x, torch.eye(16)))
+    report = audit(over_columns, OTHER, backward=backward)
+    finding = report.findings[0]
+    assert (finding.kind, finding.operator) == ("unconverted", "torch.nn.functional.linear")
+    assert [report.calls[i].operator for i in finding.payers] == ["torch.nn.functional.conv2d"]
+    mended = Mixed(lambda x: F.linear(x, torch.eye(16)).to(memory_format=torch.channels_last))
+    assert not [f for f in audit(mended, OTHER).findings if "conv2d" in f.operator]
+
+
+def test_a_product_of_rows_of_channels_keeps_the_format():
+    over_channels = Mixed(
+        lambda x: F.linear(x.permute(0, 2, 3, 1), torch.eye(8)).permute(0, 3, 1, 2)
+    )
+    assert audit(over_channels, OTHER).clean
+
+
+@pytest.mark.parametrize(
+    "mean", [lambda x: x.mean((2, 3), keepdim=True), lambda x: x.mean(1, keepdim=True)]
+)
+def test_what_a_mean_spreads_over_an_image_in_the_backward_pass_is_no_loss(mean):
+    report = audit(Mixed(lambda x: x * mean(x).sigmoid()), OTHER, backward=True)
+    assert report.clean, report.findings
+
+
+@pytest.mark.parametrize(
+    ("middle", "may_swap"),
+    [
+        (lambda x: OTHER + x, True),
+        (lambda x: torch.maximum(OTHER, x), True),
+        (lambda x: OTHER - x, False),
+        (lambda x: OTHER / x, False),
+        (lambda x: OTHER**x, False),
+        (lambda x: torch.where(OTHER > 0.5, x, 0.0), False),
+        (lambda x: torch.lerp(OTHER, x, 0.5), False),
+        (lambda x: torch.atan2(OTHER, x), False),
+        (lambda x: OTHER.clamp(max=x), False),
+        (lambda x: OTHER // x, False),
+    ],
+)
+def test_operands_are_swapped_only_where_that_changes_nothing(middle, may_swap):
+    (lost,) = audit(Mixed(middle), OTHER).lost
+    assert "the first, which is contiguous, decided" in lost.remedy
+    assert ("Swap them" in lost.remedy) is may_swap
+
+
+def test_what_copies_into_a_contiguous_tensor_is_told_of_that_tensor():
+    def copied(x):
+        return torch.empty(x.shape).copy_(x)
+
+    converted = next(f for f in audit(Mixed(copied), OTHER).findings if f.kind == "converted")
+    assert "Make that one in channels last" in converted.remedy
+
+
+def test_what_the_backward_pass_copies_is_no_line_to_drop():
+    report = audit(Mixed(F.instance_norm), OTHER, backward=True)
+    (clone,) = (f for f in report.findings if f.operator == "aten::clone")
+    assert "The backward pass `clone` returns a contiguous gradient" in clone.remedy
+
+
+def test_layers_of_a_sequential_are_known_by_their_names():
+    norms = nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8), nn.InstanceNorm2d(8))
+    lost = audit(norms, OTHER).lost
+    assert [(f.site.module, f.site.file) for f in lost][:1] == [("1", "")]

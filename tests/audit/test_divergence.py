@@ -104,3 +104,16 @@ class Watched(nn.Module):
 def test_calls_that_ask_for_gradients_are_made_once():
     report = audit(Watched(), torch.randn(2, 3, 8, 8), backward=True, compare=True)
     assert report.agreement.agrees
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        torch.randn_like,
+        lambda x: (torch.rand_like(x) > 0.5).float(),
+        lambda x: torch.empty_like(x).normal_(),
+        lambda x: torch.empty_like(x).bernoulli_(),
+    ],
+)
+def test_numbers_drawn_like_an_image_answer_otherwise_by_nature(drawn):
+    assert compared(lambda x: x + drawn(x)).agreement.agrees

@@ -60,7 +60,7 @@ def test_an_nchw_run_reorders_images_and_an_nhwc_run_does_not(report):
         assert reorder.shape in ((2, 16, 32, 32), (2, 3, 32, 32))
         assert reorder.seconds > 0
         assert report.calls[reorder.call].site.module == reorder.site.module
-        assert reorder.site.file.endswith("test_reorders.py")
+        assert reorder.site.file == ""
     for inside in sides(report):
         assert {p.role for p in inside.weights} <= {"weight"}
     assert report.unseen == ()

@@ -149,3 +149,22 @@ def test_synthetic_images_differ_and_their_labels_cover_the_classes():
     drawn = [source.sample(index, np.random.default_rng(0)) for index in range(8)]
     assert [label for _, label in drawn] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert (drawn[0][0] != drawn[1][0]).any()
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32])
+def test_deep_shades_keep_their_order(tmp_path, kind):
+    ramp = np.linspace(0, 65535, 64).astype(kind).repeat(64).reshape(64, 64).T
+    path = tmp_path / "deep.tif"
+    Image.fromarray(np.ascontiguousarray(ramp)).save(path)
+    shades = decode(path, 56, None)[28, :, 0].astype(int)
+    assert (np.diff(shades) > 0).all()
+    assert shades[0] < 20
+    assert shades[-1] > 235
+
+
+@pytest.mark.parametrize("numbers", [np.float32(0.5), np.int32(1 << 20), np.int32(-1)])
+def test_numbers_that_are_no_shades_are_refused(tmp_path, numbers):
+    path = tmp_path / "odd.tif"
+    Image.fromarray(np.full((8, 8), numbers)).save(path)
+    with pytest.raises(InputError, match="its numbers are no shades of 8 or 16 bits"):
+        decode(path, 8, None)

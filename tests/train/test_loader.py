@@ -158,3 +158,37 @@ def test_a_real_folder_gives_the_same_with_and_without_workers(tmp_path):
         for workers in (0, 2)
     )
     assert (alone == helped).all()
+
+
+class Given:
+    """These images, which may be of any type and shape."""
+
+    def __init__(self, *images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def sample(self, index, rng):
+        return self.images[index], 0
+
+
+def test_images_of_other_types_are_refused():
+    images = [np.zeros((4, 4, 3), np.float32)] * 2
+    with pytest.raises(InputError, match="images of float32, and images are uint8 here"):
+        list(Loader(Given(*images), 2).batches())
+
+
+def test_images_of_several_sizes_are_refused_or_passed_over():
+    images = Given(*(np.zeros((size, 4, 3), np.uint8) for size in (4, 4, 5)))
+    with pytest.raises(InputError, match=r"shape \(5, 4, 3\) cannot stand beside one of \(4, 4, 3"):
+        list(Loader(images, 3, train=False).batches())
+    told = []
+    kept = Loader(images, 3, train=False, skip_corrupt=True, on_skip=told.append)
+    assert (labels(kept.batches()), len(told)) == ([[0, 0]], 1)
+
+
+def test_processes_that_meet_later_share_the_images_all_the_same(monkeypatch):
+    made_before = Loader(Numbers(8), 4, train=False)
+    monkeypatch.setattr(loader, "rank_and_world", lambda: (1, 2))
+    assert labels(made_before.batches()) == [[1, 3], [5, 7]]

@@ -106,9 +106,13 @@ class _InBothFormats(TorchFunctionMode):
         kwargs = kwargs or {}
         name = short_name(getattr(func, "__name__", ""))
         images = [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf) and leaf.ndim >= 4]
-        if self.first is not None or not images or name.startswith(_OF_ITSELF) or name in _ASKING:
+        if self.first is not None or not images or name in _ASKING:
             return func(*args, **kwargs)
         state = torch.get_rng_state()
+        if name.startswith(_OF_ITSELF):
+            result = func(*args, **kwargs)
+            self.drew |= not torch.equal(torch.get_rng_state(), state)
+            return result
         expected = _in_contiguous(func, args, kwargs)
         torch.set_rng_state(state)
         result = func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..formats import Format
+from ..operators.kinds import arithmetic_of, is_pointwise
 from ..watch.calls import Call, TensorSpec
 from ..watch.effects import Effect, short_name
 
@@ -33,6 +34,8 @@ def _remedy(call: Call, effect: Effect) -> str:
     name = short_name(call.operator)
     if effect is Effect.MISREADS:
         return _misread(call, name)
+    if effect is Effect.CONVERTS and call.backward:
+        return _backward(name)
     if effect is Effect.CONVERTS:
         return _converted(call, name)
     if effect is Effect.RESTORES:
@@ -103,31 +106,21 @@ def _cat(call: Call) -> str:
 def _pointwise(call: Call, name: str) -> str:
     first = _first_image(call)
     state = "contiguous" if first is None or first.format is Format.CONTIGUOUS else "a slice"
+    plain = name.strip("_")
+    commutes = plain in _COMMUTING or arithmetic_of(plain.removeprefix("r")) in _COMMUTING
+    do = "Swap them, or convert the first" if commutes else "Convert that one"
     return (
         f"The operands of `{name}` have different formats, and the first, which is {state}, "
-        "decided. Swap them, or convert the first to channels last where it is made."
+        f"decided. {do} to channels last where it is made."
     )
 
 
-_POINTWISE = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "__add__",
-        "__radd__",
-        "__mul__",
-        "__sub__",
-        "where",
-        "maximum",
-        "minimum",
-    ]
-)
+_COMMUTING = ("add", "mul", "maximum", "minimum")
 
 
 def _general(call: Call, name: str) -> str:
-    if name.rstrip("_") in _POINTWISE:
+    images = [i for i in call.inputs if len(i.shape) >= 4]
+    if len(images) > 1 and not images[0].format.is_last and is_pointwise(name):
         return _pointwise(call, name)
     return (
         f"`{name}` has no channels-last path in this torch: it returns a contiguous tensor. "
@@ -225,6 +218,11 @@ def _misread(call: Call, name: str) -> str:
 
 
 def _converted(call: Call, name: str) -> str:
+    if name == "copy_":
+        return (
+            "This `copy_` writes channels last into a contiguous tensor. Make that one in channels "
+            "last: torch.empty(..., memory_format=torch.channels_last)."
+        )
     if name in ("contiguous", "reshape") and _stacks_frames(call):
         return (
             f"This `{name}` copies a volume whose channels and frames were swapped. As a batch of "

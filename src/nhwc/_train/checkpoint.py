@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,9 +78,19 @@ def portable(value: Any) -> Any:
         return _with_versions(((key, portable(item)) for key, item in value.items()), value)
     if isinstance(value, dict):
         return {key: portable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return type(value)(portable(item) for item in value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) not in _PLAIN:
+        raise InputError(
+            f"a checkpoint cannot hold the {type(value).__name__} in the state of the model: to "
+            "load it takes its own code. Let get_extra_state return tensors, numbers and text."
+        )
     return value
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
 def evaluation_weights(content: dict[str, Any]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from ..errors import InputError
 from .images import ImageFolder, Synthetic
 from .loader import Loader
+from .recipe import whole
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def image_folders(
     on_skip: Callable[[str], None] | None = None,
 ) -> Data:
     """Find `root`/train and `root`/val, one folder per class in each; val may be missing."""
+    if not isinstance(root, str | Path):
+        raise InputError(f"root {root!r} is no folder. Give the path of one.")
     root = _checked(Path(root))
     loader = partial(
         Loader,
@@ -65,6 +68,7 @@ def synthetic(
     seed: int = 0,
 ) -> Data:
     """Random images (D,) H, W, C, `batches` batches of them, and none to evaluate on."""
+    whole(1, batch_size=batch_size, classes=classes, batches=batches)
     source = Synthetic(batches * batch_size, shape, classes)
     loader = Loader(
         source, batch_size, workers=workers, seed=seed, pin_memory=torch.cuda.is_available()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..errors import InputError
+from ..machine.environment import usable_device
 from .distributed import agree_on_buffers_
 from .loader import Loader
 from .progress import Meter, Point
@@ -29,7 +30,7 @@ def evaluate(
 
     In a process group each process takes its share, and every image counts once.
     """
-    device = torch.device(device)
+    device = usable_device(device)
     agree_on_buffers_(model)
     meter = Meter(device, phase="val", epoch=epoch, batches=len(loader))
     normalize = Normalize(channels_last=recipe.channels_last)

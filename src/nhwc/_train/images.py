@@ -71,7 +71,8 @@ class ImageFolder:
                     f"class folder {folder} holds no images ({', '.join(ENDINGS[:4])}, ...). "
                     "Put some in, or remove the folder."
                 )
-            files += [(path, known.index(folder.name)) for path in found]
+            label = known.index(folder.name)
+            files += [(path, label) for path in found]
         return cls(tuple(files), known, size, augment)
 
     def __len__(self) -> int:
@@ -117,7 +118,11 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         with Image.open(path) as image:
             box = middle_box(image.size) if rng is None else random_box(image.size, rng)
             box = _decode_smaller(image, box, size)
-            out = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box=box)
+            out = (
+                _in_bytes(image)
+                .convert("RGB")
+                .resize((size, size), Image.Resampling.BILINEAR, box=box)
+            )
     except MemoryError:
         raise
     except Exception as error:  # Damaged files make Pillow raise anything.
@@ -127,6 +132,16 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
     if rng is not None and rng.random() < 0.5:
         out = out.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(out)
+
+
+def _in_bytes(image: Image) -> Image:
+    """`image` with 8 bits a channel; Pillow itself cuts off what is deeper, to plain white."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    numbers = np.asarray(image)
+    if image.mode == "F" or numbers.min() < 0 or numbers.max() >= 1 << 16:
+        raise ValueError("its numbers are no shades of 8 or 16 bits")
+    return _pillow().fromarray((numbers // 257).astype(np.uint8))  # type: ignore[no-any-return]
 
 
 def middle_box(size: tuple[int, int], share: float = 0.875) -> tuple[float, float, float, float]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..errors import InputError, NhwcError
 from .distributed import rank_and_world
 from .images import Source
-from .recipe import at_least
+from .recipe import whole
 
 
 class Batch(NamedTuple):
@@ -65,9 +65,9 @@ class Loader:
         skip_corrupt: bool = False,
         on_skip: Callable[[str], None] | None = None,
     ) -> None:
-        at_least(0, workers=workers)
+        whole(0, workers=workers, seed=seed)
         if max_batches is not None:
-            at_least(1, max_batches=max_batches)
+            whole(1, max_batches=max_batches)
         self.order = Order(len(source), batch_size, train=train, seed=seed, limit=max_batches)
         self.batch_size = batch_size
         self.seed = seed
@@ -99,6 +99,7 @@ class Loader:
                     if self._on_skip is not None:
                         self._on_skip(fault)
                 if len(batch.labels):
+                    _check_bytes(batch.images)
                     yield batch
         except RuntimeError as error:
             if "DataLoader worker" in str(error):
@@ -115,8 +116,7 @@ class Order:
     def __init__(
         self, length: int, batch_size: int, *, train: bool, seed: int, limit: int | None
     ) -> None:
-        self.rank, self.world = rank_and_world()
-        _check_sizes(length, batch_size, self.world if train else 1, train=train)
+        _check_sizes(length, batch_size, train=train)
         whole, rest = divmod(length, batch_size)
         self.length, self.batch_size, self.train, self.seed = length, batch_size, train, seed
         self.count = min(whole + (rest > 0 and not train), limit or length)
@@ -126,12 +126,15 @@ class Order:
         return self.count
 
     def __iter__(self) -> Iterator[list[Draw]]:
+        # The processes may have met since this was made.
+        rank, world = rank_and_world()
+        _check_sizes(self.length, self.batch_size, train=self.train)
         indices = np.arange(self.length)
         if self.train:
             np.random.default_rng((self.seed, self.epoch)).shuffle(indices)
         for number in range(self.start, self.count):
             batch = indices[number * self.batch_size : (number + 1) * self.batch_size]
-            own = [int(index) for index in batch[self.rank :: self.world]]
+            own = [int(index) for index in batch[rank::world]]
             yield [Draw(index, (self.seed, self.epoch, index)) for index in own]
 
 
@@ -159,8 +162,15 @@ class _Drawn(Dataset[Item]):
 
 def stack(items: list[Item]) -> Batch:
     """Lay images side by side as they are and view the result as N, C, (D,) H, W."""
-    good = [(item.image, item.label) for item in items if item.image is not None]
-    faults = tuple(fault for item in items for fault in item.faults)
+    read = [(item.image, item.label) for item in items if item.image is not None]
+    shape = read[0][0].shape if read else ()
+    good = [(image, label) for image, label in read if image.shape == shape]
+    unlike = [
+        f"an image of shape {image.shape} cannot stand beside one of {shape}"
+        for image, _ in read
+        if image.shape != shape
+    ]
+    faults = tuple([fault for item in items for fault in item.faults] + unlike)
     labels = torch.tensor([label for _, label in good], dtype=torch.int64, device="cpu")
     if not good:
         return Batch(torch.empty(0, 0, 0, 0, device="cpu"), labels, faults)
@@ -168,14 +178,25 @@ def stack(items: list[Item]) -> Batch:
     return Batch(images, labels, faults)
 
 
-def _check_sizes(length: int, batch_size: int, world: int, *, train: bool) -> None:
-    at_least(1, batch_size=batch_size)
+def _check_bytes(images: Tensor) -> None:
+    if images.dtype is not torch.uint8:
+        raise InputError(
+            f"the source gave images of {str(images.dtype).removeprefix('torch.')}, and images are "
+            "uint8 here. Give bytes, as (image * 255).astype(np.uint8) of numbers from 0 to 1."
+        )
+
+
+def _check_sizes(length: int, batch_size: int, *, train: bool) -> None:
+    whole(1, batch_size=batch_size)
+    world = rank_and_world()[1] if train else 1
     if batch_size % world:
         near = max(batch_size // world, 1) * world
         raise InputError(
             f"a batch of {batch_size} does not divide among {world} processes. "
             f"Use {near} or {near + world}."
         )
+    if train and not length:
+        raise InputError("the training set has no images. Give it some.")
     if train and length < batch_size:
         raise InputError(
             f"the training set has {length} images, less than one batch of {batch_size}. "

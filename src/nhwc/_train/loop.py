@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..errors import InputError
 from ..machine.environment import usable_device
+from ..models.kinds import check_devices, check_initialized, module_of
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Data
 from .distributed import any_process, lost_processes_named, rank_and_world
 from .evaluation import modes_kept
 from .progress import Point, Training
-from .recipe import Recipe, at_least
+from .recipe import Recipe, whole
 from .trainer import Trainer
 
 
@@ -46,8 +48,16 @@ def train(
     same numbers. `on_point` gets a point every ten batches and one per evaluation, `on_batch` the
     epoch and the number of batches done after each batch; both in each process.
     """
+    model = module_of(model, "train")
+    check_initialized(model)
+    check_devices(model, [])
+    for name, value, kind in (("data", data, Data), ("recipe", recipe, Recipe)):
+        if not isinstance(value, kind):
+            raise InputError(
+                f"{name} is a {type(value).__name__}. Give a nhwc.training.{kind.__name__}."
+            )
     if checkpoint_every is not None:
-        at_least(1, checkpoint_every=checkpoint_every)
+        whole(1, checkpoint_every=checkpoint_every)
     device = usable_device(device)
     gpus = [device] if device.type == "cuda" else []
     with lost_processes_named(), torch.random.fork_rng(devices=gpus), modes_kept(model):

@@ -76,6 +76,10 @@ class Training(Displayed):
         }
 
 
+def nothing_readable(phase: str) -> InputError:
+    return InputError(f"the {phase} set has no readable image. Look at its files.")
+
+
 class Meter:
     """Sums of an epoch, kept on the device: reading them waits for it, adding to them does not."""
 
@@ -102,7 +106,7 @@ class Meter:
         """Read the sums, of all processes together. Every process must call this."""
         last, sums = sum_over_processes(torch.stack([self.last, self.sums])).tolist()
         if sums[0] == 0:
-            raise InputError(f"the {self.phase} set has no readable image. Look at its files.")
+            raise nothing_readable(self.phase)
         passed, seen = self._lap(), sums[0] - self._seen
         done = batch - self.batch
         self.batch, self._seen = batch, sums[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 
 import torch
 
@@ -41,9 +43,15 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, accumulate=self.accumulate)
+        whole(1, epochs=self.epochs, accumulate=self.accumulate)
+        whole(0, seed=self.seed)
         at_least(0, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        at_least(0, warmup_epochs=self.warmup_epochs, seed=self.seed)
+        at_least(0, warmup_epochs=self.warmup_epochs)
+        finite(
+            label_smoothing=self.label_smoothing,
+            clip=1 if self.clip is None else self.clip,
+            ema=0.5 if self.ema is None else self.ema,
+        )
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer {self.optimizer!r} is not known. Use sgd or adamw.")
         if self.amp_dtype not in (None, *PRECISIONS):
@@ -71,8 +79,26 @@ class Recipe:
 
 
 def at_least(low: int, **values: float) -> None:
-    """Refuse the first of `values` that is below `low`, by its name."""
+    """Refuse the first of `values` that is no number, or below `low`, by its name."""
+    finite(**values)
     for name, value in values.items():
-        # Written so that NaN fails too.
-        if not value >= low:
+        if value < low:
             raise InputError(f"{name} {value} is too small. Use {low} or more.")
+
+
+def finite(**values: float) -> None:
+    """Refuse the first of `values` that is no finite number, by its name."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{name} {value!r} is no finite number. Give one.")
+
+
+def whole(low: int, **values: int) -> None:
+    """Refuse the first of `values` that is no whole number from `low` up to 64 bits."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or value >= _MOST:
+            raise InputError(f"{name} {value!r} is no whole number. Use {low} or more.")
+    at_least(low, **values)
+
+
+_MOST = 1 << 63

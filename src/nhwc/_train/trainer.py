@@ -20,7 +20,7 @@ from .distributed import parallel, rank_and_world
 from .evaluation import check_width, evaluate
 from .loader import Batch
 from .optimizer import build_optimizer, learning_rate, load_optimizer_, running_average
-from .progress import Meter, Point, Training
+from .progress import Meter, Point, Training, nothing_readable
 from .recipe import Recipe
 from .step import Normalize, TrainingStep
 
@@ -67,6 +67,8 @@ class Trainer:
             if self.batch % LOG_EVERY == 0 or self.batch == len(self.data.train):
                 self._log(self.meter.point(self.batch, step=self._step, lr=lr), on_point)
             yield update
+        if self.batch == 0:
+            raise nothing_readable("train")
 
     def finish_epoch(self, on_point: Callable[[Point], None]) -> None:
         """Evaluate, with the averaged weights if there are any, and turn to the next epoch."""
@@ -81,6 +83,10 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint. In a process group every process must call this."""
+        meter = self.meter.state()
+        if not self.step.scaler.is_enabled():
+            # Weights that are lost already would replace those of the last checkpoint.
+            self._check(meter["sums"][1])
         return {
             "state_dict": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -88,7 +94,7 @@ class Trainer:
             "average": None if self.average is None else self.average.state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
-            "meter": self.meter.state(),
+            "meter": meter,
             "order": self._order,
             "points": [point.to_dict() for point in self.points],
             "classes": list(self.data.classes),
@@ -164,10 +170,14 @@ class Trainer:
     def _log(self, point: Point, on_point: Callable[[Point], None]) -> None:
         self.points.append(point)
         on_point(point)
-        if point.phase == "train" and not math.isfinite(point.loss):
+        if point.phase == "train":
+            self._check(point.loss)
+
+    def _check(self, loss: float) -> None:
+        if not math.isfinite(loss):
             raise NhwcError(
-                f"the loss is {point.loss} in epoch {point.epoch} after batch {point.batch}. Lower "
-                "the learning rate, warm it up, or clip gradients."
+                f"the loss is {loss} in epoch {self.epoch} after batch {self.batch}. Lower the "
+                "learning rate, warm it up, or clip gradients."
             )
 
     def _new_meter(self) -> Meter:

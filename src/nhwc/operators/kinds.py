@@ -123,6 +123,25 @@ def arithmetic_of(name: str) -> str | None:
     return _ARITHMETIC_OF.get(name)
 
 
+@cache
+def is_pointwise(name: str) -> bool:
+    """Whether each number of a result is made of those at its place, as torch's own tags say.
+
+    >>> [is_pointwise(name) for name in ("atan2", "__rtruediv__", "mul_", "matmul")]
+    [True, True, True, False]
+    """
+    plain = _plain(name)
+    for spelt in (plain, plain[1:]):  # `__rsub__` has its operands swapped.
+        known = arithmetic_of(spelt) or spelt
+        if known in ("floordiv", "floor_divide"):
+            return True
+        packet = getattr(torch.ops.aten, known, None)
+        if packet is not None:
+            tags = [getattr(packet, overload).tags for overload in packet.overloads()]
+            return any(torch.Tag.pointwise in one for one in tags)
+    return False
+
+
 def keeps_rank(name: str) -> bool:
     """Whether the result of this function or method surely has as many dimensions as its input.
 

@@ -147,6 +147,8 @@ class Tracker:
         if call.backward:
             weights = {i.shape for i in call.inputs if i.source is None}
             made = [o for o in made if o.shape not in weights]
+            # What is spread over an image from one pixel had no format to keep.
+            images = [i for i in images if not (i.source in self._unmarked and _is_spread(i))]
         name = short_name(call.operator)
         if not made or not images or name.startswith(_FRESH):
             return CallEffect(Effect.NEUTRAL)
@@ -195,7 +197,8 @@ class Tracker:
         if out.densest is None or out.format.is_last:
             return CallEffect(Effect.KEEPS)
         if name in MIXING:
-            stays = out.densest == len(out.shape) - 1
+            # Rows of channels stay rows of channels; a product over columns leaves none.
+            stays = all(any(_ends_densest(i) for i in side) for side in (last, [out]))
             return CallEffect(Effect.KEEPS if stays else Effect.NEUTRAL)
         if call.asked is Format.CONTIGUOUS:
             return CallEffect(Effect.CONVERTS)
@@ -214,6 +217,15 @@ class Tracker:
         return CallEffect(Effect.LOSES, origin)
 
 
+def _ends_densest(spec: TensorSpec) -> bool:
+    return spec.densest == len(spec.shape) - 1
+
+
+def _is_spread(spec: TensorSpec) -> bool:
+    """Whether one number stands for several, side by side."""
+    return any(step == 0 and size > 1 for step, size in zip(spec.strides, spec.shape, strict=True))
+
+
 def _is_like(name: str) -> bool:
     return name.endswith("_like")
 
@@ -230,4 +242,4 @@ def _same_layout(before: TensorSpec, after: TensorSpec) -> bool:
         # Channels that were summed to one cannot lie wrongly: a size of 1 fits every layout.
         return dense == after.densest or (dense is not None and after.shape[dense] == 1)
     # Between different numbers of dimensions only "the last one is densest" can be compared.
-    return (before.densest == len(before.shape) - 1) == (after.densest == len(after.shape) - 1)
+    return _ends_densest(before) == _ends_densest(after)

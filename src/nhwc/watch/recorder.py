@@ -28,7 +28,8 @@ _NOT_THE_USERS = (
     str(Path(torch.__file__).parent) + os.sep,
     "<",
 )
-_COMMAND_LINE = str(Path(__file__).parents[1] / "cli") + os.sep
+
+_RUN_BY_US = tuple(str(Path(__file__).parents[1] / room) + os.sep for room in ("cli", "_audit"))
 
 
 class Recorder(contextlib.ExitStack):
@@ -133,8 +134,8 @@ class Recorder(contextlib.ExitStack):
         walk: FrameType | None = sys._getframe(2)
         while walk is not None and (not module or frame is None):
             code = walk.f_code
-            if code.co_filename.startswith(_COMMAND_LINE):
-                break  # The script that pip installed called it: no line of the user's.
+            if code.co_filename.startswith(_RUN_BY_US):
+                break  # Whoever asked us to run the model wrote no line of it.
             if frame is None and is_users(code.co_filename):
                 frame = walk
             if not module and code.co_argcount and code.co_varnames[0] == "self":

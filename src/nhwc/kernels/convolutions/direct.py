@@ -36,9 +36,9 @@ from ..language.loops import emit_moved, emit_whole
 from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Stored, clamp
-from ..layers.ending import activate_tile
+from ..layers.ending import ENDING, activate_tile, ending
 from ..product import rows
-from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, panel_columns, tiles_of
+from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, tiles_of
 from ..product.weights import after, pack_convolution
 from ..tape.steps import Scratch, Step, View, step
 from .parts import run_of, segments_of, split
@@ -48,11 +48,11 @@ LATER = ("later", "later_floats")
 """The fields of a kernel that asks for what a later step reads: the address, and how much."""
 
 _FIELDS = (
-    *("x", "y", "weights", "bias", "residual", "scratch", "tile"),
+    *("x", "weights", "bias", "scratch", "tile"),
     *("pixels", "k", "groups", "row_parts", "column_parts"),
     *("segments", "segments_at_once", "row_segments", "panels"),
-    *("y_pixel", "residual_pixel", "scratch_floats"),
-    *("low", "high", "code", "slope"),
+    *("scratch_floats", "low", "high"),
+    *ENDING,
     *rows.FIELDS,
     *LATER,
 )
@@ -135,7 +135,7 @@ def _emit_products(e: Emitter, a: Args, tile: TileCall, unit: _Unit, later: _Lat
     """Multiply the packed rows by their panels, which meanwhile ask for what is read next."""
     group, (first, last), following, (first_panel, last_panel), packed, segments = unit
     count, tiles = last - first, tiles_of(e, last - first)
-    width, depth = panel_columns(e.isa), a.segments * a.segment
+    width, depth = e.isa.panel_columns, a.segments * a.segment
     segment_floats = rows.emit_segment_floats(e, a)
     weights = a.weights.floats() + group * depth * emit_whole(e, a.k)
     bias = a.bias.floats() + group * emit_whole(e, a.k)
@@ -191,8 +191,7 @@ def pack_direct(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def packed_floats(spec: ConvSpec) -> int:
     """How many numbers `pack_direct` returns."""
-    columns = -(-spec.k // spec.groups // isas.host().width) * isas.host().width
-    return spec.groups * (spec.depth + 1) * columns
+    return spec.groups * (spec.depth + 1) * isas.host().padded(spec.k // spec.groups)
 
 
 def direct_steps(
@@ -201,21 +200,19 @@ def direct_steps(
     """The convolution as one step."""
     isa = isas.host()
     k = spec.k // spec.groups
-    padded_k = -(-k // isa.width) * isa.width
-    panels = -(-k // panel_columns(isa))
+    padded_k = isa.padded(k)
+    panels = isa.panels(k)
     cut = segments_of(spec, x, isa)
     parts = split(spec, panels, isa, torch.get_num_threads(), cut.at_once * cut.segment)
     block_rows = -(-spec.pixels // parts.rows)
-    scratch_floats = block_rows * cut.segments * (-(-cut.segment // isa.width) * isa.width)
+    scratch_floats = block_rows * cut.segments * isa.padded(cut.segment)
     low, high = clamp(spec.activation, spec.slope)
     return (
         step(
             DIRECT,
             x=x,
-            y=y,
             weights=packed,
             bias=after(packed, spec.groups * spec.depth * padded_k),
-            residual=residual,
             scratch=Scratch(4 * scratch_floats, per_thread=True),
             tile=TILE,
             pixels=spec.pixels,
@@ -227,15 +224,12 @@ def direct_steps(
             segments=cut.segments,
             segments_at_once=cut.at_once,
             row_segments=cut.of_row,
-            y_pixel=y.pixel,
-            residual_pixel=residual.pixel if residual else 0,
             scratch_floats=scratch_floats,
             low=low,
             high=high,
-            code=int(spec.activation),
-            slope=float(spec.slope),
             later=None,
             later_floats=0,
+            **ending(y, spec.activation, spec.slope, residual),
             **_row_fields(spec, x, cut.segment, isa),
         ),
     )

@@ -45,7 +45,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, largest, panel_columns, tiles_of
+from ..product.microkernel import FINAL, TILE, TileCall, largest, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
@@ -106,8 +106,8 @@ def expanded_depthwise_step(
     size, stride = window.size[0], window.stride[0]
     tile = window.tile(out_w)
     cut = _cut(x, y, window, isa, torch.get_num_threads())
-    packed_floats = cut.rows * w * (-(-depth // isa.width) * isa.width)
-    scratch_floats = packed_floats + cut.rows * w * panel_columns(isa)
+    packed_floats = cut.rows * w * isa.padded(depth)
+    scratch_floats = packed_floats + cut.rows * w * isa.panel_columns
     packed = pack_convolution(expansion.weight, expansion.bias, 1, isa)
     low, high = clamp(expansion.activation, expansion.slope)
     return step(
@@ -115,7 +115,7 @@ def expanded_depthwise_step(
         x=x,
         x_pixel=x.pixel,
         expand_weights=packed,
-        expand_bias=packed[depth * (-(-c // isa.width) * isa.width) :],
+        expand_bias=packed[depth * isa.padded(c) :],
         weights=pack_depthwise(weight, isa),
         bias=pad_channels(bias, c),
         scratch=Scratch(4 * scratch_floats, per_thread=True),
@@ -131,7 +131,7 @@ def expanded_depthwise_step(
         pad_w=window.padding[1],
         bands=cut.bands,
         panel_parts=cut.panel_parts,
-        panels=-(-c // panel_columns(isa)),
+        panels=isa.panels(c),
         packed_floats=packed_floats,
         scratch_floats=scratch_floats,
         inner_low=low,
@@ -157,8 +157,8 @@ def _cut(x: View, y: View, window: Window, isa: Isa, threads: int) -> _Cut:
     """The cut that leaves the busiest thread the least to do, among those that fit the cache."""
     n, depth, h, w = x.shape
     c, out_h, _ = y.shape[1:]
-    panels = -(-c // panel_columns(isa))
-    pixel_bytes = 4 * (-(-depth // isa.width) * isa.width + panel_columns(isa))
+    panels = isa.panels(c)
+    pixel_bytes = 4 * (isa.padded(depth) + isa.panel_columns)
 
     def cut(bands: int, panel_parts: int) -> _Cut:
         # A band sees the input rows from those under its first output row to those under its last.
@@ -216,7 +216,7 @@ def _emit(
 ) -> None:
     packed = a.scratch.floats() + thread * a.scratch_floats
     call = TileCall(e, a.tile)
-    call.set(segment=a.depth, segments=1, y_row=panel_columns(e.isa), residual=0, mode=FINAL)
+    call.set(segment=a.depth, segments=1, y_row=e.isa.panel_columns, residual=0, mode=FINAL)
     call.set(low=a.inner_low, high=a.inner_high)
     begin, end = e.share(a.n * a.bands * a.panel_parts, thread, threads)
     with e.range(begin, end) as piece:
@@ -230,8 +230,8 @@ def _emit(
         _emit_pack(e, a, band)
         first_panel = part * a.panels // a.panel_parts
         with e.range(first_panel, (part + 1) * a.panels // a.panel_parts) as panel:
-            channel = panel * panel_columns(e.isa)
-            columns = e.min(a.c - channel, panel_columns(e.isa))
+            channel = panel * e.isa.panel_columns
+            columns = e.min(a.c - channel, e.isa.panel_columns)
             here = _of_panel(e, a, panel, size)
             filters = _Ahead(here.weights.floats(), depthwise_floats(size**2, e.isa))
             _emit_expansion(e, a, band, call, _Panel(channel, columns), filters)
@@ -239,7 +239,7 @@ def _emit(
                 # The widened band begins with row `seen`; `source` is row `top`, which may lie
                 # above the image, and is not read there.
                 top = out * stride - a.pad_h
-                source = wide + (top - seen) * a.w * panel_columns(e.isa)
+                source = wide + (top - seen) * a.w * e.isa.panel_columns
                 pixel = (band.image * a.out_h + out) * a.out_w
                 row = OutputRow(pixel, top, source, e.i64(0), columns)
                 emit_row(e, here, row, TiledRow(size, stride, tile), rows=size)
@@ -247,10 +247,10 @@ def _emit(
 
 def _of_panel(e: Emitter, a: Args, panel: Value, size: int) -> Args:
     """The arguments of a depthwise convolution that knows only the channels of one panel."""
-    channel = panel * panel_columns(e.isa)
+    channel = panel * e.isa.panel_columns
     return a.but(
-        c=e.i64(panel_columns(e.isa)),
-        x_pixel=e.i64(panel_columns(e.isa)),
+        c=e.i64(e.isa.panel_columns),
+        x_pixel=e.i64(e.isa.panel_columns),
         # Addresses count bytes here: they become pointers where they are used.
         weights=a.weights + panel * depthwise_floats(size**2, e.isa) * 4,
         bias=a.bias + channel * 4,
@@ -275,7 +275,7 @@ def _emit_expansion(
 ) -> None:
     """Multiply the band by one panel of weights, and apply the activation."""
     channel, columns = panel
-    rows, stride = (band.last_seen - band.seen) * a.w, panel_columns(e.isa)
+    rows, stride = (band.last_seen - band.seen) * a.w, e.isa.panel_columns
     call.ask(ahead.floats, a.depth, tiles_of(e, rows))
     call(
         **largest(e, rows)._asdict(),

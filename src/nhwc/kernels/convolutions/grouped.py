@@ -44,15 +44,15 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import Place, emit_vectors
 from ..language.values import Value
 from ..language.vectors import Emitter, Variable
-from ..layers.ending import finish
+from ..layers.ending import ENDING, ending, finish
 from ..product.weights import after, pack_bias
 from ..tape.pages import room, shared
 from ..tape.steps import Step, View, step
 from .spec import ConvSpec
 
 _FIELDS = (
-    *("x", "y", "weights", "bias", "residual"),
-    *("x_pixel", "y_pixel", "residual_pixel", "code", "slope"),
+    *("x", "x_pixel", "weights", "bias"),
+    *ENDING,
     *("n", "h", "w", "out_h", "out_w", "k", "group_c", "group_k", "by_rows", "row_by_row"),
 )
 """`k` is all output channels, `group_c` and `group_k` what a group reads and writes."""
@@ -241,12 +241,7 @@ def pack_grouped(spec: ConvSpec, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def packed_floats(spec: ConvSpec) -> int:
     """How many numbers `pack_grouped` returns."""
-    return _whole(spec.k) * (spec.depth + 1)
-
-
-def _whole(channels: int) -> int:
-    width = isas.host().width
-    return -(-channels // width) * width
+    return isas.host().padded(spec.k) * (spec.depth + 1)
 
 
 def grouped_steps(
@@ -257,15 +252,9 @@ def grouped_steps(
         step(
             kernel_of(spec),
             x=x,
-            y=y,
             weights=packed,
-            bias=after(packed, _whole(spec.k) * spec.depth),
-            residual=residual,
+            bias=after(packed, isas.host().padded(spec.k) * spec.depth),
             x_pixel=x.pixel,
-            y_pixel=y.pixel,
-            residual_pixel=residual.pixel if residual else 0,
-            code=int(spec.activation),
-            slope=float(spec.slope),
             n=spec.n,
             h=spec.h,
             w=spec.w,
@@ -276,5 +265,6 @@ def grouped_steps(
             group_k=spec.k // spec.groups,
             by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
             row_by_row=int(4 * spec.k * spec.depth <= _NEAR_BYTES),
+            **ending(y, spec.activation, spec.slope, residual),
         ),
     )

@@ -36,7 +36,7 @@ from typing import Any
 from ..language.loops import PADDED_TO, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter, Variable
-from ..product.microkernel import ADD, TileCall, panel_columns, tiles_of
+from ..product.microkernel import ADD, TileCall, tiles_of
 from .transforms import Product, Tiling
 
 _DEEP = 64
@@ -65,7 +65,7 @@ def emit_lean(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
 def _in_memory(e: Emitter, t: Tiling, call: TileCall, p: Product) -> None:
     """Transform some channels of the panel at a time, and multiply by those."""
     depth, tap = emit_whole(e, p.channels), p.channels * p.columns
-    filters = p.sums + p.count * (t.elements * panel_columns(e.isa))
+    filters = p.sums + p.count * (t.elements * e.isa.panel_columns)
     # Meanwhile the products ask for the taps that are transformed next, each for some rows of them.
     taps = prod(t.taps)
     rows = (p.columns * taps + (t.elements - 1)) // t.elements

@@ -54,7 +54,7 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int, at_once: int) -> 
     weights outweigh them are not cut: each thread takes panels of its own, and no two fetch the
     same weights from memory.
     """
-    depth = -(-min(spec.depth, at_once) // isa.width) * isa.width
+    depth = isa.padded(min(spec.depth, at_once))
     cached = max(_ROWS_BYTES, second_level_bytes() // 4)
     fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, cached // (4 * depth)))
     parts = -(-spec.pixels // fitting)

@@ -37,7 +37,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp, emit_activations
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, largest, panel_columns
+from ..product.microkernel import FINAL, TILE, TileCall, largest
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import OutputRow, TiledRow, Window, emit_row
@@ -85,7 +85,7 @@ def projected_depthwise_step(
     if not tile:
         raise InputError(f"no step projects what {window} makes, {out_w} outputs wide.")
     bands = _bands(n, out_h, out_w, isa)
-    padded = -(-c // isa.width) * isa.width
+    padded = isa.padded(c)
     scratch_floats = -(-out_h // bands) * out_w * padded
     packed = pack_convolution(weight, bias, 1, isa)
     low, high = clamp(activation, slope)
@@ -96,7 +96,7 @@ def projected_depthwise_step(
         weights=pad_channels(depthwise.weight.flatten(1).t(), c),
         bias=pad_channels(depthwise.bias, c),
         project_weights=packed,
-        project_bias=packed[c * (-(-k // isa.width) * isa.width) :],
+        project_bias=packed[c * isa.padded(k) :],
         scratch=Scratch(4 * scratch_floats, per_thread=True),
         tile=TILE,
         n=n,
@@ -109,7 +109,7 @@ def projected_depthwise_step(
         pad_h=window.padding[0],
         pad_w=window.padding[1],
         bands=bands,
-        panels=-(-k // panel_columns(isa)),
+        panels=isa.panels(k),
         scratch_floats=scratch_floats,
         inner_code=int(depthwise.activation),
         inner_slope=float(depthwise.slope),
@@ -187,7 +187,7 @@ class _Band(NamedTuple):
 def _emit_products(e: Emitter, a: Args, call: TileCall, band: _Band) -> None:
     """Multiply the band by every panel of weights."""
     begin, pixels, packed = band
-    width = panel_columns(e.isa)
+    width = e.isa.panel_columns
     call.set(**largest(e, pixels)._asdict(), a=packed, a_row=emit_whole(e, a.c))
     with e.range(0, a.panels) as panel:
         column = panel * width

@@ -39,7 +39,6 @@ from ..language.vectors import Emitter
 from ..layers.copies import PLANES, in_turns
 from ..layers.ending import ENDING, activated, ending, put
 from ..layers.pooling import emit_larger
-from ..product.microkernel import panel_columns
 from ..product.weights import after
 from ..tape.steps import Scratch, Step, View, step
 from .pooled import POOL, emit_pooled
@@ -70,7 +69,7 @@ def stem_steps(
 ) -> tuple[Step, ...]:
     """The convolution as one step, on weights packed as `direct` has them."""
     isa = isas.host()
-    padded_k = -(-spec.k // isa.width) * isa.width
+    padded_k = isa.padded(spec.k)
     seen = (spec.out_w - 1) * spec.stride[1] + spec.s
     line = max(spec.w + spec.padding[1], seen) * spec.c
     blocks = _blocks(spec, line)
@@ -100,7 +99,7 @@ def stem_steps(
             pad_h=spec.padding[0],
             pad_w=spec.padding[1],
             blocks=blocks,
-            panels=-(-spec.k // panel_columns(isa)),
+            panels=isa.panels(spec.k),
             line=line,
             lines_floats=floats,
             pool=0,
@@ -160,7 +159,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> N
             _emit_line(e, a, _Line(image, top + i), lines + i * a.line)
         with e.range(0, a.panels) as panel, e.range(first, last) as row:
             window = _Window(lines + (row - first) * a.stride_h * a.line, step)
-            _emit_row(e, a, window, _Line(image, row), panel * panel_columns(e.isa))
+            _emit_row(e, a, window, _Line(image, row), panel * e.isa.panel_columns)
 
 
 def _emit_line(e: Emitter, a: Args, line: _Line, to: Value) -> None:
@@ -217,7 +216,7 @@ def _clear(e: Emitter, to: Value, count: Value) -> None:
 
 def _emit_row(e: Emitter, a: Args, window: _Window, line: _Line, channel: Value) -> None:
     """Compute a line of outputs for one panel of channels."""
-    width, tile = panel_columns(e.isa), e.isa.rows
+    width, tile = e.isa.panel_columns, e.isa.rows
     # Tiles are even everywhere, so that none cuts a pooled window in two.
     outputs = emit_pooled(e, a, a.out_w) * (a.pool + 1)
     with e.range(0, outputs, tile) as wanted:

@@ -40,7 +40,8 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import emit_moved, emit_whole
 from ..language.values import INT, POINTER, Value
 from ..language.vectors import Emitter
-from ..product.microkernel import TileCall, even, panel_columns, tiles_of
+from ..layers.ending import ENDING
+from ..product.microkernel import TileCall, even, tiles_of
 from ..product.rows import emit_frame
 from . import lean
 from .pooled import POOL
@@ -48,12 +49,12 @@ from .tile_outputs import Sums, corner_of, emit_output
 from .transforms import Product, Tiling, Transform
 
 _FIELDS = (
-    *("x", "y", "weights", "bias", "residual", "shared", "own", "tile"),
+    *("x", "x_pixel", "weights", "bias", "shared", "own", "tile"),
     *("n", "h", "w", "c", "k", "out_h", "out_w", "pad_h", "pad_w"),
     *("d", "out_d", "t", "stride_d", "pad_d", "dilation_d", "held", "deep"),
     *("tiles_h", "tiles_w", "block", "blocks", "panels", "groups", "phase"),
-    *("x_pixel", "y_pixel", "residual_pixel", "block_floats", "own_floats"),
-    *("low", "high", "code", "slope"),
+    *("block_floats", "own_floats", "low", "high"),
+    *ENDING,
 )
 
 APART = ("dilation_h", "dilation_w", "stride_h", "stride_w")
@@ -239,11 +240,11 @@ def _emit_panel(
     """Multiply a block of tiles by a panel of filters, and transform the sums back."""
     t, (block, panel, packed, sums) = form.t, work
     # The last panel has as many columns as whole vectors hold; what is beyond `k` is not stored.
-    first, begin = block * a.block, panel * panel_columns(e.isa)
+    first, begin = block * a.block, panel * e.isa.panel_columns
     count = e.min(a.block, _tiles(a) - first)
-    columns = e.min(e.i64(panel_columns(e.isa)), emit_whole(e, a.k) - begin)
+    columns = e.min(e.i64(e.isa.panel_columns), emit_whole(e, a.k) - begin)
     filters = a.weights.floats() + begin * form.numbers * a.deep
-    zeros = e.stack(panel_columns(e.isa))
+    zeros = e.stack(e.isa.panel_columns)
     for j in range(e.isa.vectors):
         e.store(e.vector(0.0), zeros + j * e.width)
     depth = emit_whole(e, a.deep)

@@ -52,7 +52,8 @@ from torch import Tensor
 
 from ..language import isa as isas
 from ..layers.activations import clamp
-from ..product.microkernel import TILE, panel_columns
+from ..layers.ending import ending
+from ..product.microkernel import TILE
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
@@ -101,9 +102,8 @@ def _deep(spec: ConvSpec) -> int:
 
     A frame of a volume is a part; where a filter moves by two, so are its even and its odd pixels.
     """
-    c, width = spec.c // spec.groups, isas.host().width
-    parts = spec.frames.t * prod(spec.stride)
-    return c if parts == 1 else parts * (-(-c // width) * width)
+    c, parts = spec.c // spec.groups, spec.frames.t * prod(spec.stride)
+    return c if parts == 1 else parts * isas.host().padded(c)
 
 
 def _as_image(spec: ConvSpec, weight: Tensor) -> tuple[ConvSpec, Tensor]:
@@ -133,10 +133,9 @@ def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | Non
     places = packed[: -len(ending)].view(spec.groups, -1)
     for place, part in zip(places, weight.unflatten(0, (spec.groups, k)), strict=True):
         # A panel at a time: in float64 all of them are many times the weights.
-        for first in range(0, k, panel_columns(isa)):
-            filters = form.t.filters(part[first : first + panel_columns(isa)])
-            padded = -(-filters.shape[2] // isa.width) * isa.width
-            panel = place[depth * first : depth * (first + padded)]
+        for first in range(0, k, isa.panel_columns):
+            filters = form.t.filters(part[first : first + isa.panel_columns])
+            panel = place[depth * first : depth * (first + isa.padded(filters.shape[2]))]
             fill_panels(panel, filters.flatten(0, 1), isa)
     packed[-len(ending) :] = ending
     return shared(packed)
@@ -144,8 +143,8 @@ def pack_winograd(form: Form, spec: ConvSpec, weight: Tensor, bias: Tensor | Non
 
 def packed_floats(form: Form, spec: ConvSpec) -> int:
     """How many numbers `pack_winograd` returns."""
-    k, width = spec.k // spec.groups, isas.host().width
-    return spec.groups * (form.numbers * _deep(spec) + 1) * (-(-k // width) * width)
+    padded_k = isas.host().padded(spec.k // spec.groups)
+    return spec.groups * (form.numbers * _deep(spec) + 1) * padded_k
 
 
 def winograd_steps(
@@ -158,76 +157,62 @@ def winograd_steps(
 ) -> tuple[Step, ...]:
     """One step, or two where the tiles are too few to give each thread blocks of its own."""
     isa, threads, t = isas.host(), torch.get_num_threads(), form.t
-    sides = zip((spec.out_h, spec.out_w), t.outputs, spec.dilation, strict=True)
-    tiles_h, tiles_w = (apart * -(-out // (apart * outputs)) for out, outputs, apart in sides)
-    frames = spec.frames
+    (c, k), deep, frames = _channels(spec), _deep(spec), spec.frames
+    tiles_h, tiles_w = _tiles(t, spec)
     tiles = spec.n * frames.out_d * tiles_h * tiles_w
-    c, k = _channels(spec)
-    depth, padded_k = (-(-n // isa.width) * isa.width for n in (_deep(spec), k))
-    panels = -(-k // panel_columns(isa))
     # Transformed, filters are about twice as many numbers, or more.
     shared_out = outweighs(2 * k, tiles)
     # All tiles together: the threads share the panels, and each filter is seen once.
-    cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, panels, depth, threads)
-    block_floats, sums_floats = (
-        t.elements * cut.block * depth,
-        t.elements * cut.block * panel_columns(isa) + form.room(t, panel_columns(isa)),
-    )
+    cut = _Cut(tiles, 1) if shared_out else _cut(t, tiles, isa.panels(k), isa.padded(deep), threads)
     alone = spec.groups > 1 or cut.blocks >= threads
-    own_floats = sums_floats + block_floats * alone
-    shared = Scratch(64 if alone else 4 * block_floats * cut.blocks)
+    block_floats = t.elements * cut.block * isa.padded(deep)
+    own_floats = t.elements * cut.block * isa.panel_columns + form.room(t, isa.panel_columns)
+    own_floats += block_floats * alone
     low, high = clamp(spec.activation, spec.slope)
-    moves = dict(zip(APART, (*spec.dilation, *spec.stride), strict=True))
+    sides = spec.sides()
+    # A filter is transformed: nobody counts its rows.
+    del sides["r"]
+    moves = {name: sides.pop(name) for name in APART}
     neighbours = {*moves.values()} == {1}
     given = moves if not neighbours else {POOL: 0} if form.pools else {}
     make = partial(
         step,
         form.kernel if neighbours else form.apart,
         x=x,
-        y=y,
         weights=packed,
-        bias=after(packed, spec.groups * form.numbers * _deep(spec) * padded_k),
-        residual=residual,
-        shared=shared,
+        bias=after(packed, spec.groups * form.numbers * deep * isa.padded(k)),
+        shared=Scratch(64 if alone else 4 * block_floats * cut.blocks),
         own=Scratch(4 * own_floats, per_thread=True),
         tile=TILE,
         n=spec.n,
-        h=spec.h,
-        w=spec.w,
         c=c,
         k=k,
         groups=spec.groups,
-        out_h=spec.out_h,
-        out_w=spec.out_w,
-        pad_h=spec.padding[0],
-        pad_w=spec.padding[1],
-        d=frames.d,
-        out_d=frames.out_d,
-        t=frames.t,
-        stride_d=frames.stride,
-        pad_d=frames.padding,
-        dilation_d=frames.dilation,
-        held=int(frames.held),
-        deep=_deep(spec),
+        deep=deep,
         tiles_h=tiles_h,
         tiles_w=tiles_w,
         block=cut.block,
         blocks=cut.blocks,
-        panels=panels,
+        panels=isa.panels(k),
         x_pixel=x.pixel,
-        y_pixel=y.pixel,
-        residual_pixel=residual.pixel if residual else 0,
         block_floats=block_floats,
         own_floats=own_floats,
         low=low,
         high=high,
-        code=int(spec.activation),
-        slope=float(spec.slope),
+        **sides,
+        **ending(y, spec.activation, spec.slope, residual),
         **given,
     )
     if alone:
         return (make(phase=ALL),)
     return make(phase=INPUT), make(phase=PRODUCTS)
+
+
+def _tiles(t: Tiling, spec: ConvSpec) -> Pair:
+    """How many tiles cover an image, down and across; where taps are apart, so are their pixels."""
+    sides = zip((spec.out_h, spec.out_w), t.outputs, spec.dilation, strict=True)
+    down, across = (apart * -(-out // (apart * outputs)) for out, outputs, apart in sides)
+    return down, across
 
 
 class _Cut(NamedTuple):

@@ -33,6 +33,23 @@ class Isa:
     without: tuple[str, ...] = ()
     tight: bool = False
 
+    @property
+    def panel_columns(self) -> int:
+        """How many columns of a product a tile has, and so a panel of weights."""
+        return self.vectors * self.width
+
+    def panels(self, columns: int) -> int:
+        """How many panels hold `columns` of a product."""
+        return -(-columns // self.panel_columns)
+
+    def padded(self, channels: int) -> int:
+        """`channels`, filled up to whole vectors.
+
+        >>> AVX2.padded(9)
+        16
+        """
+        return -(-channels // self.width) * self.width
+
 
 AVX512 = Isa("avx512", 16, 32, 14, 2, 8, True, ("avx512f", "avx512vl", "fma"))
 AVX2 = Isa("avx2", 8, 16, 6, 2, 8, True, ("avx2", "fma"), ("avx512",), tight=True)

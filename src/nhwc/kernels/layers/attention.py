@@ -40,7 +40,7 @@ from ..language.isa import Isa
 from ..language.loops import each_vector, emit_whole, padded
 from ..language.values import Value
 from ..language.vectors import Emitter
-from ..product.microkernel import FINAL, TILE, Cut, TileCall, even, panel_columns
+from ..product.microkernel import FINAL, TILE, Cut, TileCall, even
 from ..tape.steps import Scratch, Step, View, bits, held, step
 from .activations import Activation, clamp, emit_bounded_exp
 from .normalize import across, largest
@@ -231,7 +231,7 @@ def _rooms(size: Attended, block: int, isa: Isa) -> _Rooms:
         weights=block * keys,
         mixed=block * outputs,
         sums=padded(block),
-        bias=padded(panel_columns(isa)),
+        bias=padded(isa.panel_columns),
     )
 
 
@@ -283,7 +283,7 @@ class _Block(NamedTuple):
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     memory, tile = _memory(e, a, thread), TileCall(e, a.tile)
-    with e.range(0, panel_columns(e.isa), e.width) as lane:
+    with e.range(0, e.isa.panel_columns, e.width) as lane:
         e.store(e.vector(0.0), memory.bias + lane)
     low, high = (bits(bound) for bound in clamp(Activation.NONE))
     tile.set(segments=1, bias=memory.bias, low=low, high=high, mode=FINAL)
@@ -318,7 +318,7 @@ def _place(e: Emitter, places: Value, token: Value) -> Value:
 
 def _pack_keys(e: Emitter, a: Args, head: _Head, into: Value) -> None:
     """Transpose the keys of a head: [panel][channel][key], a vector of keys at a time."""
-    whole, wide = emit_whole(e, a.tokens), panel_columns(e.isa)
+    whole, wide = emit_whole(e, a.tokens), e.isa.panel_columns
     source = a.keys.floats() + head.head * a.keys_head
     with e.range(0, whole, e.width) as key:
         # Behind the last key it is repeated: what is computed of that is not stored.
@@ -360,7 +360,7 @@ def transposed(e: Emitter, rows: list[Value]) -> list[Value]:
 
 def _pack_values(e: Emitter, a: Args, head: _Head, into: Value) -> None:
     """Copy the values of a head: [panel][key][channel]."""
-    whole, wide = emit_whole(e, a.outputs), panel_columns(e.isa)
+    whole, wide = emit_whole(e, a.outputs), e.isa.panel_columns
     source = a.values.floats() + head.head * a.values_head
     with e.range(0, a.tokens) as key:
         line = source + _place(e, a.values_places, head.image * a.tokens + key)
@@ -402,7 +402,7 @@ def _score(
 ) -> None:
     """Multiply some queries by the keys that any of them sees, and add the mask."""
     seen = _seen(e, a, block.first + block.rows - 1)
-    wide, apart = panel_columns(e.isa), emit_whole(e, a.tokens)
+    wide, apart = e.isa.panel_columns, emit_whole(e, a.tokens)
     own = head.image % a.mask_images * a.mask_n + head.head * a.mask_head
     own = own + block.first * a.mask_pixel
     tile.set(**block.tiles._asdict(), a=memory.queries, a_row=emit_whole(e, a.depth))
@@ -469,7 +469,7 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
 
 def _mix(e: Emitter, a: Args, block: _Block, memory: _Memory, tile: TileCall) -> None:
     """Multiply the exponentials of some queries by the values."""
-    wide = panel_columns(e.isa)
+    wide = e.isa.panel_columns
     tile.set(a=memory.weights, a_row=emit_whole(e, a.tokens), segment=a.tokens)
     tile.set(y_row=emit_whole(e, a.outputs), residual=0)
     with e.range(0, a.outputs, wide) as column:

@@ -131,7 +131,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, parts: int) -> 
 
 
 def _of_each_width(isa: Isa) -> tuple[Kernel, ...]:
-    most = panel_columns(isa) // isa.least
+    most = isa.panel_columns // isa.least
     return tuple(
         Kernel(f"tile{parts}", FIELDS, partial(_emit, parts=parts)) for parts in range(1, most + 1)
     )
@@ -166,11 +166,6 @@ class TileCall:
         for name, value in given.items():
             plain = value.address() if isinstance(value, Value) and value.element else value
             self._e.write(plain, self._block + FIELDS.index(name))
-
-
-def panel_columns(isa: Isa) -> int:
-    """How many output channels a full panel of weights covers."""
-    return isa.vectors * isa.width
 
 
 _POINTERS = ("a", "b", "y", "bias", "ahead")

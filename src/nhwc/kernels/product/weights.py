@@ -13,7 +13,6 @@ from ..language.isa import Isa
 from ..language.loops import padded
 from ..tape.pages import room, shared
 from ..tape.steps import View
-from .microkernel import panel_columns
 
 
 def fill_panels(packed: Tensor, matrix: Tensor, isa: Isa) -> None:
@@ -23,7 +22,7 @@ def fill_panels(packed: Tensor, matrix: Tensor, isa: Isa) -> None:
     >>> fill_panels(torch.empty(120), torch.ones(3, 40), AVX2)
     """
     depth, columns = matrix.shape
-    wide, padding = panel_columns(isa), -columns % isa.width
+    wide, padding = isa.panel_columns, -columns % isa.width
     panels, rest = columns // wide, columns % wide
     full = packed[: depth * panels * wide].view(panels, depth, wide)
     full.copy_(matrix[:, : panels * wide].unflatten(1, (panels, wide)).transpose(0, 1))
@@ -63,14 +62,14 @@ def pad_channels(values: Tensor | None, channels: int) -> Tensor:
 
 def pack_depthwise(weight: Tensor, isa: Isa) -> Tensor:
     """Depthwise filters as [panel][tap][channel]: what is read together lies together."""
-    taps, wide = weight.detach().flatten(1).t(), panel_columns(isa)
+    taps, wide = weight.detach().flatten(1).t(), isa.panel_columns
     panels = F.pad(taps, (0, -len(weight) % wide)).unflatten(1, (-1, wide))
     return pad_channels(panels.transpose(0, 1), wide)
 
 
 def depthwise_floats(taps: int, isa: Isa) -> int:
     """The room that one panel of `pack_depthwise` takes."""
-    return taps * padded(panel_columns(isa))
+    return taps * padded(isa.panel_columns)
 
 
 def after(packed: Tensor | View, floats: int) -> Tensor | View:

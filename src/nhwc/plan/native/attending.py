@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +46,23 @@ def packed_attention(record: Record, layer: Layer, module: Attention) -> Impleme
     return as_it_lies(record, layer, emit)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What an attention is asked for, besides its queries, keys, values and masks."""
+
+    scale: float | None
+    turned: bool = False
+    """Keys have their channels before their tokens."""
+    grouped: bool = False
+    """Each head of the keys serves as many neighbours among the queries."""
+    causal: bool = False
+    """No query sees keys behind its own place; an infinite value there makes NaN all the same."""
+    safe: bool = False
+    """A query whose scores are all minus infinity gets zeros, as torch's own attention gives."""
+    windows: tuple[int, ...] | None = None
+    """The shape that scores have while the last mask is added."""
+
+
 def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
     """`F.scaled_dot_product_attention`, unless it drops out.
 
@@ -61,9 +79,8 @@ def torchs_attention(record: Record, layer: Layer) -> Implementation | None:
     nodes = [given.get(name) for name in names[:4]]
     if fixed.get("dropout_p") or not isinstance(scale, (int, float, type(None))):
         return None
-    return _attention(
-        record, layer, nodes, scale, grouped=bool(grouped), causal=bool(causal), safe=True
-    )
+    asked = _Asked(scale, grouped=bool(grouped), causal=bool(causal), safe=True)
+    return _attention(record, layer, nodes, asked)
 
 
 def spelled_attention(
@@ -73,68 +90,81 @@ def spelled_attention(
     *nodes, bias, masks, shape = given[:6]
     added = [bias] if masks is None else [masks] if bias is None else [bias, masks]
     windows = None if masks is None else tuple(shape)
-    return _attention(record, layer, [*nodes, *added], module.scale, turned=True, windows=windows)
+    asked = _Asked(module.scale, turned=True, windows=windows)
+    return _attention(record, layer, [*nodes, *added], asked)
 
 
 def _attention(
-    record: Record,
-    layer: Layer,
-    nodes: list[Any],
-    scale: float | None,
-    *,
-    turned: bool = False,
-    grouped: bool = False,
-    causal: bool = False,
-    safe: bool = False,
-    windows: tuple[int, ...] | None = None,
+    record: Record, layer: Layer, nodes: Sequence[Any], asked: _Asked
 ) -> Implementation | None:
     """Attention of queries, keys, values and perhaps masks; None for shapes that it does not know.
 
-    The keys may be `turned`, with their channels before their tokens. Heads are `grouped` if each
-    of the keys serves as many neighbours among the queries. If `causal`, no query sees keys behind
-    its own place, though an infinite value there makes NaN of its result. The last mask is added to
-    scores of the shape `windows`, if there is one.
+    A mask that is None is none.
     """
     given = [one for one in nodes if one is not None]
     if not all(one in layer.inputs for one in given):
         return None
-    queries, keys, (*_, outputs), *masks = (record.values[one].shape for one in given)
-    *batch, tokens, depth = queries
-    same = tuple(batch)
-    count = keys[-1] if turned else keys[-2]
-    wanted = (depth, count) if turned else (count, depth)
-    values = record.values[given[2]].shape
-    if not same or keys[-2:] != wanted or values[-2:] != (count, outputs):
+    sizes = _Sizes.of([record.values[one].shape for one in given], asked)
+    if sizes is None:
         return None
-    shared = (_shares(keys[:-2], same, grouped), _shares(values[:-2], same, grouped))
-    if None in shared:
-        return None
-    scores = (*same, tokens, count)
-    seen = [scores] * len(masks)
-    if windows is not None:
-        images, count_of, *rest = windows
-        if images * count_of != same[0] or (*same[1:], tokens, count) != tuple(rest):
-            return None
-        seen[-1] = windows
-    if any(not _expands(mask, shape) for mask, shape in zip(masks, seen, strict=True)):
-        return None
-    factor = depth**-0.5 if scale is None else scale
     places = [layer.inputs.index(one) for one in given]
 
     def emit(builder: Builder, constants: None, *inputs: Moved) -> Moved:
         q, k, v, *masks = (inputs[place] for place in places)
-        k, v = (_for_all(one, same, share) for one, share in zip((k, v), shared, strict=True))
-        if turned:
+        k, v = (sizes.for_all(one, share) for one, share in zip((k, v), sizes.shared, strict=True))
+        if asked.turned:
             k = Moved(k.buffer, k.where.transpose(-2, -1))
         added = [
-            Moved(mask.buffer, _filled_up(mask.where, shape))
-            for mask, shape in zip(masks, seen, strict=True)
+            Moved(mask.buffer, _filled_up(mask.where, scores))
+            for mask, scores in zip(masks, sizes.scores, strict=True)
         ]
         parts = (_as_heads(q), _as_heads(k), _as_heads(v))
-        mixed = _attend(builder, parts, added, factor, causal=causal, safe=safe)
-        return Moved(mixed.buffer, mixed.where.reshape(*same, tokens, outputs))
+        scale = parts[0].shape[-1] ** -0.5 if asked.scale is None else asked.scale
+        mixed = _attend(builder, parts, added, scale, causal=asked.causal, safe=asked.safe)
+        return Moved(mixed.buffer, mixed.where.reshape(sizes.result))
 
-    return replace(as_it_lies(record, layer, emit), exact=not causal)
+    return replace(as_it_lies(record, layer, emit), exact=not asked.causal)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of queries, keys, values and masks that fit together."""
+
+    batch: tuple[int, ...]
+    """The dimensions before the tokens of the queries: images, say, and heads."""
+    result: tuple[int, ...]
+    shared: tuple[int, int]
+    """How many heads of queries each head of the keys has to itself, and each of the values."""
+    scores: list[tuple[int, ...]]
+    """The shape of the scores that each mask is added to."""
+
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[int, ...]], asked: _Asked) -> _Sizes | None:
+        """None where they do not fit together."""
+        queries, keys, values, *masks = shapes
+        *before, tokens, depth = queries
+        batch, outputs = tuple(before), values[-1]
+        count = keys[-1] if asked.turned else keys[-2]
+        wanted = (depth, count) if asked.turned else (count, depth)
+        if not batch or keys[-2:] != wanted or values[-2:-1] != (count,):
+            return None
+        of_keys, of_values = (_shares(one[:-2], batch, asked.grouped) for one in (keys, values))
+        if of_keys is None or of_values is None:
+            return None
+        scores = [(*batch, tokens, count)] * len(masks)
+        if asked.windows is not None:
+            images, windows, *rest = asked.windows
+            if images * windows != batch[0] or (*batch[1:], tokens, count) != tuple(rest):
+                return None
+            scores[-1] = asked.windows
+        if not all(_expands(mask, one) for mask, one in zip(masks, scores, strict=True)):
+            return None
+        return cls(batch, (*batch, tokens, outputs), (of_keys, of_values), scores)
+
+    def for_all(self, x: Moved, share: int) -> Moved:
+        """Keys or values as often as there are queries for them: noted, not copied."""
+        where = x.where if share == 1 else x.where.repeat_interleave(share, -3)
+        return Moved(x.buffer, where.expand(*self.batch, *where.shape[-2:]))
 
 
 def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int | None:
@@ -144,12 +174,6 @@ def _shares(given: tuple[int, ...], same: tuple[int, ...], grouped: bool) -> int
     if grouped and given[:-1] == same[:-1] and same[-1] % given[-1] == 0:
         return same[-1] // given[-1]
     return 1 if all(one in (1, other) for one, other in zip(given, same, strict=True)) else None
-
-
-def _for_all(x: Moved, same: tuple[int, ...], share: int | None) -> Moved:
-    """Keys or values as often as there are queries for them: noted, not copied."""
-    where = x.where if share in (None, 1) else x.where.repeat_interleave(share, -3)
-    return Moved(x.buffer, where.expand(*same, *where.shape[-2:]))
 
 
 def _expands(shape: tuple[int, ...], scores: tuple[int, ...]) -> bool:

@@ -55,55 +55,34 @@ class _TokensCall(OperatorCall):
     """The call that a node makes on tokens, and our kernel for it."""
 
     def implementation(self) -> Implementation | None:
-        record, layer, module = self.record, self.layer, self.module
-        if module is not None:
-            if runs_hooks(module):
-                return None
-            if type(module) is Attention:
-                return packed_attention(record, layer, module)
-            if type(module) is SpelledAttention:
-                return spelled_attention(record, layer, module)
-            if normalizes_rows(module):
-                whole = tuple(module.normalized_shape) == self.out.shape[-1:]
-                return rowwise(record, layer, norm_step(module)) if whole else None
-            if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
-                return self._softmax_of(module.dim)
-            if type(module) is GridSample:
-                return sampled(self)
-            if type(module) is nn.Fold:
-                return fold(self)
-            if isinstance(module, Reduced):
-                return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
-            if isinstance(module, Cat):
-                return self._joined(module.dim)
-            return self._each_number(activating(self))
-        named: dict[str, Callable[[], Implementation | None]] = {
-            "add": self._sum,
-            "mul": self._product,
-            "sub": self._difference,
-            **dict.fromkeys(("neg", "negative"), lambda: self._each_number(negated_step)),
-            "div": self._quotient,
-            "addcmul": self._product_added,
-            **dict.fromkeys(("pow", "square"), lambda: self._each_number(squaring(self))),
-            "matmul": lambda: matrix_product(record, layer),
-            "bmm": lambda: matrix_product(record, layer),
-            "einsum": lambda: pair_product(record, layer),
-            "normalize": self._unit_rows,
-            "over_root_mean_square": self._over_root,
-            **dict.fromkeys(("cat", "concat", "concatenate"), self._joined),
-            "stack": self._stacked,
-            "pad": lambda: padded(self),
-            "fold": lambda: fold(self),
-            "slice_scatter": lambda: replaced(record, layer),
-            "as_elements": lambda: repeated(record, layer),
-            **dict.fromkeys(KINDS, self._function_reduced),
-            "softmax": self._function_softmax,
-            "scaled_dot_product_attention": lambda: torchs_attention(record, layer),
-        }
-        find = named.get(arithmetic_of(self.name) or self.name)
-        if find is not None:
-            return find()
+        return self._of_function() if self.module is None else self._of_module(self.module)
+
+    def _of_module(self, module: Any) -> Implementation | None:
+        record, layer = self.record, self.layer
+        if runs_hooks(module):
+            return None
+        if type(module) is Attention:
+            return packed_attention(record, layer, module)
+        if type(module) is SpelledAttention:
+            return spelled_attention(record, layer, module)
+        if normalizes_rows(module):
+            whole = tuple(module.normalized_shape) == self.out.shape[-1:]
+            return rowwise(record, layer, norm_step(module)) if whole else None
+        if type(module) is nn.Softmax or (isinstance(module, Softmax) and not module.logarithm):
+            return self._softmax_of(module.dim)
+        if type(module) is GridSample:
+            return sampled(self)
+        if type(module) is nn.Fold:
+            return fold(self)
+        if isinstance(module, Reduced):
+            return self._reduced(module.kind, module.dims, keepdim=module.keepdim)
+        if isinstance(module, Cat):
+            return self._joined(module.dim)
         return self._each_number(activating(self))
+
+    def _of_function(self) -> Implementation | None:
+        find = _BY_NAME.get(arithmetic_of(self.name) or self.name)
+        return self._each_number(activating(self)) if find is None else find(self)
 
     def _each_number(self, make: Any) -> Implementation | None:
         return pointwise(self.record, self.layer, make) if make else None
@@ -198,3 +177,28 @@ class _TokensCall(OperatorCall):
 
     def _reduced(self, kind: str, dims: Any, *, keepdim: Any) -> Implementation | None:
         return reduced(self.record, self.layer, kind, dims, keepdim=keepdim)
+
+
+_BY_NAME: dict[str, Callable[[_TokensCall], Implementation | None]] = {
+    "add": _TokensCall._sum,
+    "mul": _TokensCall._product,
+    "sub": _TokensCall._difference,
+    **dict.fromkeys(("neg", "negative"), lambda call: call._each_number(negated_step)),
+    "div": _TokensCall._quotient,
+    "addcmul": _TokensCall._product_added,
+    **dict.fromkeys(("pow", "square"), lambda call: call._each_number(squaring(call))),
+    **dict.fromkeys(("matmul", "bmm"), lambda call: matrix_product(call.record, call.layer)),
+    "einsum": lambda call: pair_product(call.record, call.layer),
+    "normalize": _TokensCall._unit_rows,
+    "over_root_mean_square": _TokensCall._over_root,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _TokensCall._joined),
+    "stack": _TokensCall._stacked,
+    "pad": padded,
+    "fold": fold,
+    "slice_scatter": lambda call: replaced(call.record, call.layer),
+    "as_elements": lambda call: repeated(call.record, call.layer),
+    **dict.fromkeys(KINDS, _TokensCall._function_reduced),
+    "softmax": _TokensCall._function_softmax,
+    "scaled_dot_product_attention": lambda call: torchs_attention(call.record, call.layer),
+}
+"""How the kernel for a function is found, by its name."""
