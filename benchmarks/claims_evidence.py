@@ -303,11 +303,10 @@ def gpu(step: str = "", low: float = 1.0, high: float = 10.0, on_cpu: str = "") 
                 return Found(GPU, f"on a CPU: {suite(on_cpu)(evidence).words}")
             return NO_GPU
         data = json.loads(path.read_text())
-        gains = []
-        for row in data["rows"]:
-            times = [median(seconds) for seconds in row.get("seconds", {}).values() if seconds]
-            if len(times) >= 2:
-                gains.append(times[0] / times[1])
+        eager = [
+            row["seconds"] for row in data["rows"] if row["how"] == "eager" and "seconds" in row
+        ]
+        gains = [median(one["nchw"]) / median(one["nhwc"]) for one in eager]
         if not gains:
             return Found(GPU, "its rows were not measured")
         mean = geometric_mean(gains)

@@ -38,7 +38,7 @@ def main() -> int:
     whole = [args.models] if args.models else [["--suite", "icelake"], others]
     status = 0
     for what in whole:
-        status = status or nhwc(["bench", *what, *rest])
+        status = max(status, nhwc(["bench", *what, *rest]))
     if args.output.exists():
         print(table(load_benchmark(args.output)))
     return status
