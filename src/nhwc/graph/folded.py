@@ -88,17 +88,16 @@ class FoldedConvTranspose(Folded):
         more = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, dims - 2, self.dilation
         )
-        result = torch.convolution(
-            input if batch else input.unsqueeze(0),
-            self.weight,
-            self.bias if batch else None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            True,
-            more,
-            self.groups,
-        )
+        image = input if batch else input.unsqueeze(0)
+        bias = self.bias if batch else None
+        rest = (self.stride, self.padding, more, self.groups, self.dilation)
+        # Autocast knows these by name, and not what they call.
+        if dims == 3:
+            result = torch.conv_transpose1d(image, self.weight, bias, *rest)
+        elif dims == 4:
+            result = torch.conv_transpose2d(image, self.weight, bias, *rest)
+        else:
+            result = torch.conv_transpose3d(image, self.weight, bias, *rest)
         if batch:
             return result
         layer = (self.scale, self.shift, self.bias_before)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from .edit import attribute, filled
 from .recorded import MOST, record_run, spare_writes
 from .report import Opaque
 from .seen import note_seen
-from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from .shapes import SHAPE_ATTRIBUTES, is_size
 from .state import State
 from .traced import Attribute, TracedValue
 from .tracer import Tracer
@@ -256,9 +255,7 @@ class _SizedAttribute(_SizedValue, Attribute):
 
 
 def _asks_for_sizes(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target in SHAPE_METHODS
-    return node.op == "call_function" and node.target in (operator.getitem, torch.numel)
+    return node.target is torch.numel or is_size(node)
 
 
 def _is_size(value: Any) -> bool:
