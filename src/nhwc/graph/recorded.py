@@ -34,6 +34,7 @@ from .layers import Spread
 from .leaves import is_leaf, watched_from_outside
 from .mentions import may_read_later
 from .noted import Noted, name_of
+from .outside import Outside
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import Changed, State
 from .traced import check_writes, seen_later
@@ -84,7 +85,7 @@ def _recorded(
     root: fx.GraphModule, inputs: Sequence[Any], kept: Kept | None = None
 ) -> tuple[fx.Graph, dict[str, str]]:
     mark_generators()
-    recorder, state = _Recorder(root), State(root)
+    recorder, state, outside = _Recorder(root), State(root), Outside(root)
     noted = recorder.noted
     try:
         with kept or contextlib.nullcontext(), spelled_out(root), recorder.calls_seen():
@@ -97,11 +98,13 @@ def _recorded(
         if with_leaves(given, id) != before:
             raise fx.proxy.TraceError("it changes a list or a dict that it is given")
         state.check(kept)
+        outside.check()
         noted.output(result)
         check_writes(noted.graph)
         noted.clean()
     except Exception:
         state.restore()
+        outside.put_back()
         raise
     if kept is not None:
         state.put_back(kept.attributes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, fx, jit, nn
 
 from ..models.preserve import drawn_so_far, place_of
 from ..models.trees import versions_of
+from .contents import is_as, put_back, with_contents
 from .kept import Kept
 from .shapes import node_of
 from .traced import CONSTANT
@@ -71,7 +71,7 @@ class State:
             old = before.get(key, self)
             if isinstance(old, Tensor) and _is_converted(value, part, key):
                 vars(part)[key] = old
-            elif not _same(value, old):
+            elif not is_as(value, old):
                 found.append(key)
         return [*found, *sorted({*before} - {*vars(part)})]
 
@@ -85,7 +85,7 @@ class State:
             before = next(before for one, before in self.attributes if one is part)
             vars(part).pop(key, None)
             if key in before:
-                vars(part)[key] = _put_back(before[key])
+                vars(part)[key] = put_back(before[key])
 
     def restore(self) -> None:
         for part, before in self.attributes:
@@ -94,7 +94,7 @@ class State:
                 del now[key]
             for key, old in before.items():
                 if key not in _SLOTS:
-                    now[key] = _put_back(old)
+                    now[key] = put_back(old)
         # A buffer that the code assigned to holds a traced value now.
         for slot, held in self.slots:
             if slot.keys() != held.keys() or any(slot[key] is not held[key] for key in held):
@@ -119,37 +119,10 @@ def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
 _USUAL = (Tensor, nn.Parameter)
 """Tensors with memory of their own, unlike those of other classes."""
 
-_CONTAINERS = (list, dict, set)
-
-_PLAIN = (bool, int, float, complex, str, bytes)
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """A container of a module, and a copy of its contents."""
-
-    container: Any
-    kept: Any
-
 
 def _copied(module: nn.Module) -> dict[str, Any]:
     """Copy the attributes of a module, with the contents of the containers among them."""
-    return {
-        key: _Contents(value, value.copy()) if isinstance(value, _CONTAINERS) else value
-        for key, value in vars(module).items()
-    }
-
-
-def _same(value: Any, old: Any) -> bool:
-    """Whether a call leaves an attribute as it found it: the same object, or one just like it.
-
-    Code that counts its convolutions as it calls them, or hands frames from one part of a video to
-    the next, begins with `self.count = [0]`, and may end so.
-    """
-    if not isinstance(old, _Contents):
-        return _alike(value, old)
-    known = value is old.container or type(value) is type(old.container)
-    return known and _hold_alike(value, old.kept)
+    return {key: with_contents(value) for key, value in vars(module).items()}
 
 
 def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
@@ -165,38 +138,6 @@ def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
         return False
     path, _, name = str(source.target).rpartition(".")
     return name == key and value.tracer.root.get_submodule(path) is part
-
-
-def _alike(value: Any, other: Any) -> bool:
-    """Whether two values are one object, or plain and equal."""
-    if value is other:
-        return True
-    if type(value) is not type(other):
-        return False
-    if type(value) in (list, tuple, dict, set):
-        return _hold_alike(value, other)
-    # Of floats a text tells zeros apart by their signs, and finds that NaN is NaN.
-    return type(value) in _PLAIN and repr(value) == repr(other)
-
-
-def _hold_alike(value: Any, other: Any) -> bool:
-    if len(value) != len(other):
-        return False
-    if isinstance(value, dict):
-        return all(_alike(value.get(key, _same), held) for key, held in other.items())
-    if isinstance(value, set):
-        return bool(value == other)
-    return all(map(_alike, value, other))
-
-
-def _put_back(old: Any) -> Any:
-    if not isinstance(old, _Contents):
-        return old
-    if not _same(old.container, old):
-        old.container.clear()
-        held: Any = old.container
-        held.extend(old.kept) if isinstance(held, list) else held.update(old.kept)
-    return old.container
 
 
 def _changes(key: str, part: str) -> str:

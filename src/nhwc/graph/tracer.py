@@ -18,6 +18,7 @@ from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
 from .names import is_sayable
+from .outside import Outside
 from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
 from .reached import methods_of
@@ -67,13 +68,18 @@ class Tracer(fx.Tracer):
         # A dictionary, since fx would search all parameters for each one that is used.
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
         self._doubts = Doubts(root)
-        with spelled_out(root):
-            self._check_arguments(root, concrete_args or {})
-            self._drawn = torch.get_rng_state()
-            graph = super().trace(root, concrete_args)
-            self._check_drawn()
-            self._doubts.check_written(root, 0)
-            self._doubts.check_code(root)
+        self._outside = Outside(root)
+        try:
+            with spelled_out(root):
+                self._check_arguments(root, concrete_args or {})
+                self._drawn = torch.get_rng_state()
+                graph = super().trace(root, concrete_args)
+                self._check_drawn()
+                self._doubts.check_written(root, 0)
+                self._doubts.check_code(root)
+            self._outside.check()
+        finally:
+            self._outside.put_back()
         for node in graph.nodes:
             if node.target in _RECORDED:
                 # fx would generate code that wraps a name with a dot in it, which fails.
@@ -145,8 +151,10 @@ class Tracer(fx.Tracer):
             self._doubts.check_written(m, written)
             self._doubts.check_code(m)
             self.check(state)
+            self._outside.check()
             return result
         except Exception as error:
+            self._outside.put_back()
             self._refusal = None
             state.restore()
             for value, node in reversed(self._renamed[renamed:]):
