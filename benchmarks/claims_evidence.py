@@ -304,7 +304,7 @@ def gpu(step: str = "", low: float = 1.0, high: float = 10.0, on_cpu: str = "") 
             return NO_GPU
         data = json.loads(path.read_text())
         eager = [
-            row["seconds"] for row in data["rows"] if row["how"] == "eager" and "seconds" in row
+            row["seconds"] for row in data["rows"] if row.get("how") == "eager" and "seconds" in row
         ]
         gains = [median(one["nchw"]) / median(one["nhwc"]) for one in eager]
         if not gains:

@@ -16,6 +16,7 @@ from nhwc._bench.engines import channels_last
 from nhwc._bench.propagation import propagation
 from nhwc._bench.runner import _names_and_bytes
 from nhwc._bench.worker import _received
+from nhwc.formats import source
 from nhwc.formats.source import weights_in_code
 from nhwc.formats.weights import convolution_weights, packed_convolutions
 
@@ -152,11 +153,19 @@ def test_torchscript_inside_of_a_model_is_left_with_its_reason():
     torch.testing.assert_close(run(fused, X), run(model, X))
 
 
+def modes_of(program):
+    parts = program.named_modules() if isinstance(program, nn.Module) else ()
+    return {name: part.training for name, part in parts}
+
+
 @pytest.mark.parametrize("kind", ["exported", "exported module"])
 def test_an_exported_program_is_rewritten_with_its_guards(kind):
     program = made(kind)
     want = run(program, X)
-    for result in (nhwc.fuse(program), nhwc.optimize(program, X)):
+    modes = modes_of(program)
+    results = nhwc.fuse(program), nhwc.optimize(program, X)
+    assert modes_of(program) == modes
+    for result in results:
         torch.testing.assert_close(run(result, X), want, atol=1e-4, rtol=1e-4)
         with pytest.raises((AssertionError, RuntimeError), match="Guard failed"):
             result(torch.rand(1, 3, 8, 8))
@@ -244,6 +253,20 @@ def test_weights_in_code_are_found_however_they_get_there():
     assert format_of(net.image) is Format.CONTIGUOUS
     assert format_of(net.volume) is Format.CHANNELS_LAST_3D
     assert format_of(convert_(net, Format.CONTIGUOUS).kernel) is Format.CONTIGUOUS
+
+
+def test_code_that_names_no_convolution_is_not_parsed(monkeypatch):
+    class Scales(nn.Module):
+        def forward(self, x):
+            return x * self.scale
+
+    def parsed(kind):
+        raise AssertionError(kind)
+
+    monkeypatch.setattr(source.inspect, "getsource", parsed)
+    assert weights_in_code(Scales) == frozenset()
+    with pytest.raises(AssertionError):
+        weights_in_code(Standardized)
 
 
 def test_a_weight_that_another_function_convolves_is_named_by_audit():

@@ -146,6 +146,14 @@ def test_a_compiled_model_is_fused_as_what_it_was_compiled_from():
     assert has_no_norm(fuse_checked(torch.compile(model, backend="eager"), X))
 
 
+def test_a_model_for_several_devices_is_fused_as_the_one_in_it():
+    fused = fuse_checked(nn.DataParallel(small()).eval(), X)
+    assert has_no_norm(fused)
+    hooked = nn.DataParallel(small()).eval()
+    hooked.register_forward_hook(lambda module, args, result: result * 2)
+    assert_same(fuse(hooked), hooked, X)
+
+
 def test_other_batch_and_image_sizes():
     fused = fuse(small())
     for shape in ((1, 3, 5, 7), (4, 3, 32, 8)):

@@ -363,8 +363,30 @@ class Typed(Shell):
         return decided(self.part(x.to(next(self.parameters()).dtype)))
 
 
-def test_what_only_calls_its_parts_gets_graphs():
-    found = {path for path, _ in graphs(fuse(Typed().eval()))}
+class TypedByItsFloats(Shell):
+    """Asks as models of transformers do."""
+
+    @property
+    def dtype(self):
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    def forward(self, x):
+        return decided(self.part(x.to(self.dtype)))
+
+
+class SumsItsFloats(TypedByItsFloats):
+    def forward(self, x):
+        return decided(self.part(x) + next(p.sum() for p in self.parameters() if p.dtype))
+
+
+def test_the_numbers_of_parts_are_more_than_their_type():
+    [part] = fuse(SumsItsFloats().eval()).report.opaque
+    assert "its parts stay as they are: it looks through its parts" in part.reason
+
+
+@pytest.mark.parametrize("kind", [Typed, TypedByItsFloats])
+def test_what_only_calls_its_parts_gets_graphs(kind):
+    found = {path for path, _ in graphs(fuse(kind().eval()))}
     assert found == {"", "part", "parts.0", "parts.1", "head"}
 
 

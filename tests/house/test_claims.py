@@ -93,7 +93,7 @@ def test_recorded_results_come_in_where_they_are(tmp_path, monkeypatch):
     assert waiting.outcome == GPU
     assert waiting.words.startswith("on a CPU: 1.")
     (tmp_path / "gpu").mkdir()
-    rows = [{"model": "a", "seconds": {"NCHW": [1.2, 1.3], "NHWC": [1.0, 1.0]}}, {"failure": "x"}]
+    rows = [{"how": "eager", "seconds": {"nhwc": [1.0, 1.0], "nchw": [1.2, 1.3]}}, {"failure": "x"}]
     (tmp_path / "gpu" / "volta.json").write_text(json.dumps({"rows": rows}))
     rows = [{"test": "a.py::b", "outcome": "passed"}, {"exit_status": 0}]
     (tmp_path / "gpu" / "tests.json").write_text(json.dumps({"rows": rows}))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import types
+from typing import Any
 
 CONVOLUTIONS = frozenset(
     [
@@ -21,7 +23,30 @@ def weights_in_code(kind: type) -> frozenset[str]:
 
     Torch's own classes are not read. A class without readable source has none.
     """
-    return _Methods(kind).attributes()
+    return _Methods(kind).attributes() if _names_convolution(kind) else frozenset()
+
+
+def _names_convolution(kind: type) -> bool:
+    """Whether code of the class may call one; to parse its source takes far longer than that."""
+    users = [base for base in kind.__mro__ if not _is_torchs(base)]
+    values = [
+        inspect.unwrap(_function_in(value)) for base in users for value in vars(base).values()
+    ]
+    codes = [value.__code__ for value in values if isinstance(value, types.FunctionType)]
+    while codes:
+        code = codes.pop()
+        if not CONVOLUTIONS.isdisjoint(code.co_names):
+            return True
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return False
+
+
+def _function_in(value: Any) -> Any:
+    return getattr(value, "fget", None) or getattr(value, "__func__", value)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind is object or kind.__module__.startswith("torch.")
 
 
 class _Methods:
@@ -30,7 +55,7 @@ class _Methods:
     def __init__(self, kind: type) -> None:
         self.methods: dict[str, ast.FunctionDef] = {}
         for base in kind.__mro__:
-            if base is object or base.__module__.startswith("torch."):
+            if _is_torchs(base):
                 continue
             for item in _body_of(base):
                 if isinstance(item, ast.FunctionDef):

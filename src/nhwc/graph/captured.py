@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InputError
 from ..models.kinds import check_initialized
@@ -18,7 +19,7 @@ from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .edit import attribute
 from .layers import Spread, assert_none
-from .leaves import is_leaf, opaque_by_nature
+from .leaves import is_leaf, opaque_by_nature, runs_hooks
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
 from .report import Opaque, PassReport
@@ -52,7 +53,7 @@ def capture(
     finds them all. With `layers`, so are the convolutions and linear layers that its code calls.
     Optional arguments of the model are fixed to what `calls` give for them, or to their defaults.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = _unwrapped(model)
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
     check_initialized(model)
@@ -72,6 +73,13 @@ def capture(
     fixed = {} if calls else concrete
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
     return Captured(graph, tuple(opaque), notes, baked)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model in a wrapper that only calls it: torch.compile's, or one for several devices."""
+    while isinstance(model, nn.DataParallel | DistributedDataParallel) and not runs_hooks(model):
+        model = model.module
+    return getattr(model, "_orig_mod", model)
 
 
 def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:

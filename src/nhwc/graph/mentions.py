@@ -251,12 +251,25 @@ def _looks_around(name: str) -> bool:
 
 
 def _asks_type(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
-    """Whether `node` is the `x.parameters` in `next(x.parameters()).dtype`."""
+    """Whether `node` is the `x.parameters` in `next(x.parameters()).dtype`.
+
+    Or in `next(p.dtype for p in x.parameters() if p.is_floating_point())`.
+    """
     call = around[node]
     first = around.get(call)
+    if isinstance(first, ast.comprehension):
+        whole = ast.walk(around[first])
+        uses = [around[one] for one in whole if ast.dump(one) == _loaded(first.target)]
+        asked = {*_PLAIN, "is_floating_point"}
+        return all(isinstance(use, ast.Attribute) and use.attr in asked for use in uses)
     named = isinstance(first, ast.Call) and _is(first.func, "next")
     read = around.get(first) if named and first is not None else None
     return isinstance(read, ast.Attribute) and read.attr in _PLAIN
+
+
+def _loaded(target: ast.expr) -> str:
+    """How a variable looks where it is read; nothing looks so if there are several."""
+    return ast.dump(ast.Name(target.id, ast.Load())) if isinstance(target, ast.Name) else ""
 
 
 def _escapes(

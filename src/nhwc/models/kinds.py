@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -60,8 +61,18 @@ def _usable(exported: fx.GraphModule) -> fx.GraphModule:
     It still checks the sizes that it was exported for.
     """
     graph = fx.GraphModule(exported, exported.graph, "Exported")
+    graph._modules = {name: _apart(part) for name, part in graph._modules.items()}
     # Its calls say whether they train, and no flag can change that: the flag repeats it.
     return graph.train(any(map(_trains, graph.graph.nodes)))
+
+
+def _apart(part: nn.Module | None) -> nn.Module | None:
+    """A module of the same tensors whose flags are its own, and those of its parts."""
+    if part is None:
+        return None
+    other = copy.copy(part)
+    other._modules = {name: _apart(inner) for name, inner in part._modules.items()}
+    return other
 
 
 def _trains(node: fx.Node) -> bool:
