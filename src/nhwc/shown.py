@@ -44,6 +44,15 @@ def shown(error: BaseException | str) -> str:
     return line if len(line) <= _LENGTH else f"{line[: _LENGTH - 3]}..."
 
 
+def first_line(error: BaseException) -> str:
+    r"""The first line of an error's text, or its kind where it has none.
+
+    >>> first_line(ValueError("no\nsuch")), first_line(AssertionError())
+    ('no', 'AssertionError')
+    """
+    return shown(str(error).strip().partition("\n")[0]) or type(error).__name__
+
+
 def _is_obeyed(character: str) -> bool:
     return unicodedata.category(character) in _OBEYED
 

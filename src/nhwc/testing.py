@@ -8,6 +8,7 @@ from torch import nn
 
 from ._audit import Audit, audit
 from .render.audit_text import audit_text
+from .shown import printable
 
 
 def assert_keeps_format(model: nn.Module, *inputs: Any, **options: Any) -> None:
@@ -28,4 +29,4 @@ def assert_kept(report: Audit, note: str = "") -> None:
     __tracebackhide__ = True
     if report.lost:
         places = f"{len(report.lost)} place{'s lose' if len(report.lost) > 1 else ' loses'}"
-        raise AssertionError(f"{places} channels last\n{audit_text(report)}{note}")
+        raise AssertionError(printable(f"{places} channels last\n{audit_text(report)}{note}"))

@@ -72,6 +72,12 @@ def test_a_model_that_does_not_exist(capsys):
         (["resnet18", "--plot", "x.pdf"], "--plot x.pdf has no known ending"),
         (["resnet18", "--resume"], "--resume needs the file to go on with"),
         (["resnet18", "--device", "abacus"], "device 'abacus' is not usable"),
+        (["resnet18", "--device", "privateuseone"], "device 'privateuseone' is not usable"),
+        (["--compare", "a.json", "b.json", "--plot", "p.svg"], "--plot does not go with --compare"),
+        (["old.json", "--suite", "volta"], "--suite does not go with old.json"),
+        (["--engines", "--batch", "4"], "--batch does not go with --engines"),
+        (["resnet18", "-o", f"{'x' * 5000}.json"], "is longer than a name of a file may be"),
+        (["resnet18", "--seed", "+-5"], "'+-5' is no whole number"),
         (["--compare", "none.json", "none.json"], "no such result of nhwc bench: none.json"),
     ],
 )

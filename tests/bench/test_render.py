@@ -259,3 +259,36 @@ def test_the_page_in_a_browser(made, tmp_path):
         all_of(".row summary")[0].click()
         assert all_of("tbody")[0].is_displayed()
         assert not all_of("tbody")[1].is_displayed()
+
+
+def test_the_answer_names_what_is_surely_faster_where_the_fastest_is_not():
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    calm = [measured("eager", 1.0), measured("fused", 0.7)]
+    text = bench_text(Benchmark(HERE, (Row(case, (*calm, measured("jit", 0.6, noise=0.9))),)))
+    said = " ".join(text.split())
+    assert "fuse channels last is faster: 1.4" in said
+    assert "The machine is too noisy to tell what is fastest." in said
+
+
+def test_cases_are_told_apart_by_all_that_they_differ_in():
+    plain = Case("net", ((1, 3, 8, 8),), 1)
+    others = [
+        plain,
+        dataclasses.replace(plain, shapes=((1, 3, 9, 9),)),
+        dataclasses.replace(plain, amp=True),
+        dataclasses.replace(plain, train=True),
+        dataclasses.replace(plain, seed=7),
+        dataclasses.replace(plain, weights="net.pt"),
+    ]
+    names = [words.short(case, others) for case in others]
+    assert len({*names}) == len(names)
+    assert "3x9x9" in names[1]
+    assert "float32" not in words.common(others)
+    assert words.common([plain]) == "batch 1, 1 thread, float32"
+
+
+def test_names_that_matplotlib_would_take_for_formulas_or_cannot_draw():
+    rows = [
+        row(Case(name, ((1, 3, 8, 8),), 1)) for name in ("a$\\x$b", "\u6a21\u578b", "bad\udcff")
+    ]
+    assert bench_plot(Benchmark(HERE, tuple(rows))).startswith(b"<?xml")

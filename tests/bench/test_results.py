@@ -60,6 +60,7 @@ def spoiled(data, part, **others):
         (lambda d: spoiled(d, "case", threads=0), "has no image or no thread"),
         (lambda d: spoiled(d, "case", shapes=[[]]), "has no image or no thread"),
         (lambda d: spoiled(d, "measurements", turns=[]), "had no turns"),
+        (lambda d: spoiled(d, "measurements", peak_bytes=10**400), "damaged: .*peak_bytes is 1000"),
         (lambda d: spoiled(d, "measurements", turns=[[1.0]]), "had no turns, or not as many"),
         (lambda d: spoiled(d, "measurements", turns=[[0.0]] * 11), "took no time"),
         (lambda d: spoiled(d, "measurements", variant="magic"), "damaged"),
@@ -78,6 +79,7 @@ def test_foreign_results_are_refused(spoil, message):
         (1.0, 1.26, 1.76, "not here"),
         (0.99, 1.0, 1.76, "reproduced"),
         (0.9, None, None, "reproduced"),
+        (0.999, None, None, "too noisy to tell"),
         (1.2, None, None, "not here"),
     ],
 )

@@ -1,17 +1,20 @@
 """The paired runner on real processes, with networks small enough to run in no time."""
 
 import dataclasses
+import math
 import textwrap
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 import nhwc
-from nhwc._bench import Benchmark, Case, Task, paired, run, worker
+from nhwc._bench import Benchmark, Case, Task, paired, run, runner, worker
 from nhwc._bench.engines import ENGINES, find_engine
 from nhwc._bench.engines.engine import Engine
-from nhwc._bench.truth import find_truth
+from nhwc._bench.runner import left_to_do
+from nhwc._bench.truth import Truth, arrays_of, find_truth
 
 SHAPE = (2, 3, 16, 16)
 PLAIN = ("eager", "channels_last")
@@ -161,6 +164,24 @@ def test_ctrl_c_before_anything_is_measured(zoo):
     assert result.rows == ()
 
 
+@pytest.mark.parametrize(
+    ("answer", "other", "error"),
+    [
+        ([1.0, -math.inf], [1.0, -math.inf], 0.0),
+        ([1.0, math.nan], [1.0, math.nan], 0.0),
+        ([1.0, -math.inf], [1.0, math.inf], math.inf),
+        ([1.0, -math.inf], [1.0, math.nan], math.inf),
+        ([1.0, 2.0], [1.0, math.nan], math.inf),
+        ([1.0, math.inf], [1.0, 2.0], math.inf),
+        ([1 + 1j], [1 - 5j], 6.0),
+        ([1 + 1j], [1 + 1j], 0.0),
+    ],
+)
+def test_what_is_not_finite_or_complex_is_compared_number_by_number(answer, other, error):
+    for made in (torch.tensor, numpy.array):
+        assert Truth(arrays_of(made(answer)), 0.0).error_of(made(other)) == error
+
+
 def test_training_steps(zoo):
     (row,) = measure(zoo("net"), variants=(*PLAIN, "fused"), train=True).rows
     assert [m.variant for m in row.measured] == list(PLAIN)
@@ -241,6 +262,37 @@ def test_resume_measures_only_what_is_missing(monkeypatch):
     wider = [dataclasses.replace(task, variants=(*PLAIN, "jit")) for task in tasks(1)]
     assert [row.case.batch for row in run(wider, done=again).rows] == [2, 4, 1]
     assert len(asked) == 1
+
+
+def test_a_case_is_measured_once(monkeypatch):
+    asked = made_rows(monkeypatch)
+    assert [row.case.batch for row in run(tasks(1, 2, 1)).rows] == [1, 2]
+    assert len(asked) == 2
+
+
+def test_resume_measures_what_was_there_again_beside_what_is_new(monkeypatch):
+    made_rows(monkeypatch)
+    done = run(tasks(1))
+    wider = [dataclasses.replace(task, variants=("jit",)) for task in tasks(1)]
+    (left,) = left_to_do(wider, done)
+    assert set(left.variants) == {*PLAIN, "jit"}
+
+
+def test_what_ctrl_c_cut_short_replaces_nothing_whole(monkeypatch):
+    made_rows(monkeypatch)
+    done = run(tasks(1, 2))
+    cut = dataclasses.replace(
+        done.rows[0],
+        measurements=tuple(
+            dataclasses.replace(m, turns=m.turns[:1]) for m in done.rows[0].measurements
+        ),
+    )
+    monkeypatch.setattr(runner, "measure", lambda task, **more: (cut, True))
+    wider = [dataclasses.replace(task, variants=(*PLAIN, "jit")) for task in tasks(1)]
+    assert run(wider, done=done).rows == done.rows
+    # Wherever a row is that was cut short, it is measured again.
+    interrupted = dataclasses.replace(done, rows=(cut, done.rows[1]), interrupted=True)
+    assert [task.case.batch for task in left_to_do(tasks(1, 2), interrupted)] == [1]
 
 
 def test_resume_on_another_machine_is_refused(monkeypatch):

@@ -35,6 +35,16 @@ def model_file(tmp_path):
         "    return nn.Conv2d(5, 8, 3)\n"
         "def nothing():\n"
         "    return 3\n"
+        "class Prints(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        print('not our data')\n"
+        "        return x + 1\n"
+        "class Exits(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise SystemExit(3)\n"
+        "def imports_its_neighbour():\n"
+        "    import neighbour\n"
+        "    return neighbour.net()\n"
         "class Interrupted(nn.Module):\n"
         "    def forward(self, x):\n"
         "        import signal\n"
@@ -155,8 +165,47 @@ def test_bad_input_gets_one_line_and_exit_2(line, message, capsys):
     assert message in err
 
 
+@pytest.mark.parametrize("verb", ["audit", "optimize"])
+def test_what_a_model_prints_is_none_of_our_data(verb, model_file, capsys):
+    line = [verb, *audit_line(model_file, "Prints", "--format", "json")[1:]]
+    assert main(line) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema"] == 1
+    assert "not our data" in err
+
+
+def test_a_builder_may_import_its_neighbours(model_file, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = "from torch import nn\ndef net():\n    return nn.Conv2d(3, 4, 1)\n"
+    model_file.with_name("neighbour.py").write_text(code)
+    assert main(audit_line(model_file, "imports_its_neighbour")) == 0
+    assert "1 operator" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, f"{'x' * 5000}.py:net"])
+def test_names_longer_than_a_file_may_have(name, capsys):
+    assert main(["audit", name]) == 2
+    assert "is longer than a name of a file may be. Shorten it." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["sarif", "html", "json", "xml"])
+def test_names_of_files_that_are_no_text(ending, model_file, tmp_path):
+    strange = model_file.rename(tmp_path / os.fsdecode(b"bad\xff.py"))
+    path = tmp_path / f"out.{ending}"
+    baseline = tmp_path / "known.json"
+    known = ["--baseline", str(baseline), "--update-baseline"]
+    assert main([*audit_line(strange, "lossy"), "-o", str(path), *known]) == 0
+    assert "instance_norm" in path.read_text()
+    assert "instance_norm" in baseline.read_text()
+
+
 @pytest.mark.parametrize(
-    ("name", "message"), [("broken", "raised RuntimeError"), ("nothing", "int")]
+    ("name", "message"),
+    [
+        ("broken", "raised RuntimeError"),
+        ("nothing", "int"),
+        ("Exits", "the model's code ended the program (sys.exit(3)) when it was run"),
+    ],
 )
 def test_a_model_that_fails(model_file, capsys, name, message):
     assert main(audit_line(model_file, name)) == 2

@@ -166,6 +166,27 @@ def test_an_operator_of_ones_own(tmp_path, capsys):
     assert "Name one kind" in capsys.readouterr().err
 
 
+def test_several_types_of_ones_own_operator_are_one_operator(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from torch import nn\n"
+        "def halve(x):\n    return x.contiguous() / 2\n"
+        "pool = nn.MaxPool2d(2)\n"
+        "def fails(x):\n    assert False\n"
+    )
+    types = ["--dtype", "float32", "--dtype", "bfloat16", "--dtype", "float32"]
+    assert (
+        main(["ops", f"{path}:halve", f"{path}:pool", *types, "--no-timing", "--format", "json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["dtypes"] == ["float32", "bfloat16"]
+    assert [one["name"].rpartition(":")[2] for one in found["operators"]] == ["halve", "pool"]
+    assert {kind for row in found["operators"][0]["rows"] for kind in row[-1]} == {*found["dtypes"]}
+    assert main(["ops", f"{path}:fails"]) == 2
+    assert "fails in NCHW already: AssertionError: AssertionError" in capsys.readouterr().err
+
+
 def test_one_operator_and_a_file(tmp_path, capsys):
     path = tmp_path / "one.md"
     assert main(["ops", "tril", "--dtype", "uint8", "--no-timing", "-o", str(path)]) == 0

@@ -43,6 +43,12 @@ def test_a_table_survives_its_file(tmp_path):
         ('{"schema": 1}', nhwc.FileError, "is no table of operators"),
         ('{"kind": "nhwc operators", "schema": 9}', nhwc.FileError, "schema 9; this nhwc reads 1"),
         ('{"kind": "nhwc operators", "schema": 1}', nhwc.FileError, "is damaged"),
+        (
+            json.dumps(small().to_dict() | {"operators": {}}),
+            nhwc.FileError,
+            "operators are no list",
+        ),
+        (json.dumps(small().to_dict() | {"dtypes": "float32"}), nhwc.FileError, "are no list"),
     ],
 )
 def test_files_that_are_no_table(tmp_path, text, error, message):

@@ -176,7 +176,7 @@ class Row:
         top = self.published.high or math.inf
         if low > top:
             return "exceeded"
-        if found.ratio >= bottom:
+        if found.ratio >= bottom and (self.published.low or found.verdict == "faster"):
             return "reproduced"
         return "not here" if high < bottom else "too noisy to tell"
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..errors import InputError
-from ..machine.environment import Environment, available_cores
+from ..machine.environment import Environment, available_cores, usable_device
 from ..models.kinds import module_of
 from ..models.scripts import bytes_of_script
 from .engines import QUICK, chosen, find_engine
@@ -72,6 +72,7 @@ def bench(
     """
     several = isinstance(model, Sequence) and not isinstance(model, str)
     models: list[Any] = list(model) if several else [model]  # type: ignore[arg-type]
+    device = str(usable_device(device))
     names, sent = _names_and_bytes(models)
     tasks = [
         Task(Case(name, (shape,), count, train, amp, device, seed, weights), chosen(variants))
@@ -97,6 +98,7 @@ def run(
     checkpoint: Callable[[Benchmark], None] | None = None,
 ) -> Benchmark:
     """Measure the tasks that `done` does not hold; `checkpoint` gets the result after each."""
+    tasks = _once(tasks)
     for task in tasks:
         _check(task)
     result = _begin(tasks, title, done)
@@ -115,7 +117,8 @@ def run(
 
         own = (sent or {}).get(task.case.model, b"")
         row, interrupted = measure(task, seconds=seconds, sent=own, progress=tell)
-        if not interrupted or row.measured:
+        # A row that is whole is worth more than one with fewer turns.
+        if not interrupted or (row.measured and task.case not in kept):
             kept[task.case] = row
         rows = _in_order(kept, tasks)
         last = position == len(missing) - 1
@@ -129,12 +132,23 @@ def run(
 
 def left_to_do(tasks: Sequence[Task], done: Benchmark | None) -> list[Task]:
     """The tasks that a run that goes on from `done` will measure."""
-    return _missing(tasks, _begin(tasks, "", done))
+    return _missing(_once(tasks), _begin(tasks, "", done))
+
+
+def _once(tasks: Sequence[Task]) -> list[Task]:
+    return [*{task.case: task for task in tasks}.values()]
 
 
 def _missing(tasks: Sequence[Task], result: Benchmark) -> list[Task]:
     kept = {row.case: row for row in result.rows}
-    return [task for task in tasks if not _holds(kept.get(task.case), task)]
+    left = [task for task in tasks if not _holds(kept.get(task.case), task)]
+    return [_with_variants_of(kept.get(task.case), task) for task in left]
+
+
+def _with_variants_of(row: Row | None, task: Task) -> Task:
+    """`task`, with what was measured of its case before: only what ran in turns is comparable."""
+    before = [m.variant for m in row.measurements] if row else []
+    return dataclasses.replace(task, variants=tuple(dict.fromkeys((*task.variants, *before))))
 
 
 def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchmark:
@@ -151,12 +165,12 @@ def _begin(tasks: Sequence[Task], title: str, done: Benchmark | None) -> Benchma
             "Measure it anew, into another file."
         )
     # A row that Ctrl-C cut short has too few turns for a verdict, so it is measured again.
-    whole = done.rows[:-1] if done.interrupted and _cut_short(done) else done.rows
-    return dataclasses.replace(done, rows=whole)
+    whole = [row for row in done.rows if not (done.interrupted and _cut_short(row))]
+    return dataclasses.replace(done, rows=tuple(whole))
 
 
-def _cut_short(done: Benchmark) -> bool:
-    return bool(done.rows) and any(0 < len(m.turns) < FEWEST for m in done.rows[-1].measurements)
+def _cut_short(row: Row) -> bool:
+    return any(0 < len(m.turns) < FEWEST for m in row.measurements)
 
 
 def _holds(row: Row | None, task: Task) -> bool:

@@ -85,18 +85,23 @@ def arrays_of(output: Any) -> tuple[numpy.ndarray, ...]:
 
 def _wide(leaf: Tensor | numpy.ndarray) -> numpy.ndarray:
     if isinstance(leaf, Tensor):
-        return leaf.detach().to("cpu", torch.float64).numpy()
+        leaf = leaf.detach().resolve_conj()
+        parts = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+        return parts.to("cpu", torch.float64).numpy()
+    if numpy.iscomplexobj(leaf):
+        leaf = numpy.stack([leaf.real, leaf.imag], axis=-1)
     return leaf.astype(numpy.float64)
 
 
 def _difference(found: numpy.ndarray, exact: numpy.ndarray) -> float:
-    if not exact.size:
-        return 0.0
-    # A NaN on either side compares as False everywhere; it must not pass for a small error.
-    if not (numpy.isfinite(found).all() and numpy.isfinite(exact).all()):
+    finite = numpy.isfinite(exact)
+    # Scores that are masked are infinite by right: such a number is right where it is the same.
+    if not numpy.array_equal(found[~finite], exact[~finite], equal_nan=True):
         return float("inf")
-    scale = float(numpy.abs(exact).max())
-    return float(numpy.abs(found - exact).max()) / (scale or 1.0)
+    if not numpy.isfinite(found[finite]).all():
+        return float("inf")
+    scale = float(numpy.abs(exact[finite]).max(initial=0.0))
+    return float(numpy.abs(found - exact)[finite].max(initial=0.0)) / (scale or 1.0)
 
 
 def _infer(model: nn.Module, inputs: Sequence[Tensor]) -> Any:

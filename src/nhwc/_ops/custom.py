@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import InputError, advice_on
 from ..models.preserve import undrawn
+from ..shown import first_line
 from .cases import summarize
 from .probe import probe
 from .samples import Sample, describe
@@ -66,6 +67,6 @@ def _failure(sample: Sample) -> str:
     try:
         sample.call(*sample.args, **sample.kwargs)
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}"
+        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         return f"{said}. {advice_on(error, 'Check its inputs.')}"
     return "its results could not be compared"

@@ -222,6 +222,9 @@ def operator_from_dict(data: dict) -> Operator:
 def load_table(path: str | Path) -> OperatorTable:
     """Read a table that `OperatorTable.to_json` wrote."""
     data = DOCUMENT.read(path)
+    for name in ("dtypes", "operators", "notes"):
+        if not isinstance(data.get(name), list):
+            raise DOCUMENT.damaged(str(path), f"its {name} are no list")
     try:
         table = OperatorTable.from_dict(data)
     except (KeyError, TypeError, ValueError) as error:

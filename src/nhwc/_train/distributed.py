@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import InputError, ProcessLost
 from ..formats import Format, convert_
+from ..shown import first_line
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -194,4 +195,4 @@ def speaks_of_peers(error: Exception) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160]
+    return first_line(error)[:160]

@@ -10,6 +10,7 @@ after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Collection
 from typing import Any, NoReturn
 
 from ..errors import InputError, ModelFailed, NhwcError, ProcessLost, is_out_of_memory, is_too_large
-from ..shown import printable
+from ..shown import first_line, printable
 from .interrupt import ends_at_once
 from .progress import drop, put, quiet, say
 
@@ -62,6 +63,10 @@ def _run(argv: list[str]) -> int:
         before = quiet.set(args.quiet)
         try:
             return int(args.run(args))
+        except SystemExit as error:
+            raise ModelFailed(
+                f"the model's code ended the program (sys.exit({error.code!r})) when it was run."
+            ) from error
         except ModelFailed as error:
             if getattr(args, "input", "") is None:
                 raise ModelFailed(
@@ -85,7 +90,9 @@ def _say(error: Exception) -> None:
 def _words(error: Exception) -> str:
     if isinstance(error, NhwcError):
         return str(error)
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    first = first_line(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:60]}... is longer than a name of a file may be. Shorten it."
     if is_out_of_memory(error) or is_too_large(error):
         return f"out of memory: {first}. Use a smaller input, batch or model."
     return f"{type(error).__name__}: {first}. This was not foreseen; --debug shows where it arose."

@@ -20,8 +20,15 @@ from ..render.audit_review import baseline_text, counted
 from ..render.audit_sarif import audit_sarif
 from ..render.audit_text import audit_text
 from ..zoo.definitions import definition_of
-from .common import add_model_arguments, build, colors
-from .outputs import add_output_arguments, check_outputs, chosen_format, write_file, write_output
+from .common import add_model_arguments, aside, build, colors
+from .outputs import (
+    add_output_arguments,
+    as_bytes,
+    check_outputs,
+    chosen_format,
+    write_file,
+    write_output,
+)
 from .progress import note
 
 _RENDERED: dict[str, Callable[[Review], str]] = {
@@ -67,15 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     before = _baseline(args)
     model, inputs = build(args)
-    result = audit(
-        model,
-        *inputs,
-        backward=args.backward,
-        convert=True,
-        reorders=True,
-        compare=args.compare or "slower" in args.fail_on,
-        name=args.model,
-    )
+    with aside():
+        result = audit(
+            model,
+            *inputs,
+            backward=args.backward,
+            convert=True,
+            reorders=True,
+            compare=args.compare or "slower" in args.fail_on,
+            name=args.model,
+        )
     root = repository_root(Path.cwd())
     baseline = before
     if before is not None and args.update_baseline:
@@ -92,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     format = chosen_format(args, FORMATS)
     write_output(render(reviewed, format, args.output), args.output)
     if baseline is not None and args.update_baseline:
-        write_file(args.baseline, baseline.to_json().encode())
+        write_file(args.baseline, as_bytes(baseline.to_json()))
         note(f"wrote {args.baseline}")
     elif baseline is not None and format in ("html", "sarif", "junit"):
         note(f"baseline {args.baseline}: {counted(reviewed)}")

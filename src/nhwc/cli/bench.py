@@ -163,13 +163,13 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_on and not args.compare:
         raise InputError(f"--fail-on {args.fail_on} goes with --compare OLD NEW. Add two results.")
     if args.engines:
-        check_alone(args, "--engines", "models", "suite", "compare")
+        check_alone(args, "--engines", "models", "suite", "compare", *_OF_RUNS)
         if chosen_format(args, FORMATS) != "text":
             raise InputError("--engines has text output alone. Use --format text.")
         write_output(engines_text(ENGINES), args.output)
         return 0
     if args.compare:
-        check_alone(args, "--compare", "models", "suite")
+        check_alone(args, "--compare", "models", "suite", *_OF_RUNS)
         return run_compare(args)
     results = [name for name in args.models if name.endswith(".json")]
     if len(args.models) > 1 and results:
@@ -177,9 +177,14 @@ def run(args: argparse.Namespace) -> int:
             f"{results[0]} is a result, which is shown alone. Show two with --compare OLD NEW."
         )
     if results:
+        check_alone(args, results[0], "suite", *(name for name in _OF_RUNS if name != "plot"))
         show(args, load_benchmark(Path(results[0])))
         return 0
     return run_bench(args)
+
+
+_OF_RUNS = ("variants", "input", "batch", "threads", "train", "weights", "resume", "plot")
+"""Options that mean nothing where nothing is measured."""
 
 
 def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
@@ -188,7 +193,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
             "name models, a suite, or models of a suite. Try: nhwc bench resnet50, "
             "or: nhwc bench --suite icelake"
         )
-    usable_device(args.device)
+    args.device = str(usable_device(args.device))
     batches = _numbers(args.batch, "--batch")
     threads = _numbers(args.threads, "--threads", most=MOST)
     if args.suite:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import re
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +58,11 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
     model = load_model(args.model, weights=args.weights, seed=args.seed).to(device)
     generator = torch.Generator().manual_seed(args.seed)
     return model, [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+
+
+def aside() -> contextlib.redirect_stdout[Any]:
+    """What a model's code prints while it runs goes to stderr: stdout is for our data."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

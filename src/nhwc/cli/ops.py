@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,8 +18,8 @@ from ..render.ops_markdown import ops_markdown
 from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
-from ..zoo import find_builder
-from .common import check_alone, colors, parse_shape
+from ..zoo import find_object
+from .common import aside, check_alone, colors, parse_shape
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -93,7 +94,7 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
             *args.names,
             *args.only,
             device=device,
-            dtypes=args.dtype or DTYPES,
+            dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
             timed=not args.no_timing,
             progress=show,
         )
@@ -102,18 +103,23 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
 
 
 def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
-    dtypes = tuple(args.dtype or ("float32",))
+    dtypes = tuple(dict.fromkeys(args.dtype or ("float32",)))
     shapes = [parse_shape(text) for text in args.input or ["2x16x32x32"]]
     found = []
+    kinds = [getattr(torch, dtype, None) for dtype in dtypes]
+    for kind, dtype in zip(kinds, dtypes, strict=True):
+        if not isinstance(kind, torch.dtype):
+            raise InputError(f"torch has no dtype {dtype!r}. Try float32 or bfloat16.")
     for name in names:
-        function = find_builder(name)
-        for dtype in dtypes:
-            kind = getattr(torch, dtype, None)
-            if not isinstance(kind, torch.dtype):
-                raise InputError(f"torch has no dtype {dtype!r}. Try float32 or bfloat16.")
+        function, checked = find_object(name), []
+        for kind in kinds:
             inputs = [torch.rand(shape).to(device, kind) for shape in shapes]
-            timed = not args.no_timing
-            found.append(check_operator(function, *inputs, name=name, timed=timed))
+            with aside():
+                timed = not args.no_timing
+                checked.append(check_operator(function, *inputs, name=name, timed=timed))
+        rows = tuple(row for one in checked for row in one.rows)
+        speeds = tuple(speed for one in checked for speed in one.speeds)
+        found.append(replace(checked[0], rows=rows, speeds=speeds))
     environment = Environment.here(device).to_dict()
     return OperatorTable(environment, str(device), dtypes, tuple(found))
 

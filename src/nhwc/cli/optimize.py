@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from ..optimized import Optimized
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
 from ..shown import printable
-from .common import add_model_arguments, build, colors, parse_shape
-from .outputs import check_outputs, write_file, write_output
+from .common import add_model_arguments, aside, build, colors, parse_shape
+from .outputs import as_bytes, check_outputs, write_file, write_output
 from .progress import note, quiet, say
 
 FORMATS = ("text", "json", "html")
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     shapes = [parse_shape(text) for text in args.also]
     model, inputs = build(args)
     also = [inputs[0].new_empty(shape).normal_() for shape in shapes]
-    with _Line() as line:
+    with _Line() as line, aside():
         fast = optimize(
             model,
             *inputs,
@@ -104,7 +105,7 @@ def _report(
     report: OptimizeReport = fast.report
     audits = None
     if args.report is not None or args.format == "html":
-        with _Line() as line:
+        with _Line() as line, aside():
             audits = _audits(args.model, model, fast, inputs, line)
     if args.format == "html":
         write_output(optimize_html(report, args.model, audits), None)
@@ -113,7 +114,7 @@ def _report(
     else:
         write_output(optimize_text(report, args.model, color=colors()), None)
     if args.report is not None:
-        write_file(args.report, optimize_html(report, args.model, audits).encode())
+        write_file(args.report, as_bytes(optimize_html(report, args.model, audits)))
         note(f"wrote {args.report}")
 
 
@@ -140,7 +141,8 @@ class _Line:
 
     def show(self, text: str) -> None:
         if self._live:
-            say(f"\r\033[K{printable(text[:100], keep='')}")
+            wide = shutil.get_terminal_size().columns - 1
+            say(f"\r\033[K{printable(text, keep='')[:wide]}")
 
     def __exit__(self, *_: object) -> None:
         self.show("")

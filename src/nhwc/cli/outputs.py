@@ -72,11 +72,16 @@ def write_output(text: str, path: Path | None) -> None:
         put(text)
         return
     try:
-        write_file(path, text.encode())
+        write_file(path, as_bytes(text))
     except InputError:
         put(text)
         raise
     note(f"wrote {path}")
+
+
+def as_bytes(text: str) -> bytes:
+    """`text` as a file holds it; names of files may have bytes in them that are no characters."""
+    return text.encode(errors="backslashreplace")
 
 
 def write_file(path: Path, data: bytes) -> None:

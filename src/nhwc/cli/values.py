@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 
 SEEDS = 2**63 - 1
@@ -22,7 +23,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     """
 
     def read(text: str) -> int:
-        if not text.lstrip("+-").isdecimal() or len(text) > 30:
+        if not re.fullmatch(r"[+-]?\d{1,30}", text, re.ASCII):
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number")
         return int(_within(int(text), least, most))
 

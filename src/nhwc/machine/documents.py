@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -100,6 +101,8 @@ def misfits(value: Any, declared: Any, name: str) -> Iterator[str]:
 def _is_plain(value: Any, declared: Any) -> bool:
     """Whether a value without parts is what is declared: True is no number, 1 is one with a point,
     and NaN stands for a number that is not known."""
+    if type(value) is int and abs(value) > sys.float_info.max:
+        return False
     if declared is float and type(value) is int:
         return True
     if declared in (int, float, bool, types.NoneType):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch import device as Device
 
 from ..errors import InputError
+from ..shown import first_line
 
 
 def usable_device(device: Device | str) -> Device:
@@ -30,10 +31,11 @@ def usable_device(device: Device | str) -> Device:
     try:
         found = Device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"device {str(device)!r} is not usable here: {reason}") from error
-    return found
+    except Exception as error:  # Each backend raises its own.
+        said = f"device {str(device)!r} is not usable here: {first_line(error)}"
+        raise InputError(said) from error
+    # There is one processor, whatever its number.
+    return Device("cpu") if found.type == "cpu" else found
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def _strip(memory: Memory) -> str:
 
 def _cut(places: int) -> str:
     """The mark of places that are left out."""
-    return f'<span class="m-cut" title="{places} places are not drawn">⋯</span>' if places else ""
+    return f'<span class="m-cut" title="{places} more">⋯</span>' if places else ""
 
 
 def _cell(cells: Sequence[Cell], memory: Memory) -> str:

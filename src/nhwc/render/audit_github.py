@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .._audit.review import Review, Reviewed
+from ..shown import printable
 from .audit_review import counted, place, story, title
 from .text import plural, shape
 
@@ -29,10 +30,12 @@ def audit_github(review: Review) -> str:
     if review.slower:
         told = "Channels last is slower than contiguous on this machine."
         lines.append(command("error", told, {"title": f"{audit.model} is slower"}))
-    lines += [f"stale in {review.baseline}: {entry}" for entry in review.stale]
+    # A line that begins with two colons would be a command.
+    lines += [printable(f"stale in {review.baseline}: {one}", keep="") for one in review.stale]
     inputs = ", ".join(shape(dims) for dims in audit.inputs)
     operators = plural(len(audit.calls), "operator")
-    lines.append(f"nhwc audit {audit.model} {inputs}: {operators}, {counted(review)}")
+    what = printable(f"nhwc audit {audit.model} {inputs}", keep="")
+    lines.append(f"{what}: {operators}, {counted(review)}")
     return "\n".join(lines) + "\n"
 
 

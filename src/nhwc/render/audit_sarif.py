@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -112,7 +113,7 @@ def _location(review: Review, one: Reviewed) -> dict[str, Any]:
         physical = _physical(one.own, source)
     else:
         # Code scanning refuses a result without a file: the name of the model stands for it.
-        name = quote(review.audit.model, safe="")
+        name = quote(os.fsencode(review.audit.model), safe="")
         physical = {"artifactLocation": {"uri": name}, "region": {"startLine": 1}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if one.finding.site.module:
@@ -134,7 +135,7 @@ def _physical(location: Location, source: str) -> dict[str, Any]:
         artifact = {"uri": Path(location.path).as_uri()}
     else:
         base = "%SRCROOT%" if location.inside else "PACKAGES"
-        artifact = {"uri": quote(location.path), "uriBaseId": base}
+        artifact = {"uri": quote(os.fsencode(location.path)), "uriBaseId": base}
     return {"artifactLocation": artifact, "region": region}
 
 

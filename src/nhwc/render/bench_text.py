@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .._bench import Benchmark, Changes, Row
 from .._bench.engines import find_engine
 from . import bench_words as words
-from .text import width, wrap
+from .text import plural, width, wrap
 
 _BAR, _LEAST_BAR = 24, 6
 
@@ -22,7 +22,7 @@ def bench_text(result: Benchmark) -> str:
         lines += [wrap(line, "") for line in _lines(row, result)]
     elif result.rows:
         cases = [row.case for row in result.rows]
-        heading = result.title or f"{len(result.rows)} cases"
+        heading = result.title or plural(len(result.rows), "case")
         lines += [wrap(f"{heading}; {words.common(cases)}", ""), "", *_many(result), ""]
         lines += [wrap(idle, "")] if (idle := words.folded_nothing(result)) else []
     problems = words.failures(result)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .._bench import Benchmark, Case, Changes, Measurement, Row
 from .._bench.engines import ENGINES, Engine, find_engine
 from ..machine.timing import Comparison
-from ..shown import shown
+from ..shown import printable, shown
 from .text import milliseconds, plural
 
 
@@ -110,7 +111,7 @@ def share_of_peak(row: Row) -> str:
 def floor(row: Row) -> str:
     """Say what the arithmetic of a call would take alone, and how near to that it comes."""
     share = share_of_peak(row)
-    if row.floor is None or not share:
+    if row.floor is None or not row.floor.flop or not share:
         return ""
     return (
         f"floor: {row.floor.flop / 1e9:.3g} GFLOP take {milliseconds(row.floor.seconds)} at the "
@@ -155,20 +156,35 @@ def common(cases: list[Case]) -> str:
         words.append(plural(first.threads, "thread"))
     if all(case.train for case in cases):
         words.append("training step")
-    words.append("mixed precision" if all(case.amp for case in cases) else "float32")
-    if first.device != "cpu":
+    if len({case.amp for case in cases}) == 1:
+        words.append(_precision(first))
+    if len({case.device for case in cases}) == 1 and first.device != "cpu":
         words.append(first.device)
     return ", ".join(words)
 
 
 def short(case: Case, cases: list[Case]) -> str:
-    """Name a case by what tells it from the others: its model, batch or threads."""
-    words = [case.model] if len({other.model for other in cases}) > 1 else []
-    if len({other.batch for other in cases}) > 1:
-        words.append(f"batch {case.batch}")
-    if len({other.threads for other in cases}) > 1:
-        words.append(plural(case.threads, "thread"))
-    return ", ".join(words) or case.model
+    """Name a case by what tells it from the others: its model, batch or threads, say."""
+    told = [one for one in _TOLD if len({one(other) for other in cases}) > 1]
+    return printable(", ".join(one(case) for one in told) or case.model, keep="")
+
+
+def _precision(case: Case) -> str:
+    return "mixed precision" if case.amp else "float32"
+
+
+_TOLD: tuple[Callable[[Case], str], ...] = (
+    lambda case: case.model,
+    lambda case: f"batch {case.batch}",
+    lambda case: " and ".join("x".join(map(str, shape[1:])) for shape in case.shapes),
+    lambda case: plural(case.threads, "thread"),
+    lambda case: "training step" if case.train else "inference",
+    _precision,
+    lambda case: case.device,
+    lambda case: f"weights {case.weights or 'drawn'}",
+    lambda case: f"seed {case.seed}",
+)
+"""What cases may differ in, in words."""
 
 
 def answer(row: Row, baseline: str) -> str:
@@ -183,7 +199,7 @@ def answer(row: Row, baseline: str) -> str:
     if best.variant == baseline or found.verdict == "same":
         return f"Nothing is faster than {label(baseline)} here."
     if found.verdict != "faster":
-        return f"The machine is too noisy to tell whether anything beats {label(baseline)}."
+        return _surely_faster(row, baseline)
     text = (
         f"{label(best.variant)} is fastest: {times(found.ratio)} as fast as {label(baseline)} "
         f"(99 % sure of {interval(found)})."
@@ -196,6 +212,19 @@ def answer(row: Row, baseline: str) -> str:
             f"the best of the others ({interval(against)}: {against.verdict})."
         )
     return text
+
+
+def _surely_faster(row: Row, baseline: str) -> str:
+    """What is faster than the baseline beyond doubt, where the fastest is not."""
+    for m in sorted(row.measured, key=lambda m: m.median_s):
+        found = row.comparison(m.variant, baseline)
+        if found and found.verdict == "faster":
+            return (
+                f"{label(m.variant)} is faster: {times(found.ratio)} as fast as {label(baseline)} "
+                f"(99 % sure of {interval(found)}). The machine is too noisy to tell what is "
+                "fastest."
+            )
+    return f"The machine is too noisy to tell whether anything beats {label(baseline)}."
 
 
 def answers(result: Benchmark) -> list[str]:

@@ -110,10 +110,15 @@ def find_builder(name: str) -> Callable[..., object]:
         return _from_timm(what)
     if where == "monai":
         return monai_builder(what)
+    found = find_object(name)
+    return (lambda: found) if isinstance(found, nn.Module) else found
+
+
+def find_object(name: str) -> Callable[..., Any]:
+    """Return what `file.py:callable` or `package.module:callable` names."""
+    where, _, what = name.rpartition(":")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     found = getattr(module, what, None)
-    if isinstance(found, nn.Module):
-        return lambda: found
     if not callable(found):
         raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
     return found  # type: ignore[no-any-return]
@@ -317,7 +322,10 @@ def _from_timm(name: str) -> Callable[..., object]:
 
 
 def _takes(builder: Callable[..., object], name: str) -> bool:
-    parameters = inspect.signature(builder).parameters
+    try:
+        parameters = inspect.signature(builder).parameters
+    except ValueError:  # Some that are written in C have none.
+        return False
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
@@ -338,7 +346,9 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickling look a class's module up by name while the file still runs.
     sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.parent.resolve()))
+    # As Python does for a script: its code may import its neighbours later, too.
+    beside = str(path.parent.resolve())
+    sys.path.insert(0, beside)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
@@ -347,7 +357,9 @@ def _from_file(path: Path) -> ModuleType:
             raise
         raise ModelNotFound(f"{path} could not be run: {_said(error)}.") from error
     finally:
-        sys.path.remove(str(path.parent.resolve()))
+        sys.path.remove(beside)
+        if beside not in sys.path:
+            sys.path.append(beside)
     return module
 
 

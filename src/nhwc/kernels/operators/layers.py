@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...formats import Format, to_format
+from ...shown import first_line
 from ..convolutions.depthwise import depthwise_step
 from ..layers import copies, elementwise, linear, normalize, pooling, resize
 from ..layers.activations import named
@@ -258,7 +259,7 @@ def _check_image(operator: LayerOperator, image: Tensor) -> None:
 
 
 def _refused(operator: LayerOperator, error: Exception) -> InputError:
-    return InputError(f"nhwc::{operator.name}: {str(error).splitlines()[0]}")
+    return InputError(f"nhwc::{operator.name}: {first_line(error)}")
 
 
 def _without_numbers(value: Any) -> Any:

@@ -9,7 +9,9 @@ const operators = data.operators.map((op) => ({
   speeds: (op.speeds ?? []).map(([label, shape, dtype, nchw, nhwc, ratio, interval]) => ({ label, shape, dtype, nchw, nhwc, ratio, slower: interval[1] < 0.9 })),
 }));
 
-const state = { text: "", outcome: null, dims: 4, dtype: data.dtypes[0], group: "", aspect: "forward", slower: false, sort: "title", down: false, open: new Set() };
+/** What is shown at first, and again after a reset. */
+const everything = { text: "", outcome: null, dims: operators.some((op) => op.rows.some((row) => row.dims === 4)) ? 4 : 5, dtype: data.dtypes[0], group: "", slower: false };
+const state = { ...everything, aspect: "forward", sort: "title", down: false, open: new Set() };
 const find = (op, aspect) => op.rows.find((row) => row.aspect === aspect && row.dims === state.dims && row.dtypes.includes(state.dtype));
 const worst = (op) => op.speeds.reduce((least, speed) => (least && least.ratio <= speed.ratio ? least : speed), undefined);
 
@@ -114,8 +116,9 @@ function drawFrame() {
   $("#search").addEventListener("input", (event) => { state.text = event.target.value; draw(); });
   $("#slower").addEventListener("click", () => { state.slower = !state.slower; draw(); });
   $("#reset").addEventListener("click", () => {
-    Object.assign(state, { text: "", outcome: null, group: "", slower: false });
+    Object.assign(state, everything);
     $("#search").value = $("#group").value = "";
+    $("#dtype").value = state.dtype;
     draw();
   });
   const left = Object.entries(data.left_out);
