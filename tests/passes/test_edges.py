@@ -113,6 +113,10 @@ EDGES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "picked by an order": lambda: (Edge(picked_by_order, a=conv()), X),
     "sliced": lambda: (Edge(sliced, a=conv()), X),
     "normed over a size": lambda: (Edge(normed, w=row(8), b=row(8)), X),
+    "groups normed without weights": lambda: (
+        Edge(lambda self, x: F.group_norm(self.a(x), 2), a=conv()),
+        X,
+    ),
     "written before the sum": lambda: (Edge(written_before_the_sum, a=conv(), b=conv()), X),
     "assigned a batch of one": lambda: (
         Edge(assigned_a_batch_of_one, a=conv(), b=conv(), c=nn.Conv2d(8, 2, 1)),

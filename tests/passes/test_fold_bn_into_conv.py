@@ -209,12 +209,13 @@ def half_trained():
     return model
 
 
-def huge():
-    model = nn.Sequential(conv(), norm()).half()
+def huge(*layers):
+    model = nn.Sequential(*layers).half()
     with torch.no_grad():
-        model[0].weight.fill_(100)
-        model[1].running_var.fill_(1e-3)
-        model[1].weight.fill_(100)
+        for layer in layers:
+            layer.weight.fill_(100)
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_var.fill_(1e-3)
     return model.eval()
 
 
@@ -257,6 +258,10 @@ MUST_NOT = {
         two(lambda self, x: self.n(self.c(x)) + self.m(self.c(x + 1)), c=conv, n=norm, m=norm),
         "called at 2 sites",
     ),
+    "conv called behind a norm and by itself": (
+        two(lambda self, x: self.c(self.n(x)) + self.c(x + 1), c=conv, n=lambda: norm(4)),
+        "called at 2 sites",
+    ),
     "no running statistics": (
         lambda: nn.Sequential(conv(), norm(track_running_stats=False)),
         "running statistics",
@@ -272,6 +277,10 @@ MUST_NOT = {
     "user code between": (lambda: nn.Sequential(Scaled(4, 6, 3), norm()), "not from a conv"),
     "norm before zero padding": (
         lambda: nn.Sequential(norm(4), nn.Conv2d(4, 6, 3, padding=1)),
+        "pads with zeros",
+    ),
+    "norm before zeros that keep the size": (
+        lambda: nn.Sequential(norm(4), nn.Conv2d(4, 6, 3, padding="same")),
         "pads with zeros",
     ),
     "norm before a transposed conv": (
@@ -319,9 +328,24 @@ def test_only_the_norm_in_training_mode():
     assert "training mode" in fused.report.skipped[0].reason
 
 
-def test_folded_weights_that_overflow_are_not_taken():
-    fused = fuse_checked(huge(), image().half())
+@pytest.mark.parametrize("layers", [(conv, norm), (lambda: norm(4), conv)])
+def test_folded_weights_that_overflow_are_not_taken(layers):
+    fused = fuse_checked(huge(*(layer() for layer in layers)), image().half())
     assert "do not fit torch.float16" in fused.report.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ((conv(), norm(1)), "1 features do not fit 6 output channels"),
+        ((norm(1), conv()), "1 features, 4 input channels"),
+    ],
+)
+def test_what_torch_refuses_for_its_channels_is_folded_into_no_answer(layers, reason):
+    fused = fuse(nn.Sequential(*layers).eval())
+    assert reason in fused.report.skipped[0].reason
+    with pytest.raises(RuntimeError, match="running_mean"):
+        fused(image())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -41,6 +41,7 @@ def block(run):
             first=nn.Conv2d(8, 8, 3, padding=1),
             last=nn.Conv2d(8, 4, 1),
             near=nn.Conv2d(8, 8, 1),
+            framed=nn.Conv2d(8, 8, 1, padding=1),
             circular=nn.Conv2d(8, 8, 3, padding=(2, 1), padding_mode="circular", stride=2),
             pool=nn.AdaptiveAvgPool2d(1),
             wide=nn.Conv2d(16, 8, 1),
@@ -128,6 +129,11 @@ UNCHANGED = {
     "softmax of scores": (mend_softmax, block(attended)),
     # Some other function of several pixels.
     "a resized image": (mend_interpolate, block(lambda self, x: F.interpolate(x, (9, 9)))),
+    # Zeros stand around it by then.
+    "a framed pixel": (
+        mend_interpolate,
+        block(lambda self, x: F.interpolate(self.framed(self.pool(x)), (9, 9))),
+    ),
     # It adds weights of four pixels, which need not be one.
     "a bicubic pixel": (
         mend_interpolate,

@@ -89,6 +89,17 @@ KEPT = {
         conv(3),
     ),
     "fewer outputs": (lambda x, a: x + a, conv(3, k=1)),
+    "taps further apart": (
+        lambda x, a, b: a + b,
+        conv(3, 1, dilation=2, stride=7),
+        conv(3, stride=7),
+    ),
+    "between the places of another": (
+        lambda x, a, b: a + b,
+        conv((4, 1), (1, 0), stride=(2, 1)),
+        conv((3, 1), 0, stride=(2, 1)),
+    ),
+    "one strided pixel for all of its input": (lambda x, a: x + a, conv(3, stride=7)),
     "strided past": (lambda x, a, b: a + b[..., :4, :3], conv(3, stride=2), conv(1)),
 }
 
@@ -101,6 +112,15 @@ def test_branches_that_are_kept(name):
     assert not any(site.applied for site in report.sites)
     assert all(site.reason for site in report.sites)
     assert_same(kept, net, IMAGE)
+
+
+def test_branches_whose_sum_overflows_are_kept():
+    net = Branches(lambda x, a, b: a + b, conv(3), conv(1)).half().eval()
+    with torch.no_grad():
+        for layer in net.layers:
+            layer.weight.fill_(6e4)
+    _, (report,) = rewrite(net, merge_branches)
+    assert [site.reason for site in report.sites] == ["the merged weights do not fit torch.float16"]
 
 
 def test_merged_branches_are_verified_and_follow_their_weights():
