@@ -560,6 +560,8 @@ def test_a_graph_survives_being_plain_values():
         assert torch.equal(again(x), graph(x))
     with pytest.raises(Foreign, match="are used"):
         restore(data, [*tensors, torch.zeros(1)])
+    with pytest.raises(Foreign, match=f"a tensor {data['state'][-1]['path']} without values"):
+        restore(data | {"state": data["state"][:-1]}, tensors[:-1])
 
 
 class TakesMore(nn.Module):
