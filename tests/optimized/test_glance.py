@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.optimized import glance
@@ -85,6 +85,39 @@ def test_changes_are_noticed(change, looks, net):
     assert not stamp.holds()
     assert not stamp.holds()
     assert Stamp(net).holds()
+
+
+def test_a_hook_that_was_there_is_missed(looks, net):
+    handle = net[3].register_forward_hook(lambda module, args, result: result * 2)
+    stamp = Stamp(net)
+    assert stamp.holds()
+    assert stamp.holds()
+    handle.remove()
+    assert not stamp.holds()
+
+
+def test_other_code_of_a_graph_is_noticed(looks, net):
+    graph = fx.symbolic_trace(net)
+    stamp = Stamp(graph)
+    assert stamp.holds()
+    assert stamp.holds()
+    output = graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        output.args = (graph.graph.call_function(torch.neg, output.args),)
+    graph.recompile()
+    assert not stamp.holds()
+
+
+def test_a_write_of_another_thread_before_the_first_glance_is_noticed(net, monkeypatch):
+    stamp = Stamp(net)
+    look = stamp._look
+
+    def write_and_look():
+        net[0].weight.add_(1)
+        return look()
+
+    monkeypatch.setattr(stamp, "_look", write_and_look)
+    assert not stamp.holds()
 
 
 MOVES = {

@@ -93,6 +93,36 @@ def test_to_round_is_not_to_pick():
     assert verify_decided(observe(model, [(torch.randn(1, 50, 8),)]), model, other) is None
 
 
+class Coarse(nn.Module):
+    """Picks, and returns last digits, too, which are others in float64."""
+
+    def forward(self, x):
+        return x.topk(3).values, (x * 1e7).frac()
+
+
+@torch.no_grad()
+def test_a_model_far_from_its_own_float64_run_is_for_others_to_judge():
+    model = Coarse()
+    assert verify_decided(observe(model, [(torch.randn(1, 50),)]), model, model) is None
+
+
+class Fewer(nn.Module):
+    """Decides less often in float64."""
+
+    def forward(self, x):
+        if x.dtype is torch.float32:
+            x.topk(2)
+        return x.topk(3).values
+
+
+@torch.no_grad()
+def test_a_model_that_decides_otherwise_in_float64_is_judged_without():
+    model = Fewer()
+    found = verify_decided(observe(model, [(torch.randn(1, 50),)]), model, model)
+    assert found.passed
+    assert not found.in_float64
+
+
 @torch.no_grad()
 def test_a_model_without_decisions_is_for_others_to_judge():
     layer = nn.Linear(2, 2)

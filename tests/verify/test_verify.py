@@ -1,13 +1,14 @@
 """Verification tells what rounds differently from what computes differently."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from torch import fx, nn
 
 from nhwc.errors import VerificationError
-from nhwc.verify import decides, flatten, observe, random_inputs, verify
+from nhwc.verify import decides, flatten, lost_nans, observe, random_inputs, verify
 from nhwc.verify.widened import widened
 
 
@@ -126,6 +127,18 @@ def test_nested_outputs_are_compared_leaf_by_leaf():
     ]
 
 
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (lambda x: {"a": x, "n": 1, "b": x}, "the outputs are"),
+        (lambda x: {"a": x, "n": True}, "True where it was 1"),
+    ],
+)
+def test_another_structure_is_refused(other, says):
+    truth = observe(lambda x: {"a": x, "n": 1}, draw(1))
+    assert says in verify(truth, other).worst.reason
+
+
 def test_integers_must_be_equal():
     class Top(nn.Module):
         def forward(self, x):
@@ -145,6 +158,16 @@ def test_a_model_without_a_float64_run_is_compared_with_itself():
     assert truth.exact is None
     assert verify(truth, lambda x: Single()(x) * 1.000001).passed
     assert not verify(truth, lambda x: Single()(x) * 1.01).passed
+
+
+def test_a_model_that_finds_another_number_of_things_in_float64_is_compared_with_itself():
+    class Finds(nn.Module):
+        def forward(self, x):
+            return x[: 1 if x.dtype is torch.float64 else 2]
+
+    truth = observe(Finds(), draw(1))
+    assert truth.exact is None
+    assert verify(truth, Finds()).passed
 
 
 class Fourier(nn.Module):
@@ -183,6 +206,12 @@ def test_the_same_not_a_numbers_and_infinities_pass():
     truth = observe(Broken(), draw(1))
     assert verify(truth, Broken()).passed
     assert not verify(truth, lambda x: torch.cat([x, x / 0])).passed
+
+
+@pytest.mark.parametrize(("answer", "lost"), [(math.nan, 0), (math.inf, 0), (0.0, 2)])
+def test_only_finite_numbers_stand_where_a_nan_was_lost(answer, lost):
+    before, after = ({"output": torch.full((2,), number)} for number in (math.nan, answer))
+    assert sum(int(check.reason.split()[0]) for check in lost_nans(before, after)) == lost
 
 
 def test_the_inputs_and_the_random_state_are_left_alone():
