@@ -1,5 +1,7 @@
 """Values that depend on the memory format are told with their operator and its line."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,6 @@ class Clip(nn.Module):
 def decoded(x):
     n, c, t, h, w = x.shape
     return torch.as_strided(x, (n, c, t, h, w), (c * t * h * w, t * h * w, h * w, w, 1)).relu()
-
-
-def by_strides(x):
-    return x * 2 if x.is_contiguous() else x
 
 
 def compared(middle, **more):
@@ -61,18 +59,23 @@ def test_the_first_operator_that_differs_is_named():
     assert "`torch.as_strided` is the first whose values differ" in audit_text(report)
 
 
-def test_code_that_asks_for_strides_shows_in_the_result():
+@pytest.mark.parametrize(
+    ("plain", "last", "error"),
+    [(2.0, 1.0, 0.5), (math.inf, 1.0, math.inf), (1.0, math.inf, math.inf)],
+)
+def test_code_that_asks_for_strides_shows_in_the_result(plain, last, error):
     class Asks(nn.Module):
         def __init__(self):
             super().__init__()
             self.first = nn.Conv2d(3, 8, 3)
 
         def forward(self, x):
-            return by_strides(self.first(x))
+            y = self.first(x)
+            return y * (plain if y.is_contiguous() else last)
 
     report = audit(Asks(), torch.rand(2, 3, 16, 16), compare=True)
     assert report.agreement.first is None
-    assert report.agreement.result.error == pytest.approx(0.5)
+    assert report.agreement.result.error == pytest.approx(error)
     assert "asks for strides" in audit_text(report)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import nhwc
+from nhwc.models.preserve import place_of, preserved
 
 
 class Writes(nn.Module):
@@ -38,6 +40,36 @@ def test_what_a_forward_writes_is_put_back(verb: object) -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
     assert model.seen == [0]
     assert list(model.last) == [1]
+
+
+class Kept(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.weight.grad = torch.ones(2, 2)
+        self.by_name = {"a": 1, "b": 2}
+
+    def facts(self) -> list[object]:
+        grad = self.weight.grad
+        assert grad is not None
+        return [self.weight.requires_grad, place_of(grad), grad.tolist(), [*self.by_name.items()]]
+
+
+CHANGES: dict[str, Callable[[Kept], object]] = {
+    "a weight is frozen": lambda net: net.weight.requires_grad_(False),
+    "a gradient is written": lambda net: net.weight.grad.zero_(),  # type: ignore[union-attr]
+    "a gradient is elsewhere": lambda net: setattr(net.weight.grad, "data", torch.ones(2, 2)),
+    "a dict has another order": lambda net: net.by_name.update(a=net.by_name.pop("a")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_code_changes_is_put_back(change: Callable[[Kept], object]) -> None:
+    net = Kept()
+    before = net.facts()
+    with preserved(net):
+        change(net)
+        assert net.facts() != before
+    assert net.facts() == before
 
 
 def test_audits_in_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,17 @@ import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._bench.peak import resident_bytes
 from nhwc._optimize.contest import winner
-from nhwc._optimize.verdict import Judge
+from nhwc._optimize.verdict import Judge, recall, remember
 from nhwc.graph.arguments import fixed_arguments
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import Comparison, Samples
-from nhwc.optimized import Optimized, describe
+from nhwc.optimized import Optimized, describe, served
 from nhwc.passes import FOLDING
 from nhwc.plan import Identifier
 from nhwc.plan.ledger import Ledger
 from nhwc.render.optimize_text import optimize_text
-from nhwc.verify import Check
+from nhwc.verify import Check, Verification
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..processor import computes, needing
@@ -697,6 +697,32 @@ def test_a_remembered_verdict_hides_no_wrong_pass(image):
     changes["by"] = 0.1
     with pytest.raises(VerificationError, match="relative error"):
         optimize(model, image, passes=passes)
+
+
+def test_a_remembered_verdict_hides_no_wrong_program(image, monkeypatch):
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.875)
+    force(model, image)
+    assert force(model, image).report.verification.remembered
+
+    def wrong(plan, graph, inputs):
+        found = served(plan, graph, inputs)
+        return dataclasses.replace(found, program=lambda x: found.program(x) + 0.1)
+
+    monkeypatch.setattr("nhwc._optimize.planner.served", wrong)
+    with pytest.raises(VerificationError, match="relative error"):
+        force(model, image)
+
+
+def test_a_verdict_is_recalled_if_it_passed_and_for_the_same_kernels(tmp_path):
+    ledger, check = Ledger(tmp_path / "plans.json"), Check(0, "output", 0.1, 0.0, 0.5)
+    remember(ledger, "model", "kernels", Verification((check,), True))
+    assert recall(ledger, "model", "kernels").checks == (check,)
+    assert recall(ledger, "model", "other kernels") is None
+    failed = dataclasses.replace(check, error=1.0)
+    remember(ledger, "model", "kernels", Verification((failed,), True))
+    assert recall(ledger, "model", "kernels") is None
 
 
 def test_the_report_says_how_long_each_pass_took(planned):

@@ -191,6 +191,7 @@ def restless(*seconds):
         ([calm(1, 2), calm(3, 2)], "0", "open", "01"),
         ([calm(1, 2), calm(3, 2), calm(1, 2)], "0", "settled", ""),
         ([calm(3, 2), calm(1, 2), calm(3, 2)], "0", "open", "01"),
+        ([calm(1, 2), calm(2, 2)] * 2, "0", "open", "01"),  # two of four are less than two of three
         ([calm(1, 1.02)] * 2, "0", "open", "01"),
         ([calm(1, 1.02)] * 3, "0", "even", ""),
         ([restless(1, 2)] * 6, "0", "settled", ""),

@@ -73,6 +73,10 @@ def test_the_rate_climbs_and_falls():
     assert learning_rate(100, 100, recipe) == 0.0
 
 
+def test_the_rate_stays_at_zero_once_training_is_over():
+    assert learning_rate(8, 4, Recipe(epochs=2, lr=1.0)) == 0.0
+
+
 def test_warm_up_through_the_last_epoch_never_falls():
     recipe = Recipe(epochs=2, lr=1.0, warmup_epochs=5)
     rates = [learning_rate(update, 10, recipe) for update in range(10)]
