@@ -14,7 +14,7 @@ from pathlib import Path
 from nhwc.pictures.html import memory_styles
 
 from .api import api_page
-from .navigation import DOCS, ROOT, faults, sections, written
+from .navigation import DOCS, ROOT, SECTIONS, faults, written
 from .pages import Site, section
 from .reports import make_reports
 
@@ -86,7 +86,7 @@ def _contents() -> str:
                 "",
             ]
         )
-        for section in sections()
+        for section in SECTIONS
     ]
     return "".join(parts)
 

@@ -20,15 +20,10 @@ class Section:
 GENERATED = frozenset({"limits", "contributing", "api"})
 """Pages that the build writes: parts of the README, of CONTRIBUTING.md, and from docstrings."""
 
-LATER = frozenset(
-    {"trainers", "versions", "operators-changes", "conformance", "faults", "questions", "releasing"}
-)
-"""Pages that have a place already and may not be written yet."""
-
 SECTIONS = (
     Section("Start", ("channels-last", "reading-an-audit", "questions", "limits")),
     Section("Five verbs", ("audit", "optimize", "bench", "ops", "train")),
-    Section("Where you work", ("torch-compile", "ci", "notebook", "trainers", "recipes")),
+    Section("Where you work", ("torch-compile", "ci", "notebook", "recipes")),
     Section(
         "Measured",
         (
@@ -39,7 +34,6 @@ SECTIONS = (
             "lost-formats",
             "claims",
             "conformance",
-            "faults",
             "fuzz",
             "versions",
             "operators-changes",
@@ -67,19 +61,10 @@ def faults(docs: Path = DOCS) -> list[str]:
         ),
         *(
             f"website/navigation.py names {page}, and docs has no such page"
-            for page in sorted(set(placed) - there - LATER)
+            for page in sorted(set(placed) - there)
         ),
         *(
             f"website/navigation.py names {page} twice"
             for page in sorted({page for page in placed if placed.count(page) > 1})
         ),
     ]
-
-
-def sections(docs: Path = DOCS) -> list[Section]:
-    """The sections, with the pages that there are."""
-    there = set(written(docs)) | GENERATED
-    kept = [
-        Section(one.title, tuple(page for page in one.pages if page in there)) for one in SECTIONS
-    ]
-    return [section for section in kept if section.pages]
