@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
-from .shown import printable
-
 
 @singledispatch
 def html_of(result: object) -> str | None:
@@ -28,7 +26,7 @@ class Displayed:
     """A result that shows itself, printed or as the last value of a cell."""
 
     def __str__(self) -> str:
-        return printable(text_of(self) or repr(self))
+        return text_of(self) or repr(self)
 
     def _repr_html_(self) -> str | None:
         return html_of(self)

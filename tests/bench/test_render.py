@@ -264,7 +264,9 @@ def test_the_page_in_a_browser(made, tmp_path):
 def test_the_answer_names_what_is_surely_faster_where_the_fastest_is_not():
     case = Case("net", ((1, 3, 8, 8),), 1)
     calm = [measured("eager", 1.0), measured("fused", 0.7)]
-    text = bench_text(Benchmark(HERE, (Row(case, (*calm, measured("jit", 0.6, noise=0.9))),)))
+    text = bench_text(
+        Benchmark(HERE, (Row(case, (*calm, measured("jit", 0.6, noise=0.9, seed=1))),))
+    )
     said = " ".join(text.split())
     assert "fuse channels last is faster: 1.4" in said
     assert "The machine is too noisy to tell what is fastest." in said

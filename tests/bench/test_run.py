@@ -289,7 +289,7 @@ def test_what_ctrl_c_cut_short_replaces_nothing_whole(monkeypatch):
     )
     monkeypatch.setattr(runner, "measure", lambda task, **more: (cut, True))
     wider = [dataclasses.replace(task, variants=(*PLAIN, "jit")) for task in tasks(1)]
-    assert run(wider, done=done).rows == done.rows
+    assert {*run(wider, done=done).rows} == {*done.rows}
     # Wherever a row is that was cut short, it is measured again.
     interrupted = dataclasses.replace(done, rows=(cut, done.rows[1]), interrupted=True)
     assert [task.case.batch for task in left_to_do(tasks(1, 2), interrupted)] == [1]

@@ -347,7 +347,7 @@ def test_ctrl_c_is_as_it_was_once_the_work_begins(model_file, capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(audit_line(model_file, "Interrupted")) == 130
-        assert capsys.readouterr() == ("True\n", "interrupted\n")
+        assert capsys.readouterr() == ("", "True\ninterrupted\n")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)  # a shell's background job ignores it

@@ -101,7 +101,7 @@ def _difference(found: numpy.ndarray, exact: numpy.ndarray) -> float:
     if not numpy.isfinite(found[finite]).all():
         return float("inf")
     scale = float(numpy.abs(exact[finite]).max(initial=0.0))
-    return float(numpy.abs(found - exact)[finite].max(initial=0.0)) / (scale or 1.0)
+    return float(numpy.abs(found[finite] - exact[finite]).max(initial=0.0)) / (scale or 1.0)
 
 
 def _infer(model: nn.Module, inputs: Sequence[Tensor]) -> Any:

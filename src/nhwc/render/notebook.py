@@ -25,6 +25,7 @@ from .ops_text import difference_text, ops_text
 from .optimize_html import optimize_html
 from .optimize_text import optimize_text
 from .step_text import step_text
+from .text import to_show
 from .train_text import training_text
 
 HEIGHT = 800
@@ -57,7 +58,7 @@ def _attribute(text: str) -> str:
 
 @text_of.register
 def _(result: Audit) -> str:
-    return audit_text(result)
+    return to_show(audit_text(result))
 
 
 @html_of.register
@@ -67,7 +68,7 @@ def _(result: Audit) -> str:
 
 @text_of.register
 def _(result: OptimizeReport) -> str:
-    return optimize_text(result, result.model)
+    return to_show(optimize_text(result, result.model))
 
 
 @html_of.register
@@ -77,7 +78,7 @@ def _(result: OptimizeReport) -> str:
 
 @text_of.register
 def _(result: Benchmark) -> str:
-    return bench_text(result)
+    return to_show(bench_text(result))
 
 
 @html_of.register
@@ -87,7 +88,7 @@ def _(result: Benchmark) -> str:
 
 @text_of.register
 def _(result: OperatorTable) -> str:
-    return ops_text(result)
+    return to_show(ops_text(result))
 
 
 @html_of.register
@@ -97,7 +98,7 @@ def _(result: OperatorTable) -> str:
 
 @text_of.register
 def _(result: Changes) -> str:
-    return changes_text(result)
+    return to_show(changes_text(result))
 
 
 @html_of.register
@@ -107,7 +108,7 @@ def _(result: Changes) -> str:
 
 @text_of.register
 def _(result: Difference) -> str:
-    return difference_text([result]).partition("\n")[0]
+    return to_show(difference_text([result]).partition("\n")[0])
 
 
 @html_of.register
@@ -117,7 +118,7 @@ def _(result: Difference) -> str:
 
 @text_of.register
 def _(result: PassReport) -> str:
-    return pass_text(result)
+    return to_show(pass_text(result))
 
 
 @html_of.register
@@ -127,7 +128,7 @@ def _(result: PassReport) -> str:
 
 @text_of.register
 def _(result: FuseReport) -> str:
-    return fuse_text(result)
+    return to_show(fuse_text(result))
 
 
 @html_of.register
@@ -137,7 +138,7 @@ def _(result: FuseReport) -> str:
 
 @text_of.register
 def _(result: Training) -> str:
-    return training_text(result)
+    return to_show(training_text(result))
 
 
 @html_of.register
@@ -147,7 +148,7 @@ def _(result: Training) -> str:
 
 @text_of.register
 def _(result: RuleResult) -> str:
-    return rule_text(result)
+    return to_show(rule_text(result))
 
 
 @html_of.register
@@ -157,7 +158,7 @@ def _(result: RuleResult) -> str:
 
 @text_of.register
 def _(result: FirstStep) -> str:
-    return f"{step_text(result)}\n\n{audit_text(result.audit)}"
+    return to_show(f"{step_text(result)}\n\n{audit_text(result.audit)}")
 
 
 @html_of.register

@@ -29,7 +29,7 @@ _NOT_THE_USERS = (
     "<",
 )
 
-_RUN_BY_US = tuple(str(Path(__file__).parents[1] / room) + os.sep for room in ("cli", "_audit"))
+_RUN_BY_US = tuple(str(Path(__file__).parents[1] / place) for place in ("cli", "_audit/running.py"))
 
 
 class Recorder(contextlib.ExitStack):
