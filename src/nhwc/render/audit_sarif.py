@@ -144,7 +144,7 @@ def _fingerprints(one: Reviewed) -> dict[str, str]:
 
     Findings that are shown at the model's definition share its line, but are not the same.
     """
-    own = hashlib.sha256("\n".join(vars(one.key).values()).encode()).hexdigest()[:16]
+    own = hashlib.sha256(os.fsencode("\n".join(vars(one.key).values()))).hexdigest()[:16]
     shown = one.own if one.own == one.location else None
     return {
         "primaryLocationLineHash": (shown.line_hash if shown else "") or f"{own}:1",
