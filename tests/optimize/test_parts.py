@@ -74,6 +74,35 @@ def test_a_model_that_sorts_is_optimized_on_a_list_of_images(model, images):
     assert not any(m._forward_hooks for m in (*model.modules(), *fused.modules()))
 
 
+class Overwriting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x, y):
+        z = self.conv(x)
+        y.mul_(0)
+        return z + x
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Overwriting()
+
+    def forward(self, x):
+        return x if x.sum() > 1e9 else self.part(x, x)
+
+
+@torch.no_grad()
+def test_a_part_is_held_on_what_it_was_given_before_it_wrote_there():
+    model, x = Twice().eval(), torch.randn(1, 3, 8, 8)
+    truth, fused = observe(model, [(x,)]), nhwc.fuse(model)
+    assert verify_or_parts(truth, model, fused).passed
+    fused.get_submodule("model.part.conv").bias.add_(0.5)
+    assert not verify_or_parts(truth, model, fused).passed
+
+
 def test_a_model_that_finds_nothing_is_held_by_its_parts(model, images):
     model.__class__ = Finding
     truth, fused = observe(model, [(images,)]), nhwc.fuse(model)

@@ -93,13 +93,17 @@ def _by_parts(
     inputs: tuple[Any, ...],
 ) -> Iterator[Check]:
     checks: list[Check] = []
-    calls: dict[str, list[tuple[Any, Any, Any]]] = {path: [] for path in parts}
+    calls: dict[str, list[Any]] = {path: [] for path in parts}
 
     def note(path: str) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            calls[path].append(cloned((args, kwargs, result)))
+        # A part may write into what it is given.
+        def given(_: nn.Module, args: Any, kwargs: Any) -> None:
+            calls[path].append(cloned((args, kwargs)))
 
-        return hook
+        def made(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            calls[path].append(cloned(result))
+
+        return given, made
 
     def hold(path: str) -> Any:
         wide = copy_as_is(model.get_submodule(path)).double()
@@ -108,15 +112,15 @@ def _by_parts(
             if not calls[path]:
                 checks.append(Check(index, path, 1.0, 0.0, 0.0, "it is called more often"))
                 return result
-            args, kwargs, before = calls[path].pop(0)
-            args, kwargs = doubled((args, kwargs))
+            args, kwargs = doubled(calls[path].pop(0))
+            before = calls[path].pop(0)
             was, now, exact = (
                 dict(flatten(x, path)) for x in (before, result, wide(*args, **kwargs))
             )
             checks.extend(compare(index, was, now, exact, True))
             return before
 
-        return hook
+        return None, hook
 
     with preserved(model), torch.no_grad():
         before = _hooked(model, {model.get_submodule(p): note(p) for p in parts}, inputs)
@@ -130,7 +134,10 @@ def _by_parts(
 
 def _hooked(model: nn.Module, hooks: dict[nn.Module, Any], inputs: tuple[Any, ...]) -> Any:
     with ExitStack() as stack:
-        for module, hook in hooks.items():
-            handle = module.register_forward_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+        for module, (given, made) in hooks.items():
+            if given is not None:
+                before = module.register_forward_pre_hook(given, with_kwargs=True)
+                stack.callback(before.remove)
+            behind = module.register_forward_hook(made, with_kwargs=True)
+            stack.callback(behind.remove)
         return answer(model, inputs)

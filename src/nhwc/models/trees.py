@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def has_strides(tensor: Tensor) -> bool:
@@ -23,6 +23,42 @@ def has_strides(tensor: Tensor) -> bool:
 def tensors_of(tree: object) -> list[Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def each_changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`tree` with what `change` makes of each tensor; those that share memory go on sharing it.
+
+    >>> x = torch.ones(4)
+    >>> whole, part = each_changed((x, x[2:]), Tensor.clone)
+    >>> whole.zero_(), part
+    (tensor([0., 0., 0., 0.]), tensor([0., 0.]))
+    """
+    alike: dict[object, list[Tensor]] = {}
+    for tensor in {id(tensor): tensor for tensor in tensors_of(tree)}.values():
+        alike.setdefault(_memory_of(tensor), []).append(tensor)
+    new: dict[int, Tensor] = {}
+    for tensors in alike.values():
+        if len(tensors) == 1:
+            new[id(tensors[0])] = change(tensors[0])
+            continue
+        whole = change(_whole(tensors[0]))
+        for one in tensors:
+            new[id(one)] = whole.as_strided(one.shape, one.stride(), one.storage_offset())
+    return tree_map(lambda leaf: new[id(leaf)] if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _memory_of(tensor: Tensor) -> object:
+    """The same for tensors that are views of one plain tensor of their type; its own for others."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and has_strides(tensor)
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return id(tensor)
+    return tensor.untyped_storage()._cdata, tensor.dtype
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All that lies in the memory of `tensor`, one number behind the other."""
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((count,), (1,), 0)
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from ..errors import VerificationError
 from ..models.places import by_call
 from ..models.preserve import drawn_so_far, preserved, undrawn
-from ..models.trees import flatten
+from ..models.trees import each_changed, flatten
 from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
@@ -414,18 +414,13 @@ def shapes(answer: dict[str, Any]) -> list[Any]:
 
 
 def cloned(tree: Any) -> Any:
-    """`tree` with tensors of its own."""
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
+    """`tree` with tensors of its own, which share memory among them as those of `tree` do."""
+    return each_changed(tree, Tensor.clone)
 
 
 def doubled(tree: Any) -> Any:
     """`tree` with every floating-point tensor in float64, every complex one in complex128."""
-
-    def wide(leaf: object) -> object:
-        kind = wide_type(leaf) if isinstance(leaf, Tensor) else None
-        return leaf.to(kind) if kind and isinstance(leaf, Tensor) else leaf
-
-    return tree_map(wide, tree)
+    return each_changed(tree, lambda tensor: tensor.to(wide_type(tensor)))
 
 
 def _detached(value: Any) -> Any:
