@@ -328,9 +328,19 @@ def test_only_the_norm_in_training_mode():
     assert "training mode" in fused.report.skipped[0].reason
 
 
-@pytest.mark.parametrize("layers", [(conv, norm), (lambda: norm(4), conv)])
-def test_folded_weights_that_overflow_are_not_taken(layers):
-    fused = fuse_checked(huge(*(layer() for layer in layers)), image().half())
+def tiny():
+    model = huge(conv(), norm())
+    with torch.no_grad():
+        model[0].weight.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+        model[1].weight.fill_(1e-6)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: huge(conv(), norm()), lambda: huge(norm(4), conv()), tiny]
+)
+def test_folded_weights_that_lose_their_digits_are_not_taken(build):
+    fused = fuse_checked(build(), image().half())
     assert "do not fit torch.float16" in fused.report.skipped[0].reason
 
 

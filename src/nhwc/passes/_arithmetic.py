@@ -15,6 +15,7 @@ from ..graph.folded import FOLDED, FrozenConv2d
 from ..machine.host_memory import apart, trim
 
 _LARGE = 1 << 22
+_ROUNDINGS = 4
 
 
 def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -34,8 +35,11 @@ def scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
     return scale, shift
 
 
-def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
-    """Copy a convolution or linear layer so that it also does the scale and shift after it."""
+def fold_after(layer: nn.Module, scale: Tensor, shift: Tensor) -> Any | None:
+    """Copy a convolution or linear layer so that it also does the scale and shift after it.
+
+    None if its weights would not fit their type.
+    """
     fields: Any = layer
     weight = fields.weight.detach()
     scale, shift = scale.to(weight.device), shift.to(weight.device)
@@ -52,9 +56,9 @@ def undoable(folded: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) 
     fields, given = twin(folded), cast(Any, layer)
     old = given.weight.detach()
     fields.__class__ = next(k for k in FOLDED if isinstance(layer, k.__bases__[-1]))
-    restored = fields.weight.detach().double() / _along_outputs(layer, scale.to(old.device))
+    restored = fields.weight.detach().double() / _along_outputs(layer, scale.to(old).double())
     off = (restored - old).abs()
-    if not bool((off <= 4 * torch.finfo(old.dtype).eps * old.abs()).all()):
+    if not bool((off <= _ROUNDINGS * torch.finfo(old.dtype).eps * old.abs()).all()):
         return None
     bias = torch.zeros_like(shift) if given.bias is None else given.bias.detach()
     for name, value in (("scale", scale), ("shift", shift), ("bias_before", bias)):
@@ -82,10 +86,11 @@ def _along_outputs(layer: nn.Module, scale: Tensor) -> Tensor:
     return by_group.reshape(inputs, outputs, *[1] * (fields.weight.ndim - 2))
 
 
-def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
+def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> Any | None:
     """Copy a convolution or linear layer so that it also does the scale and shift before it.
 
-    This is exact if the layer does not pad with zeros, or if the shift is zero.
+    This is exact if the layer does not pad with zeros, or if the shift is zero. None if its weights
+    would not fit their type.
     """
     fields: Any = layer
     weight = fields.weight.detach().double()
@@ -100,18 +105,22 @@ def fold_before(layer: nn.Module, scale: Tensor, shift: Tensor) -> nn.Module:
     return with_weights(layer, folded, bias)
 
 
-def with_weights(layer: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
-    """Copy `layer` with these weights, cast to the type and memory format of the old ones."""
+def with_weights(layer: nn.Module, weight: Tensor, bias: Tensor) -> Any | None:
+    """Copy `layer` with these float64 weights, cast to the type and memory format of the old ones.
+
+    None if they do not fit that type. Uses up `weight`.
+    """
     old: Any = layer
-    copied: nn.Module = twin(layer)
+    copied = twin(layer)
     # `empty_like` keeps the order of the strides of a dense tensor.
     new = apart(old.weight.detach()).copy_(weight)
     copied.weight = nn.Parameter(new, old.weight.requires_grad)
     copied.bias = nn.Parameter(bias.to(new), old.weight.requires_grad)
+    fits = new.is_meta or (_rounds_well(weight, new) and bool(copied.bias.isfinite().all()))
     if new.nbytes >= _LARGE:
         # Without this malloc keeps half of the memory that folding one layer after another frees.
         trim()
-    return copied
+    return copied if fits else None
 
 
 def twin(layer: nn.Module) -> Any:
@@ -123,9 +132,11 @@ def twin(layer: nn.Module) -> Any:
     return copied
 
 
-def overflows(layer: nn.Module) -> bool:
-    """Whether folding produced numbers too large for the type of the weights."""
-    fields: Any = layer
-    return not fields.weight.is_meta and not all(
-        bool(torch.isfinite(tensor.detach()).all()) for tensor in (fields.weight, fields.bias)
-    )
+def _rounds_well(weight: Tensor, new: Tensor) -> bool:
+    """Whether `new` is the float64 `weight` up to a few roundings; uses up `weight`.
+
+    What is much smaller than the rest may vanish, but small numbers of half precision lose digits,
+    and large ones become infinite.
+    """
+    allowed = _ROUNDINGS * torch.finfo(new.dtype).eps * torch.linalg.vector_norm(weight)
+    return bool(torch.linalg.vector_norm(weight.sub_(new)) <= allowed)

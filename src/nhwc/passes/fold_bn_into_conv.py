@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, fold_before, frozen, overflows, scale_and_shift, undoable
+from ._arithmetic import fold_after, fold_before, frozen, scale_and_shift, undoable
 from ._folding_sites import (
     called_again,
     calls_of,
@@ -95,7 +95,7 @@ def _folded(layer: Any, norm: Any, batches: bool) -> tuple[nn.Module | None, str
     if len(scale) != layer.out_channels:
         return None, f"{len(scale)} features do not fit {layer.out_channels} output channels"
     folded = fold_after(layer, scale, shift)
-    if overflows(folded):
+    if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
     if batches:
         return folded, None
@@ -133,7 +133,7 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     if _pads_zeros(layer) and bool(shift.any()):
         return _skip(norm, what, "the convolution after it pads with zeros, which have no shift")
     folded = fold_before(layer, scale, shift)
-    if overflows(folded):
+    if folded is None:
         return _skip(norm, what, f"the folded weights do not fit {layer.weight.dtype}")
     either = folded if batches else frozen(folded)
     if either is None:

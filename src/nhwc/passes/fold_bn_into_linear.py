@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, fold_before, overflows, scale_and_shift, undoable
+from ._arithmetic import fold_after, fold_before, scale_and_shift, undoable
 from ._folding_sites import (
     called_again,
     input_of,
@@ -106,7 +106,7 @@ def _folded(
     if rank is None and (dims > 2 or not linear_first):
         return None, f"its input may have more than {dims} dimensions: the graph does not show it"
     folded = (fold_after if linear_first else fold_before)(layer, scale, shift)
-    if overflows(folded):
+    if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
     if rank is not None:
         return folded, None

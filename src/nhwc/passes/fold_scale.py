@@ -17,7 +17,7 @@ from ..graph import attribute, clean, erase, module_of, replace_module
 from ..graph.folded import FrozenConv2d
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
-from ._arithmetic import fold_after, frozen, overflows
+from ._arithmetic import fold_after, frozen
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -109,10 +109,10 @@ def _folded(node: fx.Node, layer: Any, found: _WithConstant) -> tuple[nn.Module 
         return None, reason
     numbers = found.constant.flatten().double()
     if found.is_sum:
-        folded: Any = fold_after(layer, torch.ones_like(numbers), numbers)
+        folded = fold_after(layer, torch.ones_like(numbers), numbers)
     else:
         folded = fold_after(layer, numbers, torch.zeros_like(numbers))
-    if overflows(folded):
+    if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
     if layer.bias is None and not found.is_sum:
         folded.bias = None

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..graph import add_module, attribute, clean, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, overflows
+from ._arithmetic import fold_after
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -108,8 +108,8 @@ def _folded(layer_node: fx.Node, relu: fx.Node, found: _Affine) -> tuple[nn.Modu
         return None, reason
     channels = layer.out_channels
     factor, shift = (one.double().expand(channels) for one in (found.factor, found.shift))
-    folded: Any = fold_after(layer, factor, shift)
-    if overflows(folded):
+    folded = fold_after(layer, factor, shift)
+    if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
     return folded, ""
 

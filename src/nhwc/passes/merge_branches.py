@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from ..graph import add_module, attribute, clean, module_of, written_into
 from ..graph.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
-from ._arithmetic import frozen, overflows, scale_and_shift, with_weights
+from ._arithmetic import frozen, scale_and_shift, with_weights
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -247,8 +247,8 @@ def _merged(root: fx.Node, source: fx.Node, found: _Sum) -> tuple[nn.Module | No
         weight, bias = _weights(widest, found)
     except RuntimeError:
         return None, "its constants are not one for each channel"
-    merged: Any = with_weights(widest, weight, bias)
-    if overflows(merged):
+    merged = with_weights(widest, weight, bias)
+    if merged is None:
         return None, f"the merged weights do not fit {widest.weight.dtype}"
     return (frozen(merged) if found.batched else merged), ""
 
