@@ -237,6 +237,89 @@ def test_a_weight_that_is_written_filter_by_filter_is_a_constant():
     assert_same(model, changed, X)
 
 
+def _written_by_a_view(self, x):
+    gate = self.c.bias.exp().to(x.dtype)
+    gate[:2].mul_(2)
+    return self.c(x) * gate.view(1, 4, 1, 1)
+
+
+def _written_as_out(self, x):
+    gate = self.c.bias.exp().to(x.dtype)
+    torch.mul(gate, 2, out=gate)
+    return self.c(x) * gate.view(1, 4, 1, 1)
+
+
+def _written_by_a_part(self, x):
+    gate = self.c.bias.exp()
+    return self.part(gate) + gate.sum()
+
+
+def _made_and_written(self, x):
+    made = torch.ones(5, 5).type_as(x)
+    part = made[0]
+    part.mul_(0.5)
+    return self.c(x) + made + part
+
+
+def _made_and_written_as_out(self, x):
+    made = torch.ones(5, 5).type_as(x)
+    torch.add(made, 1, out=made)
+    return self.c(x) + made
+
+
+def _seen_by_another_name(self, x):
+    made = torch.ones(5, 5)
+    row = made[0]
+    made.type_as(x).view(-1).mul_(0.5)
+    return self.c(x) + row
+
+
+WRITTEN = (
+    *(_written_by_a_view, _written_as_out, _written_by_a_part),
+    *(_made_and_written, _made_and_written_as_out, _seen_by_another_name),
+)
+
+
+@pytest.mark.parametrize("function", WRITTEN)
+def test_what_a_call_writes_into_a_constant_is_gone_in_the_next(function):
+    model = call(function, c=nn.Conv2d(4, 4, 1), part=torch.jit.script(Halving())).eval()
+    fused = nhwc.fuse(model)
+    for _ in range(3):
+        assert_same(model, fused, X)
+
+
+RETURNED = {
+    "a view": lambda self, x: (self.c.bias * 2).view(2, 2),
+    "a slice": lambda self, x: (self.c.bias * 2)[:2],
+    "detached": lambda self, x: (self.c.bias * 2).detach(),
+    "of the type of another": lambda self, x: (self.c.bias * 2).to(x),
+    "made, of the type of another": lambda self, x: torch.ones(2, 2).type_as(x),
+    "broadcast": lambda self, x: torch.broadcast_tensors(torch.ones(1, 4, 5, 5), x[:1])[0],
+    "of two dimensions": lambda self, x: torch.atleast_2d(torch.ones(1, 4, 5, 5), x)[0],
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_a_caller_writes_into_a_result_is_gone_in_the_next_call(name):
+    model = call(RETURNED[name], c=nn.Conv2d(4, 4, 1)).eval()
+    fused = nhwc.fuse(model)
+    for _ in range(2):
+        assert_same(model, fused, X)
+        outputs(fused, (X,)).zero_()
+
+
+def test_a_plan_returns_no_constant_of_its_own():
+    model = call(lambda self, x: (self.c(x), self.c.bias.exp()[:2]), c=nn.Conv2d(4, 4, 1)).eval()
+    fast = nhwc.optimize(model, X)
+    outputs(fast, (X,))[1].zero_()
+    assert_same(model, fast, X)
+
+
+class Halving(nn.Module):
+    def forward(self, x):
+        return x.mul_(0.5)
+
+
 def test_a_constant_may_be_read_by_calls_and_by_other_constants():
     def computed(self, x):
         doubled = self.c.weight * 2

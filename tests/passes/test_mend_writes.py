@@ -147,7 +147,17 @@ def _squeezed_as_a_whole(self, x):
     return y * z
 
 
+def _of_more_dimensions(self, x):
+    y = x + 1
+    y[:, None].mul_(3)
+    return y
+
+
 STAYS = {
+    "one dimension more": (
+        _of_more_dimensions,
+        "an index that is no slice makes a copy, or a dimension more",
+    ),
     "one of two results": (_one_of_two, "what it writes into may be one of several results"),
     "one of a layer's": (_one_of_a_layers, "what it writes into may be one of several results"),
     "a comparison that is read": (_compared_and_read, "what it returns is read"),
@@ -375,9 +385,31 @@ def _copy_is_returned(self, x):
     return y, copied
 
 
+def _whole_is_read(self, x):
+    y = self.conv(x)
+    part = y[:, :2]
+    copied = part.clone()
+    copied.mul_(2)
+    z = y * 3
+    part.copy_(copied)
+    return y.sum() + z
+
+
+def _whole_is_written(self, x):
+    y = self.conv(x)
+    part = y[0]
+    copied = part.clone()
+    copied.mul_(2)
+    y.add_(5)
+    part.copy_(copied)
+    return y * 1
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        _whole_is_read,
+        _whole_is_written,
         _in_a_whole,
         _nothing_is_written,
         _read_between,

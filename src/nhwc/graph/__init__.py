@@ -23,4 +23,5 @@ from .writes import follow_writes as follow_writes
 from .writes import may_be_view as may_be_view
 from .writes import puts_back as puts_back
 from .writes import result_may_be_view as result_may_be_view
+from .writes import targets_of as targets_of
 from .writes import written_into as written_into

@@ -17,13 +17,13 @@ from ..models.preserve import mark_generators, undrawn
 from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
 from .baked import bake_weights
 from .copies import check_copies, own_copy
-from .edit import attribute
+from .edit import attribute, erase
 from .layers import Spread, assert_none
 from .leaves import is_leaf, opaque_by_nature, runs_hooks
+from .memory import exposed
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
 from .report import Opaque, PassReport
-from .results import return_instead, returned
 from .shells import TraceChild, open_shell
 from .state import State
 from .traced import is_constant
@@ -152,7 +152,6 @@ def _trace(
         try:
             graph = tracer.trace(module, concrete)
             tracer.check(state)
-            give_copies(graph)
         except Exception as error:
             state.restore()
             reason = explain(error)
@@ -208,6 +207,7 @@ def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
         targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
         parts = {target: attribute(root, names.get(target, target)) for target in targets}
     result = fx.GraphModule(parts, graph, sayable(name) if name.isidentifier() else "Model")
+    _copy_constants(result)
     result.training = root.training
     if names:
         result.meta["names"] = names
@@ -245,12 +245,17 @@ def renamed(graph: fx.Graph) -> fx.Graph:
     return fresh
 
 
-def give_copies(graph: fx.Graph) -> None:
-    """Let the graph return copies of its constants, since the caller may write into a result."""
-    for node in dict.fromkeys(filter(is_constant, returned(graph))):
-        with graph.inserting_after(node):
-            copy = graph.call_method("clone", (node,))
-        return_instead(node, copy)
+def _copy_constants(gm: fx.GraphModule) -> None:
+    """Let each run make the constants anew that it writes into, or that its caller may."""
+    first: dict[object, fx.Node] = {}
+    for node in filter(is_constant, list(gm.graph.nodes)):
+        if first.setdefault(node.target, node) is not node:
+            erase(node, first[node.target])
+    for node in exposed(gm.graph).intersection(first.values()):
+        with gm.graph.inserting_after(node):
+            copy = gm.graph.call_method("clone", (node,))
+        node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+    gm.recompile()
 
 
 _LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ..models.places import by_call, is_open_ended, places
 from ..models.preserve import mark_generators
@@ -40,7 +40,7 @@ from .state import Changed, State
 from .traced import check_writes, seen_later
 from .tracer import SEEDS, modes
 from .transformers import is_spelled_out, spelled_out
-from .writes import written_into
+from .writes import targets_of, written_into
 
 MOST = 5000
 """The most nodes that a graph may have: recording a loop over pixels would take minutes."""
@@ -328,8 +328,7 @@ class _Recorder(TorchFunctionMode):
 
     def _written(self, node: fx.Node, given: Sequence[Tensor]) -> list[Tensor]:
         """Those of `given` that `node` writes into."""
-        nodes = [n for n in tree_leaves(written_into(node)) if isinstance(n, fx.Node)]
-        found = [t for t in given if self.noted.place_of(t) in nodes]
+        found = [t for t in given if self.noted.place_of(t) in targets_of(node)]
         for tensor in found:
             self._check_write(tensor)
             place = self.noted.place_of(tensor)

@@ -22,7 +22,7 @@ from ..models.preserve import mark_generators, preserved, undrawn
 from ..verify import cloned
 from .arguments import name_placeholders
 from .asked import asking
-from .captured import give_copies, graph_module, renamed, unwrap_layers
+from .captured import graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
 from .recorded import MOST, record_run, spare_writes
 from .report import Opaque
@@ -71,7 +71,6 @@ def capture_sized(
                     traced, opaque = _traced(root, inputs)
                 except Exception:
                     raise error from None
-        give_copies(traced)
         result = graph_module(traced, root, type(graph).__name__)
         result.meta["unset"] = root.meta.get("unset", ())
         return unwrap_layers(result, root), opaque

@@ -17,7 +17,7 @@ from .assigned import assigned
 from .layers import as_elements
 from .plain import all_plain, as_plain
 from .shapes import is_size
-from .writes import may_be_view, written_into
+from .writes import may_be_view, result_may_be_view, targets_of
 
 CONSTANT = "_tensor_constant"
 """The beginning of the names that torch.fx gives to tensors made by the traced code."""
@@ -95,14 +95,14 @@ def seen_later(
         if node.op in ("placeholder", "get_attr") and not is_constant(node):
             return True
         later = {user for user in node.users if order[user] > order[write]}
-        views = [user for user in node.users if node in _shared(user)]
+        views = [user for user in node.users if node in shared(user)]
         if node is besides:
             # What is made of it later is made of the result.
             views = [user for user in views if user not in later]
         elif not all(map(is_size, later)):
             return True
         found.add(node)
-        todo += [*_shared(node), *views]
+        todo += [*shared(node), *views]
     return False
 
 
@@ -111,29 +111,21 @@ def _target(write: fx.Node) -> Any:
     return write.args[1] if write.target is as_elements else write.args[0]
 
 
-def sharing(node: fx.Node) -> list[fx.Node]:
-    """Return `node` and, in their order, all whose results may lie in its memory."""
-    found = {node: None}
-    for later in node.graph.nodes:
-        if any(one in found for one in _shared(later)):
-            found[later] = None
-    return [*found]
-
-
-def _shared(node: fx.Node) -> list[fx.Node]:
+def shared(node: fx.Node) -> list[fx.Node]:
     """Return the nodes whose memory the result of `node` may share."""
     if is_size(node):
         return []
     if node.op == "call_module":
-        return node.all_input_nodes if node.meta.get("may_return_input") else []
+        # Passes add layers that no trace has seen.
+        known = node.meta.get("may_return_input")
+        return node.all_input_nodes if known or (known is None and result_may_be_view(node)) else []
     name = str(getattr(node.target, "__name__", node.target))
     if node.op == "call_method" and name in _LIKE_ANOTHER:
         return node.all_input_nodes[:1]
     # A view may be of any argument: the first of `einsum` is text, and some come by name.
     if may_be_view(node.target if node.op == "call_function" else name):
         return [value for value in node.all_input_nodes if not is_size(value)]
-    source = written_into(node)
-    return [source] if isinstance(source, fx.Node) else []
+    return targets_of(node)
 
 
 _LIKE_ANOTHER = ("to", "type_as", "view_as", "expand_as", "reshape_as")

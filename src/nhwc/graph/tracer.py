@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from .asked import OURS, TORCH
 from .doubts import Doubts
 from .leaves import is_leaf, opaque_by_nature
+from .memory import memory_of
 from .names import is_sayable
 from .outside import Outside
 from .plain import all_plain, is_derived
@@ -35,6 +36,7 @@ from .transformers import is_spelled_out, spelled_out
 from .writes import may_be_view, written_into
 
 _ASKS_FOR_NONE = "it asks whether the result of a part that cannot be traced is None"
+_WRITES_INTO_OWN = "it writes a traced value into a tensor that it made"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
@@ -293,7 +295,7 @@ class Tracer(fx.Tracer):
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
         written = self._written_into(result.node)
         if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
-            raise fx.proxy.TraceError("it writes a traced value into a tensor that it made")
+            raise fx.proxy.TraceError(_WRITES_INTO_OWN)
         if isinstance(written, fx.Node):
             # From now on the written value stands for the result of the write.
             for value in tree_leaves(args):
@@ -332,12 +334,27 @@ class Tracer(fx.Tracer):
         for node, (tensor, version) in self._constants.items():
             if not node._erased and tensor._version != version:
                 raise fx.proxy.TraceError("it writes into a tensor that it used before")
+        # Each run writes into a copy of a constant, which no other tensor in its memory shows.
+        held = [*self._names, *(tensor for tensor, _ in self._constants.values())]
+        for node in filter(is_constant, self._written()):
+            tensor, _ = self._constants[node]
+            if any(one is not tensor and _is_alias_of(one, tensor) for one in held):
+                raise fx.proxy.TraceError(_WRITES_INTO_OWN)
+
+    def _written(self) -> set[fx.Node]:
+        """All in whose memory the graph so far may write."""
+        written = [self._written_into(node) for node in self.graph.nodes]
+        return memory_of(*(one for one in tree_leaves(written) if isinstance(one, fx.Node)))
 
     def _erase_after(self, before: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
             if node is before:
                 return
             self.graph.erase_node(node)
+
+
+def _is_alias_of(one: Tensor, other: Tensor) -> bool:
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
 
 
 def modes() -> tuple[object, ...]:

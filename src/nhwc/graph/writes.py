@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from ..operators.kinds import may_be_view as may_be_view
 from ..operators.kinds import writes_first, written_arguments
@@ -57,6 +58,11 @@ def written_into(node: fx.Node) -> Any:
         if dict(zip(parameters, node.args, strict=False)).get("inplace") is True:
             return first
     return None
+
+
+def targets_of(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes that `node` writes into: `torch.max(x, 0, out=pair)` has two."""
+    return [one for one in tree_leaves(written_into(node)) if isinstance(one, fx.Node)]
 
 
 def follow_writes(gm: fx.GraphModule) -> None:

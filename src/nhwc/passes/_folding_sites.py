@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..graph import folded, module_of, user_path
 from ..graph.layers import StatisticsNorm
 from ..graph.leaves import computes_as, is_frozen_batch_norm, opaque_by_nature
+from ..graph.memory import overwritten
 from ..graph.traced import definer
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
@@ -52,6 +54,13 @@ def rows_around(norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     if again is None or again.target != "reshape_as" or again.args != (norm, linear):
         return None
     return (flat, again) if computes_as(module_of(linear), nn.Linear) else None
+
+
+def written_between(values: Iterable[object], first: fx.Node, last: fx.Node) -> str:
+    """Say what writes into one of `values` behind `first`, up to `last`; empty if nothing does."""
+    nodes = [value for value in values if isinstance(value, fx.Node)]
+    writer = overwritten(nodes, first, last)
+    return "" if writer is None else f"{name_of(writer)} writes in place before it is read"
 
 
 def readers(node: fx.Node) -> list[fx.Node]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..graph import attribute, clean, fresh_name, written_into
+from ..graph import attribute, clean, fresh_name, targets_of
 from ..graph.computed import is_computed_from_arguments
+from ..graph.memory import exposed, memory_of
 from ..graph.report import PassReport, Site
-from ..graph.results import is_returned
 from ..machine.host_memory import apart
 from ._folding_sites import name_of
 
@@ -24,16 +24,18 @@ what is computed from them is."""
 def fold_constants(gm: fx.GraphModule) -> PassReport:
     """Replace each computation on constants by its result, unless the graph writes into one."""
     constants: dict[fx.Node, None] = {}
+    changing = exposed(gm.graph)
     for node in gm.graph.nodes:
         if node.op == "get_attr":
             value = attribute(gm, str(node.target))
             constant = isinstance(value, Tensor) and not value.is_meta
         else:
             made = bool(node.all_input_nodes) or node.target in _MADE
-            constant = made and _foldable(node) and constants.keys() >= {*node.all_input_nodes}
+            foldable = made and node not in changing and is_computed_from_arguments(node)
+            constant = foldable and constants.keys() >= {*node.all_input_nodes}
         if constant:
             constants[node] = None
-    written = _written(gm.graph, constants)
+    written = next(filter(_writes_into_own, gm.graph.nodes), None)
     if written is not None:
         reason = f"{name_of(written)} writes into a parameter or buffer"
         return PassReport("fold_constants", (Site(name_of(written), "constants", False, reason),))
@@ -69,18 +71,8 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
     return sites
 
 
-def _foldable(node: fx.Node) -> bool:
-    # The caller of the model may write into its result.
-    return not is_returned(node) and is_computed_from_arguments(node)
-
-
-def _written(graph: fx.Graph, constants: Collection[fx.Node]) -> fx.Node | None:
-    for node in graph.nodes:
-        target = written_into(node)
-        # A target that is no node is a list of nodes (`out=`), some of which may be constants.
-        if target is not None and (not isinstance(target, fx.Node) or target in constants):
-            return node  # type: ignore[no-any-return]
-    return None
+def _writes_into_own(node: fx.Node) -> bool:
+    return any(one.op == "get_attr" for one in memory_of(*targets_of(node)))
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:

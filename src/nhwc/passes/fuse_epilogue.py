@@ -7,12 +7,11 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import clean, erase, module_of, replace_module, written_into
+from ..graph import clean, erase, module_of, replace_module
 from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
-from ..graph.traced import sharing
 from ..operators.kinds import writes_first
-from ._folding_sites import layer_unfit, name_of
+from ._folding_sites import layer_unfit, name_of, written_between
 from ._matching import activation_of, arithmetic, only_user
 from ._ranks import asks_rank
 
@@ -21,7 +20,6 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
     """Turn each convolution or linear layer and the add and activation after it into a `Fused`."""
     sites = []
     changed = False
-    order = {node: place for place, node in enumerate(gm.graph.nodes)}
     for node in list(gm.graph.nodes):
         layer = module_of(node)
         if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
@@ -30,7 +28,7 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
         follower = only_user(node)
         if follower is None or not (_is_addition(follower) or activation_of(follower)):
             continue
-        site = _fuse(node, layer, follower, order)
+        site = _fuse(node, layer, follower)
         if site is not None:
             sites.append(site)
     if changed or any(site.applied for site in sites):
@@ -50,15 +48,13 @@ def _ask_before(node: fx.Node, layer: nn.Module) -> bool:
     return bool(asking)
 
 
-def _fuse(
-    node: fx.Node, layer: nn.Module, follower: fx.Node, order: dict[fx.Node, int]
-) -> Site | None:
+def _fuse(node: fx.Node, layer: nn.Module, follower: fx.Node) -> Site | None:
     residual, end = None, node
     reason = layer_unfit(layer)
     if len(node.args) != 1 or node.kwargs:
         reason = "it is called with more than its input"
     if _is_addition(follower) and reason is None:
-        residual, reason = _residual(node, follower, order)
+        residual, reason = _residual(node, follower)
         if residual is not None:
             end = follower
     after = only_user(end)
@@ -101,41 +97,27 @@ def _is_addition(node: fx.Node) -> bool:
     return all(isinstance(value, fx.Node) for value in node.args)
 
 
-def _residual(
-    node: fx.Node, add: fx.Node, order: dict[fx.Node, int]
-) -> tuple[fx.Node | None, str | None]:
+def _residual(node: fx.Node, add: fx.Node) -> tuple[fx.Node | None, str | None]:
     """Return the value that `add` adds to the output of `node`, or why it cannot be fused."""
     first, second = add.args
     other: Any = second if first is node else first
     if other is node:
         return None, "it is added to itself"
-    taker = _taker(add, order)
+    taker = _taker(add)
     if taker is not node:
         return None, None if taker else "the sum is written into the other operand"
-    between = [n for n in order if order[node] < order[n] < order.get(add, -1)]
-    reads = [*node.all_input_nodes, *((other,) if isinstance(other, fx.Node) else ())]
-    writer = next((n for n in between if _may_write_input(n, reads)), None)
-    if writer is not None:
-        return None, f"{name_of(writer)} writes in place before the add"
-    return other, None
+    reason = written_between(node.all_input_nodes, node, add)
+    return (None, reason) if reason else (other, None)
 
 
-def _taker(add: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
+def _taker(add: fx.Node) -> fx.Node | None:
     """Return the layer that takes the add: the one that it writes into, or else the later one."""
     operands: Any = add.args[:1] if writes_first(add.target) else add.args
     able = [n for n in operands if only_user(n) is add and _may_take(module_of(n))]
-    return max(able, key=order.__getitem__, default=None)
+    return max(able, default=None)
 
 
 def _may_take(layer: nn.Module | None) -> bool:
     if not isinstance(layer, _ConvNd | nn.Linear) or isinstance(layer, Fused):
         return False
     return layer_unfit(layer) is None
-
-
-def _may_write_input(node: fx.Node, reads: list[fx.Node]) -> bool:
-    """Whether `node` writes in place into memory that may belong to one of `reads`."""
-    written = written_into(node)
-    if written is None or not isinstance(module_of(written), _ConvNd | nn.Linear | Fused):
-        return written is not None
-    return any(one in sharing(written) or written in sharing(one) for one in reads)

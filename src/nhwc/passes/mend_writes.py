@@ -35,10 +35,11 @@ from ..graph import (
 )
 from ..graph.assigned import assigned
 from ..graph.layers import assert_none
+from ..graph.memory import sharing
 from ..graph.report import PassReport, Site
 from ..graph.results import is_returned
 from ..graph.shapes import is_size
-from ..graph.traced import seen_later, sharing
+from ..graph.traced import seen_later
 from ..operators.kinds import returns_several
 from ._folding_sites import name_of
 
@@ -241,7 +242,7 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
     """Why the write cannot become a new tensor; empty if it can."""
     whole = part.args[0]
     if part.target is operator.getitem and not _keeps_memory(part.args[1]):
-        return "what it writes into is a copy, which an index that is no slice makes"
+        return "an index that is no slice makes a copy, or a dimension more"
     if [*part.users] != [node]:
         return "what it writes into is read by others"
     if node.users and node.target not in _COMPUTING | _PLACING:
@@ -267,11 +268,10 @@ def _unfit(gm: fx.GraphModule, node: fx.Node, part: fx.Node) -> str:
 
 
 def _keeps_memory(key: Any) -> bool:
-    """Whether an index gives a view: tensors, lists and booleans pick numbers, which are copied."""
+    """Whether an index gives a part: tensors, lists and booleans pick numbers, which are copied."""
     each = key if isinstance(key, tuple) else (key,)
     return all(
         isinstance(one, slice)
-        or one is None
         or one is Ellipsis
         or type(one) is int
         or (isinstance(one, fx.Node) and is_size(one))

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import module_of, written_into
+from ..graph import module_of
 from ..graph.computed import is_computed_from_arguments
 from ..graph.layers import Fused
 from ..graph.leaves import is_leaf, opaque_by_nature
+from ..graph.memory import exposed, memory_of
 from ..graph.mended import ChannelNorm, FromTokens
-from ..graph.results import is_returned
 from ..operators.activations import MODULES
 from .recording import Record, Seen
 
@@ -37,16 +37,14 @@ def note_constants(graph: fx.GraphModule, record: Record) -> None:
 
     Layers of torch's are among it: Swin's second version computes its biases of positions so.
     """
-    written = {target for node in graph.graph.nodes for target in _targets(node)}
-    written |= {target for _, target in record.writes}
+    changing = exposed(graph.graph) | memory_of(*(target for _, target in record.writes))
     for node in graph.graph.nodes:
         sources = [one for one in node.all_input_nodes if one not in record.fixed]
         known = all(one.op == "get_attr" or one in record.constant for one in sources)
         if not known or node in record.fixed or not _is_tensor(record, node):
             continue
-        exposed = is_returned(node) or not written.isdisjoint(node.users)
         computed = is_computed_from_arguments(node) or _is_layer(node)
-        if computed and node not in written and not exposed:
+        if computed and node not in changing:
             record.constant.add(node)
 
 
@@ -108,11 +106,6 @@ def _is_of_images(node: fx.Node) -> bool:
     module = module_of(node)
     op = module.op if isinstance(module, Fused) else module
     return isinstance(op, FromTokens) or type(op).__module__ in _OF_IMAGES
-
-
-def _targets(node: fx.Node) -> list[Any]:
-    target = written_into(node)
-    return [*target] if isinstance(target, (tuple, list)) else [target]
 
 
 def _is_tensor(record: Record, node: fx.Node) -> bool:
