@@ -111,6 +111,10 @@ def mixed(layer, features, **options):
 
 
 MUST = {
+    "before, its input overwritten": (
+        lambda: Block(lambda self, x: _overwritten(self, x), n=norm(4), c=nn.Conv2d(4, 6, 3)),
+        image(),
+    ),
     "conv": (lambda: nn.Sequential(conv(), norm()), image()),
     "no bias in the conv": (lambda: mixed(nn.Conv2d(4, 6, 3, bias=False), 6), image()),
     "no affine": (lambda: nn.Sequential(conv(), norm(affine=False)), image()),
@@ -164,6 +168,14 @@ MUST = {
         image(),
     ),
 }
+
+
+def _overwritten(self, x):
+    y = x * 1
+    other = y.view(-1)
+    normed = self.n(y)
+    other.mul_(2)
+    return self.c(normed) + y.sum()
 
 
 def _with_shape(y, n):

@@ -35,7 +35,19 @@ def by_rows(prepare):
     return Block(run, c=linear(), n=nn.BatchNorm1d(4))
 
 
+def _overwritten(self, x):
+    y = x * 1
+    other = y.view(-1)
+    normed = self.n(y.flatten(1))
+    other.mul_(2)
+    return self.l(normed) + y.sum()
+
+
 MUST = {
+    "before, its input overwritten": (
+        lambda: Block(lambda self, x: _overwritten(self, x), n=nn.BatchNorm1d(6), l=linear()),
+        IMAGES,
+    ),
     "after": (lambda: nn.Sequential(linear(), nn.BatchNorm1d(4)), ROWS),
     "no bias": (lambda: nn.Sequential(linear(bias=False), nn.BatchNorm1d(4)), ROWS),
     "no affine": (lambda: nn.Sequential(linear(), nn.BatchNorm1d(4, affine=False)), ROWS),

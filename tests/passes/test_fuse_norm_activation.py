@@ -57,7 +57,7 @@ MUST = {
 MUST_NOT = {
     "itself": (lambda net, x: (y := net.norm(x)) + y, "added to itself"),
     "another reader": (lambda net, x: (y := net.norm(x)).relu() + y, ""),
-    "written between": (written_between, "add_() writes in place before the add"),
+    "written between": (written_between, "add_() writes in place before it is read"),
     "written into the other": (into_the_other, "written into the other operand"),
     "a number": (lambda net, x: net.norm(x) + 1, ""),
 }

@@ -42,7 +42,17 @@ class Flat(Tokens):
     ending, options = "flatten", {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
-@pytest.mark.parametrize("kind", [Tokens, Flat])
+class Overwritten(Tokens):
+    def forward(self, x):
+        images, tokens, _ = x.shape
+        rows = self.qkv(x)
+        q, k, v = rows.reshape(images, tokens, 3, 4, 6).permute(*self.order).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v)
+        rows.view(-1).zero_()
+        return y.transpose(1, 2).reshape(images, tokens, 24) + rows.sum()
+
+
+@pytest.mark.parametrize("kind", [Tokens, Flat, Overwritten])
 @pytest.mark.parametrize("shape", [(2, 9, 24), (1, 1, 24)])
 def test_packed_attention_is_one_layer(kind, shape):
     model, x = kind().eval(), torch.randn(shape)

@@ -165,6 +165,23 @@ class Masked(Spelled):
         return F.scaled_dot_product_attention(q, k, v, bias)
 
 
+class Overwritten(Spelled):
+    """As the channels of queries, rows would be read when they are something else."""
+
+    def mixed(self, q, k, v):
+        rows, columns = self.positions(q)
+        bias = (rows[..., :, None] + columns[..., None, :]).reshape(-1, TOKENS, TOKENS)
+        rows.transpose(0, 1).zero_()
+        return F.scaled_dot_product_attention(q, k, v, bias) + rows.sum()
+
+
+class QueriesOverwritten(Spelled):
+    def mixed(self, q, k, v):
+        scores = self.scores(q, k)
+        q.view(-1).zero_()
+        return scores.softmax(-1) @ v + q.sum()
+
+
 class Causal(Spelled):
     def mixed(self, q, k, v):
         bias = self.both(q).reshape(-1, TOKENS, TOKENS)
@@ -217,6 +234,7 @@ class SharedKeys(Spelled):
 
 
 LEFT = (FullBias, Masked, Causal, Shifted, IntoOthers, BeforeTheLast, OverQueries, Turned)
+LEFT += (Overwritten, QueriesOverwritten)
 
 
 @pytest.mark.parametrize("kind", [*LEFT, SharedKeys])

@@ -71,6 +71,15 @@ class Halved(Response):
         return x * (size / (size.mean(dim=1, keepdim=True) + 1e-6)) + size
 
 
+class Overwritten(Response):
+    def forward(self, x):
+        x = x * 1
+        size = x.norm(p=2, dim=(2, 3), keepdim=True)
+        scaled = x * (size / (size.mean(dim=1, keepdim=True) + 1e-6))
+        x.view(-1).mul_(2)
+        return self.weight.view(self.shape) * scaled + self.bias.view(self.shape) + x
+
+
 @pytest.mark.parametrize("net", [Response(), Spelt(), Block(Response(True)), Block(Spelt(True))])
 @torch.no_grad()
 def test_a_response_norm_is_joined(net):
@@ -101,7 +110,11 @@ def test_dimensions_counted_from_the_end_stay_so(dims):
 
 
 @pytest.mark.parametrize(
-    ("net", "tried"), [(Halved(), True), (Response(p=1), False), (Response(eps=None), True)]
+    ("net", "tried"),
+    [
+        *((Halved(), True), (Overwritten(), True)),
+        *((Response(p=1), False), (Response(eps=None), True)),
+    ],
 )
 @torch.no_grad()
 def test_other_norms_stay(net, tried):

@@ -131,10 +131,18 @@ class ApartRead(Windows):
         return ((apart + self.masks.unsqueeze(1)) * apart.mean()).view(2, 4, 9, 9).softmax(-1)
 
 
+class QueriesOverwritten(Spelled):
+    def forward(self, q, k, v):
+        q = q.exp()
+        scores = self.scores(q, k)
+        q.view(-1).zero_()
+        return self.mixed(self.weights(scores), v) + q
+
+
 @pytest.mark.parametrize(
     "kind",
     [
-        *(OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed),
+        *(QueriesOverwritten, OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed),
         *(OtherHeads, Multiplied, ApartRead),
     ],
 )

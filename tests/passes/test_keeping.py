@@ -150,6 +150,10 @@ UNCHANGED = {
         block(lambda self, x: self.wide(torch.cat((x, self.near(x)), 1))),
     ),
     # a - b is not b - a.
+    "a resized pixel that is written later": (
+        mend_interpolate,
+        block(lambda self, x: _resized_before_a_write(self, x)),
+    ),
     "a difference": (mend_arithmetic, block(lambda self, x: attended(self, x) - self.near(x))),
     # It writes into its first operand.
     "a sum in place": (mend_arithmetic, block(lambda self, x: attended(self, x).add_(x))),
@@ -170,6 +174,13 @@ UNCHANGED = {
     # It pads with zeros, inside of the kernel.
     "zeros": (mend_pad, block(lambda self, x: self.near(x))),
 }
+
+
+def _resized_before_a_write(self, x):
+    pixel = self.pool(x)
+    image = F.interpolate(pixel, (6, 5))
+    pixel.view(-1).mul_(2)
+    return image + x + pixel
 
 
 def _copied_before_a_write(self, x):

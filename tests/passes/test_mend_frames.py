@@ -33,7 +33,16 @@ def by_transpose(self, x):
 
 CASES = {"permute": by_permute, "transpose": by_transpose}
 
+
+def _copied_before_a_write(self, x):
+    y = x * 1
+    frames = y.reshape(2, 5, 4, 7, 6)
+    y.mul_(2)
+    return frames.permute(0, 2, 1, 3, 4) + y.mean()
+
+
 UNCHANGED = {
+    "a copy of what is written then": _copied_before_a_write,
     "a swap alone": lambda self, x: x.permute(0, 2, 1, 3, 4) * 2,
     "rows of channels": lambda self, x: x.permute(0, 2, 1, 3, 4).flatten(2, 4),
     "another order": lambda self, x: x.permute(0, 2, 3, 1, 4).reshape(-1, 7, 4, 6),

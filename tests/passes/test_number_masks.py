@@ -56,6 +56,22 @@ def test_layers_share_the_numbers(model):
     assert not number_masks(graph).sites
 
 
+class Overwritten(Layers):
+    def forward(self, x, mask):
+        mask = mask.logical_and(SEEN)
+        x = super().forward(x, mask)
+        mask.view(-1).logical_not_()
+        return super().forward(x, mask)
+
+
+@torch.no_grad()
+def test_a_mask_that_is_written_has_other_numbers():
+    model, inputs = Overwritten().eval(), (tokens(), SEEN)
+    graph, _ = capture_sized(capture(copy.deepcopy(model)).module, inputs)
+    assert len(number_masks(graph).applied) == 6
+    torch.testing.assert_close(graph(*inputs), model(*inputs), equal_nan=True)
+
+
 @torch.no_grad()
 def test_numbers_and_what_is_not_known_stay():
     model, x = Layers().eval(), tokens()

@@ -130,6 +130,23 @@ def test_masks_of_one_sample(call):
     torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
 
 
+class MaskOverwritten(Attends):
+    def forward(self, x, y):
+        hidden = y[:, 0, :6] > 1.5
+        mask = hidden.logical_and(HIDDEN)
+        x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        mask.view(-1).logical_or_(hidden.view(-1))
+        return x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+@torch.no_grad()
+def test_a_mask_that_is_written_is_another():
+    model, inputs = MaskOverwritten().eval(), tokens(6, 3, 32)
+    split, told = with_sizes_known(model, inputs)
+    assert told == (True, True)
+    torch.testing.assert_close(split(*inputs), model(*inputs))
+
+
 def with_sizes_known(model, inputs):
     """The model after the pass, in a graph for these inputs alone, and whether that applied it."""
     captured = capture(copy.deepcopy(model))

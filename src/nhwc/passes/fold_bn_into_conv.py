@@ -139,6 +139,7 @@ def _fold_forward(norm: fx.Node, conv: fx.Node, owners: Owners) -> Site:
     if either is None:
         return _skip(norm, what, _FROZEN)
     note = tied_note(conv, owners)
+    norm.append(conv)  # Where the norm stands: its input may be overwritten behind it.
     erase(norm, source)
     replace_module(conv, either)
     return Site(name_of(norm), what, True, note)

@@ -88,6 +88,8 @@ def _fold(
         erase(norm, flat)
         erase(flat, linear)
     else:
+        if first is norm:
+            norm.append(linear)  # Where the norm stands: its input may be overwritten behind it.
         erase(norm, instead)
     replace_module(linear, folded)
     return Site(name_of(node), what, True, note)

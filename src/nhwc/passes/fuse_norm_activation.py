@@ -10,35 +10,34 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph import clean, erase, module_of, replace_module, written_into
+from ..graph import clean, erase, module_of, replace_module
 from ..graph.layers import Fused
 from ..graph.mended import GroupNorm, InstanceNorm
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from ._matching import activation_of, arithmetic, only_user
 
 
 def fuse_norm_activation(gm: fx.GraphModule) -> PassReport:
     """Turn each mended norm, and the add and the activation after it, into a `Fused` layer."""
     sites = []
-    order = {node: place for place, node in enumerate(gm.graph.nodes)}
     for node in list(gm.graph.nodes):
         norm = module_of(node)
         if isinstance(norm, GroupNorm | InstanceNorm) and len(node.args) == 1 and not node.kwargs:
-            site = _fuse(node, norm, order)
+            site = _fuse(node, norm)
             sites += [site] if site else []
     if any(site.applied for site in sites):
         clean(gm)
     return PassReport("fuse_norm_activation", tuple(sites))
 
 
-def _fuse(node: fx.Node, norm: nn.Module, order: dict[fx.Node, int]) -> Site | None:
+def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:
     add, reason = only_user(node), ""
     if add is None or not _is_addition(add):
         add = None
     if add is not None:
-        reason = _unfit(node, add, order)
+        reason = _unfit(node, add)
     end: Any = add if add is not None and not reason else node
     after: Any = only_user(end)
     activation = activation_of(after) if after is not None else None
@@ -67,12 +66,10 @@ def _is_addition(node: fx.Node) -> bool:
     return all(isinstance(value, fx.Node) for value in node.args)
 
 
-def _unfit(node: fx.Node, add: fx.Node, order: dict[fx.Node, int]) -> str:
+def _unfit(node: fx.Node, add: fx.Node) -> str:
     """Why the norm cannot take the sum over; empty if it can."""
     if add.args[0] is add.args[1]:
         return "it is added to itself"
     if writes_first(add.target) and add.args[0] is not node:
         return "the sum is written into the other operand"
-    between = [n for n, place in order.items() if order[node] < place < order[add]]
-    writer = next((n for n in between if written_into(n) is not None), None)
-    return f"{name_of(writer)} writes in place before the add" if writer is not None else ""
+    return written_between(node.all_input_nodes, node, add)

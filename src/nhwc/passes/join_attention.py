@@ -42,7 +42,7 @@ def join_attention(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "attention", not reason, reason))
         if found and ending and not reason:
             rows, heads = found[0], found[1][3]
-            with gm.graph.inserting_before(ending):
+            with gm.graph.inserting_before(node):
                 joined = add_module(gm.graph, f"{rows.name}_joined", Attention(heads), (rows,))
             swapped = ending.args[0]
             erase(ending, joined)

@@ -28,7 +28,7 @@ from ..graph import bound, clean, erase_unused, fresh_name
 from ..graph.layers import as_elements
 from ..graph.report import PassReport, Site
 from ..graph.seen import note_new, seen_at, shape_at
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, is_product, is_softmax, unscaled
 
 _RESHAPES = ("view", "reshape", "flatten", "unflatten", "reshape_as", "view_as")
@@ -100,6 +100,8 @@ def _of_function(gm: fx.GraphModule, node: fx.Node) -> bool:
     positions = _positions(mask, scores) if shape_at(mask) == scores else None
     if positions is None or not positions.are_of_type(query):
         return False
+    if written_between(positions.parts, min(positions.parts), node):
+        return False
     with gm.graph.inserting_before(node):
         rows = _widened(query, _of_queries(positions, scores), -1)
         columns = _widened(key, [_of_keys(gm, positions, scores, scale)], -1)
@@ -112,6 +114,9 @@ def _of_function(gm: fx.GraphModule, node: fx.Node) -> bool:
 def _of_softmax(gm: fx.GraphModule, node: fx.Node) -> bool:
     found = _spelled(node.args[0]) if node.args else None
     if found is None or not found.positions.are_of_type(found.product.args[0]):
+        return False
+    parts = found.positions.parts
+    if written_between((*found.product.args, *parts), min(found.product, *parts), node):
         return False
     scores = shape_at(found.product)
     assert scores is not None

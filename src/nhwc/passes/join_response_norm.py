@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from ..graph import add_module, attribute, bound, clean
 from ..graph.mended import GlobalResponse
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, only_user
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, "norm")
@@ -47,9 +47,11 @@ def join_response_norm(gm: fx.GraphModule) -> PassReport:
             continue
         x: Any = norm.args[0]
         found = _found(gm, norm, x, pixels)
-        reason = "" if found else "its result is not used as that of a response norm"
-        sites.append(Site(name_of(norm), "response norm", found is not None, reason))
+        reason = "its result is not used as that of a response norm"
         if found is not None:
+            reason = written_between([x], norm, found.nodes[0])
+        sites.append(Site(name_of(norm), "response norm", not reason, reason))
+        if found is not None and not reason:
             _replace(gm, x, found)
     if any(site.applied for site in sites):
         clean(gm)

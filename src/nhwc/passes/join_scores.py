@@ -18,7 +18,7 @@ from torch import fx
 from ..graph import add_module, clean, erase, erase_unused
 from ..graph.mended import SpelledAttention
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from ._matching import (
     arithmetic,
     is_own,
@@ -46,6 +46,10 @@ class _Scores:
     shape: list[int] | None
 
     @property
+    def read(self) -> tuple[Any, ...]:
+        return (self.queries, self.product.args[1], self.bias, self.masks)
+
+    @property
     def added(self) -> tuple[Any, ...]:
         """The arguments that say what is added."""
         if self.masks is not None:
@@ -63,9 +67,11 @@ def join_scores(gm: fx.GraphModule) -> PassReport:
         if mixing is None:
             continue
         scores = _scores(node)
-        reason = "" if scores else "its scores are not a product with a scale and a bias"
+        reason = "its scores are not a product with a scale and a bias"
+        if scores is not None:
+            reason = written_between(scores.read, scores.product.all_input_nodes[0], mixing)
         sites.append(Site(name_of(node), "attention", not reason, reason))
-        if scores is None:
+        if scores is None or reason:
             continue
         args = (scores.queries, scores.product.args[1], mixing.args[1], *scores.added)
         with gm.graph.inserting_before(mixing):

@@ -10,10 +10,10 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import clean, erase, module_of, written_into
+from ..graph import clean, erase, module_of
 from ..graph.mended import Cat
 from ..graph.report import PassReport, Site
-from ._folding_sites import input_of, name_of
+from ._folding_sites import input_of, name_of, written_between
 
 _READERS = (_ConvNd, _BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, Cat)
 
@@ -42,13 +42,7 @@ def _needed(node: fx.Node) -> str:
     strange = [user for user in node.users if not _takes_any_format(user)]
     if strange:
         return f"{name_of(strange[0])} may need it"
-    waiting, between = set(node.users), node
-    while waiting:
-        between = between.next
-        waiting.discard(between)
-        if waiting and written_into(between) is not None:
-            return f"{name_of(between)} writes before it is read"
-    return ""
+    return written_between(node.all_input_nodes, node, max(node.users, default=node))
 
 
 def _takes_any_format(user: fx.Node) -> bool:

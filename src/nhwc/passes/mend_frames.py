@@ -14,7 +14,7 @@ from torch import fx
 from ..graph import add_module, bound, clean, erase
 from ..graph.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from ._matching import numbers_given, permutation
 from ._ranks import ranks_of
 
@@ -58,6 +58,9 @@ def _from_frames(node: fx.Node) -> tuple[Any, ...] | None:
     if not isinstance(source, fx.Node) or len(shape := _shape(source) or []) != 5:
         return None
     if permutation(node) != _SWAP and not _swaps_by_number(node):
+        return None
+    # A reshape may copy.
+    if written_between(source.args[:1], source, node):
         return None
     return FromFrames(), source.args[0], shape
 

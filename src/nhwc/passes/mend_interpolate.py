@@ -16,7 +16,7 @@ from ..graph import add_module, bound, clean, erase, module_of, written_into
 from ..graph.leaves import is_leaf
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
-from ._folding_sites import input_of, name_of
+from ._folding_sites import input_of, name_of, written_between
 from ._matching import activation_of, arithmetic
 from ._ranks import rank_of
 
@@ -74,7 +74,9 @@ def _unfit(node: fx.Node, given: dict[str, Any]) -> str:
     if not pair and not _is_pair_of_sizes(size):
         return "its size is not given as two numbers"
     strange = [user for user in node.users if not _only_reads(user)]
-    return f"{name_of(strange[0])} may write into it, or keep it" if strange else ""
+    if strange:
+        return f"{name_of(strange[0])} may write into it, or keep it"
+    return written_between([given["input"]], node, max(node.users, default=node))
 
 
 def _is_pair_of_sizes(size: Any) -> bool:

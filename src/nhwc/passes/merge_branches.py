@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, clean, module_of, written_into
+from ..graph import add_module, attribute, clean, module_of
 from ..graph.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import frozen, scale_and_shift, with_weights
@@ -35,6 +35,7 @@ from ._folding_sites import (
     name_of,
     norm_unfit,
     weight_read_elsewhere,
+    written_between,
 )
 from ._matching import arithmetic
 from ._ranks import asks_rank, takes_batches
@@ -238,7 +239,7 @@ def _merged(root: fx.Node, source: fx.Node, found: _Sum) -> tuple[nn.Module | No
         *(check(one.layer) for one in found.convs for check in (layer_unfit, folded_before)),
         *(_unlike(one.layer, widest) for one in found.convs),
         _own_unfit(widest) if found.has_own else None,
-        _written_between(root, source, found),
+        written_between([source], source, root),
     )
     reason = next(filter(None, reasons), None)
     if reason is not None:
@@ -284,17 +285,6 @@ def _own_unfit(conv: Any) -> str | None:
     if conv.in_channels == conv.out_channels and conv.stride == (1, 1) and centred:
         return None
     return "the value itself is no branch of this size"
-
-
-def _written_between(root: fx.Node, source: fx.Node, found: _Sum) -> str | None:
-    """Refuse where the value may be another one by the time it is read."""
-    inner = {*found.inner}
-    nodes = list(root.graph.nodes)
-    for node in nodes[nodes.index(source) + 1 : nodes.index(root) + 1]:
-        written = written_into(node)
-        if written is not None and written not in inner:
-            return f"{name_of(node)} writes in place"
-    return None
 
 
 def _weights(widest: Any, found: _Sum) -> tuple[Tensor, Tensor]:

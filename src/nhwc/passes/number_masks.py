@@ -14,7 +14,7 @@ from ..graph import bound, clean
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at
 from ._attention_masks import mask_at, numbers_of
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 
 _NAMES = ("query", "key", "value", "attn_mask")
 
@@ -33,7 +33,7 @@ def number_masks(gm: fx.GraphModule) -> PassReport:
             continue
         if seen.dtype is not torch.bool:
             continue
-        if mask not in made:
+        if mask not in made or written_between([mask], made[mask], node):
             with gm.graph.inserting_before(node):
                 made[mask] = numbers_of(gm.graph, mask, query.dtype, hidden=False)
         node.replace_input_with(mask, made[mask])

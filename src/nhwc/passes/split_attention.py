@@ -25,7 +25,7 @@ from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import Opaque, PassReport, Site
 from ..graph.seen import shape_at
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
-from ._folding_sites import name_of
+from ._folding_sites import name_of, written_between
 from .lift_functional import layer
 
 _ATEN = torch.ops.aten
@@ -223,9 +223,10 @@ def _masked(
     sources = [given[name] for name in _INPUTS[:3]]
     masks = masks_of(gm, given, attention) or UNMASKED
     key = (masks.pairs, masks.keys, weights.heads, shape_at(sources[0]))
-    if key not in biases:
-        biases[key] = bias_of(gm, sources[0], masks, weights.heads)
-    return _attention(node, sources, weights, masks, biases[key])
+    bias = biases.get(key)
+    if bias is None or written_between((masks.pairs, masks.keys), bias, node):
+        bias = biases[key] = bias_of(gm, sources[0], masks, weights.heads)
+    return _attention(node, sources, weights, masks, bias)
 
 
 def _attention(
