@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import nhwc
-from nhwc.models.preserve import place_of, preserved
+from nhwc.models.preserve import place_of, preserved, undrawn
 
 
 class Writes(nn.Module):
@@ -115,3 +115,20 @@ def test_weights_of_every_kind_can_be_held(kind: str) -> None:
     nhwc.audit(model, x)
     if kind != "oneDNN":  # Torch cannot copy such a parameter, which `optimize` has to.
         torch.testing.assert_close(nhwc.optimize(model, x)(x), model(x))
+
+
+def test_threads_take_turns_to_put_generators_back():
+    before, over = torch.get_rng_state(), threading.Event()
+
+    def second():
+        with undrawn():
+            over.wait(10)
+
+    thread = threading.Thread(target=second)
+    with undrawn():
+        torch.rand(3)
+        thread.start()
+        thread.join(0.2)
+    over.set()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, fx
 
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
+from ..models.preserve import turn
 from ..models.trees import flatten
 from ..optimized import Optimized, is_observed, signature
 from ..verify import cloned, compare
@@ -97,7 +97,6 @@ class PlannedGraph:
         # A graph that does what no plan does is left alone from then on.
         self._left = not weights
         self._reason = "" if weights else "it has no weights"
-        self._lock = threading.Lock()
 
     @property
     def report(self) -> GraphReport:
@@ -119,7 +118,7 @@ class PlannedGraph:
         # Other weights get other plans: what is made of these must not be found among those.
         made = weights.made
         if key not in made and not _is_empty(inputs):
-            with self._lock:
+            with turn:
                 if key not in made and len(made) < _MOST and not self._left:
                     made[key] = self._made(inputs, places)
         plan: _Plan | None = made.get(key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from .leaves import is_leaf, watched_from_outside
 from .mentions import may_read_later
 from .noted import Noted, name_of
 from .outside import Outside
+from .replaced import replaced
 from .shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from .state import Changed, State
 from .traced import check_writes, seen_later
@@ -177,10 +178,9 @@ class _Recorder(TorchFunctionMode):
             return False
         return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
 
-    @contextlib.contextmanager
-    def calls_seen(self) -> Iterator[None]:
+    def calls_seen(self) -> contextlib.AbstractContextManager[None]:
         """Record calls of modules that a graph calls as a whole."""
-        own, wrapped = nn.Module.__call__, fx.graph_module._WrappedCall.__call__
+        own = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             path = "" if self._quiet else self._paths.get(module, "")
@@ -196,14 +196,8 @@ class _Recorder(TorchFunctionMode):
             # The wrapper of torch.fx prints what is raised in it.
             return nn.Module.__call__(graph, *args, **kwargs)
 
-        holders: Any = (nn.Module, fx.graph_module._WrappedCall)
-        for holder, function in zip(holders, (call, unwrapped), strict=True):
-            holder.__call__ = function
-        try:
-            yield
-        finally:
-            for holder, function in zip(holders, (own, wrapped), strict=True):
-                holder.__call__ = function
+        wrapper = fx.graph_module._WrappedCall
+        return replaced((nn.Module, "__call__", call), (wrapper, "__call__", unwrapped))
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

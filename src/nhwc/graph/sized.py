@@ -25,6 +25,7 @@ from .asked import asking
 from .captured import graph_module, renamed, unwrap_layers
 from .edit import attribute, filled
 from .recorded import MOST, record_run, spare_writes
+from .replaced import replaced
 from .report import Opaque
 from .seen import note_seen
 from .shapes import SHAPE_ATTRIBUTES, is_size
@@ -99,20 +100,13 @@ def _with_functions_open(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-@contextlib.contextmanager
-def _without_nested() -> Iterator[None]:
+def _without_nested() -> contextlib.AbstractContextManager[None]:
     """Refuse nested tensors: torch takes a traced value with a length for a list, and crashes."""
-    home = torch._C._nested  # type: ignore[attr-defined]
-    own = home.nested_tensor
 
     def refuse(*_: Any, **__: Any) -> None:
         raise fx.proxy.TraceError("it makes a nested tensor")
 
-    home.nested_tensor = refuse
-    try:
-        yield
-    finally:
-        home.nested_tensor = own
+    return replaced((torch._C._nested, "nested_tensor", refuse))  # type: ignore[attr-defined]
 
 
 class _Sized(Tracer):

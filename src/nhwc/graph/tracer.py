@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy
 import torch
 from torch import Tensor, fx, nn
+from torch.fx import _symbolic_trace as _fx
 from torch.utils._pytree import tree_leaves
 
 from .asked import OURS, TORCH
@@ -23,6 +27,7 @@ from .outside import Outside
 from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
 from .reached import methods_of
+from .replaced import replaced
 from .results import made_by
 from .shapes import is_size
 from .state import State
@@ -75,7 +80,8 @@ class Tracer(fx.Tracer):
             with spelled_out(root):
                 self._check_arguments(root, concrete_args or {})
                 self._drawn = torch.get_rng_state()
-                graph = super().trace(root, concrete_args)
+                with self._seeing():
+                    graph = super().trace(root, concrete_args)
                 self._check_drawn()
                 self._doubts.check_written(root, 0)
                 self._doubts.check_code(root)
@@ -87,6 +93,32 @@ class Tracer(fx.Tracer):
                 # fx would generate code that wraps a name with a dot in it, which fails.
                 node.meta.pop("is_wrapped", None)
         return graph
+
+    def _seeing(self) -> contextlib.AbstractContextManager[None]:
+        """See calls and parameters of modules as torch.fx does, but of this thread alone."""
+        parameters: dict[str, fx.Proxy] = {}
+
+        def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            space = getattr(module.forward, "__globals__", {})
+            patcher: Any = _fx.CURRENT_PATCHER
+            _fx._autowrap_check(patcher, space, self._autowrap_function_ids)
+            return self.call_module(module, partial(_fx._orig_module_call, module), args, kwargs)
+
+        def seen_attribute(module: nn.Module, name: str) -> Any:
+            return self.getattr(name, _fx._orig_module_getattr(module, name), parameters)
+
+        places = (nn.Module, "__call__", seen), (nn.Module, "__getattr__", seen_attribute)
+        return replaced(*places)
+
+    @property
+    def root(self) -> nn.Module:
+        return self._root
+
+    @root.setter
+    def root(self, root: nn.Module) -> None:
+        # torch.fx has raised its flag for all threads, in which compiled models refuse to run then.
+        flag: Any = _InThisThread()
+        _fx._is_fx_tracing_flag, self._root = flag, root
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return TracedValue(node, self)
@@ -355,6 +387,16 @@ class Tracer(fx.Tracer):
 
 def _is_alias_of(one: Tensor, other: Tensor) -> bool:
     return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
+
+
+class _InThisThread:
+    """True in the thread that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self._thread
 
 
 def modes() -> tuple[object, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from .trees import has_strides
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
 _Container = (list, dict, set, deque)
+
+turn = threading.RLock()
+"""Torch has some things once for all threads: random numbers, a profiler, what tracers replace."""
 
 
 def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
@@ -91,16 +95,20 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undrawn(devices: list[int] | None = None) -> Iterator[None]:
-    """Put back the random generators of torch, of Python and, where it is loaded, of numpy."""
-    plain, numpy = random.getstate(), sys.modules.get("numpy.random")
-    drawn = None if numpy is None else numpy.get_state(legacy=False)
-    with torch.random.fork_rng(devices=devices or []):
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            if numpy is not None:
-                numpy.set_state(drawn)
+    """Put back the random generators of torch, of Python and, where it is loaded, of numpy.
+
+    Threads take turns: one that began within another's would put back what that one drew.
+    """
+    with turn:
+        plain, numpy = random.getstate(), sys.modules.get("numpy.random")
+        drawn = None if numpy is None else numpy.get_state(legacy=False)
+        with torch.random.fork_rng(devices=devices or []):
+            try:
+                yield
+            finally:
+                random.setstate(plain)
+                if numpy is not None:
+                    numpy.set_state(drawn)
 
 
 def mark_generators() -> None:

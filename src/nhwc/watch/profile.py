@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,19 +12,16 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..models.preserve import turn
 from .calls import Call, Copy
 
 _LABEL = "nhwc::"
 
 
-_one_at_a_time = threading.Lock()
-"""Torch has one profiler for all threads, and dies of a second one."""
-
-
 def profiled(run: Callable[[], object], *, cuda: bool) -> Any:
-    """Run under the profiler with input shapes and strides recorded."""
+    """Run under the profiler, of which torch bears one at a time, with shapes and strides."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with _one_at_a_time, _quiet(), warnings.catch_warnings():
+    with turn, _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=activities, record_shapes=True) as profiler:
             run()
