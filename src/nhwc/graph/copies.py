@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import types
 from typing import Any
 
@@ -63,13 +64,8 @@ def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
     """Let functions stored on a copied module enclose the copy: deepcopy copies no functions."""
     for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
         for key, function in list(held.items()):
-            cells = getattr(function, "__closure__", None) or ()
-            known = [_enclosed(cell, memo) for cell in cells]
-            if isinstance(function, types.FunctionType) and known != list(cells):
-                held[key] = types.FunctionType(
-                    *(function.__code__, function.__globals__, function.__name__),
-                    *(function.__defaults__, tuple(known)),
-                )
+            if isinstance(function, types.FunctionType):
+                held[key] = _rebound(function, memo)
 
 
 def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
@@ -81,12 +77,33 @@ def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
                 setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
 
 
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """The copy of a module or container; a function that holds copies where `value` holds these."""
+    if isinstance(value, (nn.Module, list, dict, set, types.FunctionType)) and id(value) in memo:
+        return memo[id(value)]
+    if not isinstance(value, types.FunctionType):
+        return value
+    memo[id(value)] = value  # It may hold itself.
+    cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
+    given = (*(value.__defaults__ or ()), *named.values())
+    enclosed = tuple(_enclosed(cell, memo) for cell in cells)
+    copied = [_rebound(one, memo) for one in given]
+    if all(map(operator.is_, (*enclosed, *copied), (*cells, *given))):
+        return value
+    code, space, name = value.__code__, value.__globals__, value.__name__
+    defaults = tuple(copied[: len(copied) - len(named)])
+    result = types.FunctionType(code, space, name, defaults, enclosed)
+    result.__kwdefaults__ = dict(zip(named, copied[len(defaults) :], strict=True))
+    vars(result).update(vars(value))
+    memo[id(value)] = result
+    return result
+
+
 def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
-    """Return a cell with the copy of the module or container in `cell`, or `cell` itself."""
+    """Return a cell with the copy of what is in `cell`, or `cell` itself."""
     try:
         inside = cell.cell_contents
     except ValueError:  # The cell is not filled yet.
         return cell
-    copied = memo.get(id(inside))
-    kinds = (nn.Module, list, dict, set)
-    return types.CellType(copied) if copied is not None and isinstance(inside, kinds) else cell
+    copied = _rebound(inside, memo)
+    return cell if copied is inside else types.CellType(copied)
