@@ -64,6 +64,11 @@ class OwnCall(Base):
         return super().__call__(x) * 3
 
 
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > -1e9 else x
+
+
 class OwnForward(Base):
     def set_up(self):
         self.forward = lambda x: self.body(x) * 2
@@ -144,6 +149,41 @@ def test_odd_models(name):
     ours, theirs = outputs(fused, (X,)), outputs(model, (X,))
     assert type(ours) is type(theirs)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def with_own_call(kind, *args, hook=False, **kwargs):
+    """A layer whose class has a `__call__`, in a model whose code can be traced."""
+
+    def call(self, *given):
+        return 2 * super(type(self), self).__call__(*given)
+
+    def set_up(self):
+        self.layer = type("Own", (kind,), {"__call__": call})(*args, **kwargs)
+        if hook:
+            self.layer.register_forward_hook(lambda module, given, result: result + 1)
+
+    return odd(lambda self, x: self.body(self.layer(x)), set_up)
+
+
+OWN_CALLS = {
+    "convolution": with_own_call(nn.Conv2d, 3, 3, 1),
+    "batch norm": with_own_call(nn.BatchNorm2d, 3),
+    "activation": with_own_call(nn.ReLU),
+    "identity": with_own_call(nn.Identity),
+    "linear": with_own_call(nn.Linear, X.shape[-1], X.shape[-1]),
+    "group norm": with_own_call(nn.GroupNorm, 3, 3),
+    "layer norm": with_own_call(nn.LayerNorm, X.shape[-1]),
+    "softmax": with_own_call(nn.Softmax, 1),
+    "hooked": with_own_call(nn.Sequential, nn.Conv2d(3, 3, 1), hook=True),
+    "branching": with_own_call(Branching),
+}
+
+
+@pytest.mark.parametrize("name", OWN_CALLS)
+def test_a_call_of_its_own_runs_once(name):
+    model = random_(OWN_CALLS[name]())
+    assert_same(model, fuse(model), X)
+    assert_same(model, optimize(model, X), X)
 
 
 def test_a_copied_forward_runs_with_the_weights_of_the_copy():

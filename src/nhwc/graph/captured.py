@@ -19,7 +19,7 @@ from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .edit import attribute, erase
 from .layers import Spread, assert_none
-from .leaves import is_leaf, opaque_by_nature, runs_hooks
+from .leaves import calls_otherwise, is_leaf, opaque_by_nature, runs_hooks
 from .memory import exposed
 from .names import renamed_parts, sayable, user_path
 from .plain import all_plain, is_derived
@@ -182,7 +182,7 @@ def _trace(
 
 def _unlike_forward(module: nn.Module) -> str | None:
     """Say why a graph of `module`'s `forward` could not replace a call of it; None if it could."""
-    if _calls_otherwise(module):
+    if calls_otherwise(module):
         return "it has a __call__ of its own"
     if "forward" in vars(module):
         return "its forward was set from outside"
@@ -190,12 +190,6 @@ def _unlike_forward(module: nn.Module) -> str | None:
         if not is_sayable_argument(parameter):
             return f"generated code cannot have its argument {parameter.name}"
     return None
-
-
-def _calls_otherwise(module: nn.Module) -> bool:
-    """Whether a call of `module` runs other code of the user's before its `forward`."""
-    own = type(module).__call__ is not nn.Module.__call__
-    return own and not isinstance(module, fx.GraphModule)
 
 
 def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
@@ -294,7 +288,7 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     args: list[fx.Node] = []
     kwargs: dict[str, Any] = {}
     star = double = None
-    called = module.__call__ if _calls_otherwise(module) else module.forward
+    called = module.__call__ if calls_otherwise(module) else module.forward
     parameters = list(inspect.signature(called).parameters.values())
     if not all(map(is_sayable_argument, parameters)):
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.

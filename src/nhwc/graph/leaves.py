@@ -16,9 +16,14 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 def is_leaf(module: nn.Module) -> bool:
     """Whether a graph calls this module as a whole, as it does with layers of torch and of nhwc.
 
-    A subclass that inherits `forward` is the layer it inherits from; one that overrides it is
-    user code, and is traced.
+    A subclass that inherits `forward` and `__call__` is the layer it inherits from; one that
+    overrides either is user code, and is traced.
     """
+    return runs_layer(module) and not calls_otherwise(module)
+
+
+def runs_layer(module: nn.Module) -> bool:
+    """Whether the `forward` of this module is that of a layer of torch or of nhwc."""
     if isinstance(module, _CONTAINERS) or "forward" in vars(module):
         return False
     home = definer(type(module), "forward").__module__
@@ -26,6 +31,12 @@ def is_leaf(module: nn.Module) -> bool:
         return is_frozen_batch_norm(module)
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")
+
+
+def calls_otherwise(module: nn.Module) -> bool:
+    """Whether a call of `module` runs other code of the user's before its `forward`."""
+    home = definer(type(module), "__call__").__module__
+    return not home.startswith(("torch.", "nhwc.graph."))
 
 
 def computes_as(module: object, kind: type[nn.Module]) -> bool:
@@ -50,6 +61,9 @@ def is_frozen_batch_norm(module: nn.Module) -> bool:
 
 
 _HOOKED = "it has hooks, which a graph of its inside would not call"
+
+
+IN_OWN_CALL = "a part with a __call__ of its own, whose code is running, cannot be traced"
 
 
 def opaque_by_nature(module: nn.Module) -> str | None:
@@ -83,7 +97,8 @@ def watchers(module: nn.Module) -> tuple[int, ...]:
 
 def runs_hooks(module: nn.Module) -> bool:
     """Whether a call of the module does more than its `forward`."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or calls_otherwise(module)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

@@ -31,7 +31,7 @@ from .edit import filled
 from .flat import is_nested, with_leaves
 from .kept import Kept
 from .layers import Spread
-from .leaves import is_leaf, watched_from_outside
+from .leaves import IN_OWN_CALL, calls_otherwise, is_leaf, watched_from_outside
 from .mentions import may_read_later
 from .noted import Noted, name_of
 from .outside import Outside
@@ -187,6 +187,8 @@ class _Recorder(TorchFunctionMode):
             reason = watched_from_outside(module) if path else None
             if not path or (reason is None and _is_followed(module)):
                 return own(module, *args, **kwargs)
+            if calls_otherwise(module):
+                self.noted.refuse(IN_OWN_CALL)
             if reason is not None:
                 self.noted.opaque[path] = reason
             node = self.noted.call_module(path, args, kwargs)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import fx, jit, nn
 
-from .leaves import is_leaf
+from .leaves import runs_layer
 from .mentions import Mentions, mentions_of
 
 TraceChild = Callable[[nn.Module, str], nn.Module | None]
@@ -27,7 +27,7 @@ def open_shell(
     If the code may look through all its parts, or passes itself to other code, nothing is
     replaced and the reason is returned.
     """
-    if isinstance(shell, jit.ScriptModule) or is_leaf(shell):
+    if isinstance(shell, jit.ScriptModule) or runs_layer(shell):
         return ""
     said = mentions_of(shell, {name for one in above for name in one.read_off_others})
     if said.unseen:

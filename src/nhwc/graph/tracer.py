@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from .asked import OURS, TORCH
 from .doubts import Doubts
-from .leaves import is_leaf, opaque_by_nature
+from .leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
 from .memory import memory_of
 from .names import is_sayable
 from .outside import Outside
@@ -317,6 +317,8 @@ class Tracer(fx.Tracer):
         if kind == "call_method" and not isinstance(args[0][0], (fx.Proxy, fx.Node, Tensor)):
             # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
             self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
+        if kind == "call_module" and calls_otherwise(self.root.get_submodule(target)):
+            self.refuse(IN_OWN_CALL)
         result = super().create_proxy(kind, target, *args, **kwargs)
         if modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")
