@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from ..graph.arguments import type_like
 from ..graph.layers import assert_value
+from ..graph.pickled import PickledGraph
 from .generated import check_code
 from .guests import guest, guest_name
 from .layers import dump_layer, restore_layer
@@ -69,7 +70,7 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
     check_code(graph)
     for place in graph.find_nodes(op="placeholder"):
         _declare(place)
-    return fx.GraphModule(root, graph, identifier(data["name"])).eval()
+    return PickledGraph(root, graph, identifier(data["name"])).eval()
 
 
 def _is_unread(node: fx.Node) -> bool:

@@ -22,6 +22,7 @@ from .layers import Spread, assert_none
 from .leaves import calls_otherwise, is_leaf, opaque_by_nature, runs_hooks
 from .memory import exposed
 from .names import renamed_parts, sayable, user_path
+from .pickled import PickledGraph
 from .plain import all_plain, is_derived
 from .report import Opaque, PassReport
 from .shells import TraceChild, open_shell
@@ -200,7 +201,7 @@ def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
     if names:
         targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
         parts = {target: attribute(root, names.get(target, target)) for target in targets}
-    result = fx.GraphModule(parts, graph, sayable(name) if name.isidentifier() else "Model")
+    result = PickledGraph(parts, graph, sayable(name) if name.isidentifier() else "Model")
     _copy_constants(result)
     result.training = root.training
     if names:
@@ -263,7 +264,7 @@ def _as_one_layer(layer: nn.Module, path: str) -> fx.GraphModule | None:
     root.layer, root.training = layer, layer.training
     graph = fx.Graph()
     graph.output(graph.call_module("layer", (graph.placeholder("input"),)))
-    result = fx.GraphModule(root, graph, type(layer).__name__)
+    result = PickledGraph(root, graph, type(layer).__name__)
     result.meta |= {"path": path, "layer": True}
     return result
 
@@ -312,7 +313,7 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
         root.model = module
         result = graph.call_module("model", tuple(args), kwargs)
     graph.output(result)
-    whole = fx.GraphModule(root, graph, type(module).__name__)
+    whole = PickledGraph(root, graph, type(module).__name__)
     whole.meta["path"] = ""
     return whole
 

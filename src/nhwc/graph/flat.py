@@ -18,6 +18,7 @@ from ..models.trees import can_be_remade, tuple_like
 from .arguments import is_sayable_name
 from .edit import filled
 from .layers import assert_length
+from .pickled import PickledGraph
 
 _LOOKING = (operator.getitem, operator.add, getattr, len, assert_length)
 _METHODS = ("get", "items", "keys", "values")
@@ -126,7 +127,7 @@ def _rest_copied(
     for node in graph.graph.nodes:
         if node.op != "placeholder":
             known[node] = _again(flat, node, known)
-    result = fx.GraphModule(graph, flat, graph._get_name())
+    result = PickledGraph(graph, flat, graph._get_name())
     result.training = graph.training
     return result
 

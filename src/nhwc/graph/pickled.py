@@ -1,0 +1,94 @@
+"""Graphs that are pickled node by node.
+
+torch.fx pickles the code of a graph, and traces that again: it would run what no input reaches,
+once for all calls to come, and give nodes other names than those by which plans know them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .edit import filled
+
+_NOTED = ("is_wrapped", "may_return_input", "seen")
+"""What later traces and passes ask of a node."""
+
+
+class PickledGraph(fx.GraphModule):
+    """A GraphModule that comes out of a pickle as it went in.
+
+    >>> import pickle
+    >>> graph = fx.symbolic_trace(lambda x: x + torch.zeros(2))
+    >>> pickle.loads(pickle.dumps(PickledGraph(graph, graph.graph))).code == graph.code
+    True
+    """
+
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_graph"}
+        return _unpickled, (type(self).__name__, state, [*map(_row_of, self.graph.nodes)])
+
+
+class _Row(NamedTuple):
+    """A node, with the name of the function that it calls if pickle would not find that."""
+
+    name: str
+    op: str
+    target: Any
+    args: Any
+    kwargs: Any
+    type: Any
+    noted: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The result of an earlier node, among arguments."""
+
+    name: str
+
+
+def _row_of(node: fx.Node) -> _Row:
+    args, kwargs = filled((node.args, node.kwargs), lambda one: _Result(one.name))
+    target = node.target if isinstance(node.target, str) else _named(node.target)
+    noted = {name: value for name, value in node.meta.items() if name in _NOTED}
+    return _Row(node.name, node.op, target, args, kwargs, node.type, noted)
+
+
+def _named(function: Callable[..., Any]) -> Any:
+    """A function's name if torch has it there; some of torch's are made in functions."""
+    name = fx.node._get_qualified_name(function)
+    with contextlib.suppress(AttributeError):
+        if _in_torch(name) is function:
+            return name
+    return function
+
+
+def _in_torch(name: str) -> Any:
+    return operator.attrgetter(name.removeprefix("torch."))(torch)
+
+
+def _unpickled(name: str, state: dict[str, Any], rows: Sequence[_Row]) -> PickledGraph:
+    graph, known = fx.Graph(), dict[str, fx.Node]()
+
+    def value_of(one: Any) -> Any:
+        return known[one.name] if isinstance(one, _Result) else one
+
+    for row in rows:
+        called = row.op == "call_function" and isinstance(row.target, str)
+        target = _in_torch(row.target) if called else row.target
+        args, kwargs = fx.node.map_aggregate((row.args, row.kwargs), value_of)  # type: ignore[misc]
+        node = graph.create_node(row.op, target, args, kwargs, row.name, row.type)
+        node.meta.update(row.noted)
+        known[row.name] = node
+    result = PickledGraph.__new__(PickledGraph)
+    type(result).__name__ = name
+    vars(result).update(state)
+    result.graph = graph
+    return result
