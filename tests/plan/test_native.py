@@ -297,6 +297,34 @@ VOLUMES = {
     "max_pool3d": lambda x: F.max_pool3d(x, 3, 2, 1),
     "max_pool3d ceil": lambda x: F.max_pool3d(x, (2, 3, 2), (2, 2, 2), ceil_mode=True),
     "MaxPool3d of frames": nn.MaxPool3d((1, 3, 2), (1, 2, 1), (0, 1, 0)),
+SUMS = {
+    "mean": lambda x: x.mean((2, 3)),
+    "mean of rows": lambda x: x.flatten(2).mean(-1),
+    "pool": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "sum": lambda x: x.sum((2, 3)),
+    "sum of all": lambda x: x.sum((1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@torch.no_grad()
+def test_sums_of_many_numbers_of_one_sign_keep_their_digits(name):
+    x = torch.full((1, 4, 300, 300), 0.1)
+    _, program, chosen = lowered(SUMS[name], x)
+    assert all(kernel == "nhwc" for kernel in chosen), chosen
+    torch.testing.assert_close(program(x), SUMS[name](x.double()).float(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (1, 2, 3)])
+@torch.no_grad()
+def test_sums_of_small_whole_numbers_are_exact(dims):
+    x = (torch.arange(49) < torch.arange(50)[:, None, None]).float().view(50, 1, 7, 7)
+    x = x.expand(50, 8, 7, 7).contiguous()
+    graph, program, chosen = lowered(lambda x: x.sum(dims), x)
+    assert chosen == ["nhwc"]
+    assert torch.equal(program(x), graph(x))
+
+
     "MaxPool3d over frames": nn.MaxPool3d((3, 1, 1), (2, 1, 1), (1, 0, 0)),
     "MaxPool3d dilated": nn.MaxPool3d(2, dilation=(2, 1, 2)),
     "AvgPool3d": nn.AvgPool3d(3, 2, 1, count_include_pad=False),

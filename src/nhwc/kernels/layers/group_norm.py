@@ -21,25 +21,22 @@ and their own mean added: that of a constant is this constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ..language.compiler import Args, Kernel
 from ..language.loops import Place, each_vector
 from ..language.values import Value
-from ..language.vectors import Emitter, Variable
+from ..language.vectors import Emitter
 from ..product.weights import pad_channels
 from ..tape.steps import Argument, Step, View, step
 from .activations import Activation
 from .ending import ENDING, ending, finish
 from .normalize import across
+from .summing import each_pixel, emit_sum, new_sums, together
 
 _PIECE_FLOATS = 16 << 10
 """A piece is read twice: so much stays in the second-level cache."""
-_AT_ONCE = 4
-"""Sums that are added to in turns, which hides the latency of an addition."""
 
 
 def piece_of(c: int) -> int:
@@ -116,7 +113,7 @@ def _emit_pieces(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         pixels = e.broadcast(e.to_float(count))
 
         def channels(c: Value, mask: Value | None) -> None:
-            mean = _sum(e, a, start + c, count, mask) / pixels
+            mean = emit_sum(e, a, start + c, count, mask) / pixels
             beside, squares = _sums_beside(e, a, start + c, count, mask, mean)
             e.store(mean + beside / pixels, target + c, mask)
             e.store(squares, target + (a.c + c), mask)
@@ -124,53 +121,19 @@ def _emit_pieces(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         each_vector(e, e.i64(0), a.c, channels)
 
 
-def _sum(e: Emitter, a: Args, start: Value, count: Value, mask: Value | None) -> Value:
-    """The sum of a vector of channels over pixels."""
-    sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
-
-    def add(number: int, value: Value) -> None:
-        sums[number].value = sums[number].value + value
-
-    _each_pixel(e, a, start, count, mask, add)
-    return _together(sums)
-
-
 def _sums_beside(
     e: Emitter, a: Args, start: Value, count: Value, mask: Value | None, mean: Value
 ) -> tuple[Value, Value]:
     """The sum of what is beside `mean` in a vector of channels over pixels, and of its squares."""
-    sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
-    squares = [e.variable(0.0) for _ in range(_AT_ONCE)]
+    sums, squares = new_sums(e), new_sums(e)
 
     def add(number: int, value: Value) -> None:
         beside = value - mean
         sums[number].value = sums[number].value + beside
         squares[number].value = e.fma(beside, beside, squares[number].value)
 
-    _each_pixel(e, a, start, count, mask, add)
-    return _together(sums), _together(squares)
-
-
-def _each_pixel(
-    e: Emitter,
-    a: Args,
-    start: Value,
-    count: Value,
-    mask: Value | None,
-    add: Callable[[int, Value], None],
-) -> None:
-    """Hand the channels of each pixel to `add`, with the number of the sum that it goes to."""
-    even = count // _AT_ONCE * _AT_ONCE
-    with e.range(0, even, _AT_ONCE) as pixel:
-        for number in range(_AT_ONCE):
-            add(number, e.load(start + (pixel + number) * a.x_pixel, mask))
-    with e.range(even, count) as pixel:
-        add(0, e.load(start + pixel * a.x_pixel, mask))
-
-
-def _together(sums: list[Variable]) -> Value:
-    total: Value = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
-    return total
+    each_pixel(e, a, start, count, mask, add)
+    return together(sums), together(squares)
 
 
 def _emit_groups(e: Emitter, a: Args, thread: Value, threads: Value) -> None:

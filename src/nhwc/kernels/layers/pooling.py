@@ -13,6 +13,7 @@ from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, step
 from .activations import Activation
 from .ending import ENDING, ending, finish
+from .summing import emit_total
 
 Pair = tuple[int, int]
 
@@ -45,17 +46,23 @@ def avgpool_step(
     return step(AVGPOOL, **_shape(x, y), **window)
 
 
-def adaptive_avgpool_step(x: View, y: View, *, activation: Activation = Activation.NONE) -> Step:
+def adaptive_avgpool_step(x: View, y: View) -> Step:
     """The means of as many even parts of the image as `y` has pixels."""
     if y.shape[2:] == (1, 1):
-        return global_mean_step(x, y, activation=activation)
+        return global_mean_step(x, y)
     return step(ADAPTIVE, **_shape(x, y))
 
+    return global_sum_step(x, y).but(divisor=x.shape[2] * x.shape[3])
 
-def global_mean_step(x: View, y: View, *, activation: Activation = Activation.NONE) -> Step:
+
+def global_sum_step(x: View, y: View) -> Step:
+    """The sum of each channel over each image."""
+
+def global_mean_step(x: View, y: View) -> Step:
     """The mean of each channel over each image."""
     n, c, h, w = x.shape
-    return step(GLOBAL, x=x, x_pixel=x.pixel, n=n, c=c, area=h * w, **ending(y, activation))
+    sizes: dict[str, Argument] = {"n": n, "c": c, "area": h * w, "divisor": 1}
+    return step(GLOBAL, x=x, x_pixel=x.pixel, **sizes, **ending(y, Activation.NONE))
 
 
 def _shape(x: View, y: View) -> dict[str, Argument]:
@@ -216,27 +223,16 @@ def _mean(e: Emitter, a: Args, area: _Area, count: Value, pixel: Value) -> None:
     each_block(e, a.c, 2, channels)
 
 
-_AT_ONCE = 4
-"""Independent sums: an addition takes four cycles, and a new one can start in each."""
-
-
 def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
     vectors = emit_vectors(e, a.c)
     begin, end = e.share(a.n * vectors, thread, threads)
-    divisor = e.broadcast(e.to_float(a.area))
+    divisor = e.broadcast(e.to_float(a.divisor))
     with e.range(begin, end) as piece:
         image, first = piece // vectors, piece % vectors * e.width
 
         def channels(c: Value, mask: Value | None) -> None:
-            sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
             source = a.x.floats() + (image * a.area * a.x_pixel + c)
-            even = a.area // _AT_ONCE * _AT_ONCE
-            with e.range(0, even, _AT_ONCE) as p:
-                for number, one in enumerate(sums):
-                    one.value = one.value + e.load(source + (p + number) * a.x_pixel, mask)
-            with e.range(even, a.area) as p:
-                sums[0].value = sums[0].value + e.load(source + p * a.x_pixel, mask)
-            total = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
+            total = emit_total(e, a, source, a.area, mask)
             finish(e, a, [total / divisor], image, Place(c, mask))
 
         each_vector(e, first, e.min(first + e.width, a.c), channels)
@@ -245,4 +241,4 @@ def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 MAXPOOL = Kernel("maxpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_maxpool)
 AVGPOOL = Kernel("avgpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_avgpool)
 ADAPTIVE = Kernel("adaptive_avgpool", (*_SHAPE, *ENDING), _emit_adaptive)
-GLOBAL = Kernel("global_mean", ("x", "x_pixel", "n", "c", "area", *ENDING), _emit_global)
+GLOBAL = Kernel("global_mean", ("x", "x_pixel", "n", "c", "area", "divisor", *ENDING), _emit_global)

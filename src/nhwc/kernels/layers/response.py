@@ -24,9 +24,7 @@ from ..tape.steps import Argument, Step, View, step
 from .elementwise import multiply_step
 from .group_norm import piece_of, pieces_of
 from .normalize import across
-
-_AT_ONCE = 4
-"""Sums that are added to in turns, which hides the latency of an addition."""
+from .summing import each_pixel, new_sums, together
 
 
 def response_steps(
@@ -78,22 +76,15 @@ def _emit_squares(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         count = e.min(a.piece, a.area - first)
         start = a.x.floats() + (unit // a.pieces * a.area + first) * a.x_pixel
         target = a.y.floats() + unit * a.y_pixel
-        even = count // _AT_ONCE * _AT_ONCE
 
         def channels(c: Value, mask: Value | None) -> None:
-            sums = [e.variable(0.0) for _ in range(_AT_ONCE)]
+            sums = new_sums(e)
 
-            def add(number: int, pixel: Value) -> None:
-                value = e.load(start + (pixel * a.x_pixel + c), mask)
+            def add(number: int, value: Value) -> None:
                 sums[number].value = e.fma(value, value, sums[number].value)
 
-            with e.range(0, even, _AT_ONCE) as pixel:
-                for number in range(_AT_ONCE):
-                    add(number, pixel + number)
-            with e.range(even, count) as pixel:
-                add(0, pixel)
-            total = (sums[0].value + sums[1].value) + (sums[2].value + sums[3].value)
-            e.store(total, target + c, mask)
+            each_pixel(e, a, start + c, count, mask, add)
+            e.store(together(sums), target + c, mask)
 
         each_vector(e, e.i64(0), a.c, channels)
 

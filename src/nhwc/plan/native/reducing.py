@@ -10,10 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-
-from ...kernels.layers.elementwise import affine_step
-from ...kernels.layers.pooling import global_mean_step, maxpool_step
+from ...kernels.layers.pooling import global_mean_step, global_sum_step, maxpool_step
 from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.programs.moved import Moved, as_rows, runs_on, settled, settled_rows
 from ...kernels.tape.steps import Step, View
@@ -81,12 +78,10 @@ def _pooled(
 
     def make(x: View, y: View) -> list[Step]:
         image = seen(x)
-        area = image.shape[2] * image.shape[3]
         if kind == "amax":
+            area = image.shape[2] * image.shape[3]
             return [maxpool_step(image, y, size=(area, 1), stride=(1, 1))]
-        mean = global_mean_step(image, y)
-        every = torch.full(y.shape[1:2], float(area))
-        return [mean, *([affine_step(y, y, every)] if kind == "sum" else [])]
+        return [global_mean_step(image, y) if kind == "mean" else global_sum_step(image, y)]
 
     builder.add(make, x, y)
     return y
