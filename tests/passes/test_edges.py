@@ -170,6 +170,19 @@ def test_a_factor_that_half_precision_cannot_hold_stays_one() -> None:
 
 
 @pytest.mark.parametrize("mode", ["zeros", "border"])
+def test_an_infinite_place_is_none_but_at_the_border(mode: str) -> None:
+    grid = torch.zeros(1, 2, 3, 2)
+    grid[0, 0, 0, 0], grid[0, 1, 1, 1], grid[0, 1, 2, 0] = torch.inf, -torch.inf, torch.nan
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, padding_mode=mode, align_corners=False)
+
+    model, x = Edge(forward).eval(), nhwc.to_format(X, nhwc.Format.CHANNELS_LAST)[:1]
+    found, expected = nhwc.fuse(model, passes=PASSES)(x), model(x)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "border"])
 def test_no_sample_is_taken_of_infinite_pixels_that_are_not_seen(mode: str) -> None:
     x = torch.randn(1, 4, 5, 5)
     x[..., -1] = torch.inf

@@ -355,7 +355,8 @@ class GridSample(Leaf):
             place = ((coordinate + 1) * size - 1) / 2
         if self.padding_mode == "border":
             return torch.nan_to_num(place).clamp(0, size - 1)
-        return place.clamp(-2, size + 1)
+        # An infinite place is none: what is taken from itself leaves NaN.
+        return place.clamp(-2, size + 1) + (place - place)
 
     def extra_repr(self) -> str:
         return f"padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"

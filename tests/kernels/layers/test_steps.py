@@ -1,12 +1,14 @@
 """Every step that is no dense convolution, against float64, on every instruction set here."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nhwc import InputError
-from nhwc.kernels.layers import elementwise, linear, pooling
+from nhwc.kernels.layers import elementwise, linear, pooling, sample
 from nhwc.kernels.layers.activations import Activation
 from nhwc.kernels.tape.steps import Step, View, bits, view_of
 
@@ -60,6 +62,19 @@ def test_activations_keep_their_digits(isa, activation):
     scale = values.abs().clamp(1) if activation.name.startswith("GELU") else torch.ones(())
     error = (y - expected).abs() - 1e-6 * expected.abs()
     assert (error <= 3e-7 * scale).all()
+
+
+@pytest.mark.parametrize("column", [-3.0, -1.5, 1.5, 3.0])
+@pytest.mark.parametrize("turned", [False, True])
+def test_places_outside_of_an_image_touch_no_number_of_it(isa, column, turned):
+    x = torch.full((1, 3, 4, 5), torch.inf)
+    grid = torch.tensor([0.1, column] if turned else [column, 0.1]).view(1, 2, 1, 1)
+    case = step_cases.StepCase([x, grid], sampling, torch.zeros(1, 3, 1, 1))
+    case.check(step_cases.run(case, random.Random(0), 1))
+
+
+def sampling(x, grid, y):
+    return sample.sample_step(x, grid, y, border=False, corners=False)
 
 
 def test_views_of_tensors():

@@ -73,14 +73,14 @@ def _emit_sample(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 def _place(e: Emitter, a: Args, given: Value, zoom: Value, size: Value) -> tuple[Value, Value]:
     """The pixel in front of a place along a side, and the share of the pixel behind it."""
     place = (given + 1.0) * e.float_of_bits(zoom) - e.float_of_bits(a.offset)
-    known = place == place
-    # At the border what is no number is the first pixel; else it makes what is read no number.
-    place = e.select(known | (a.outside != 0), place, e.f32(0.0))
-    first, last = e.to_float(-a.outside), e.to_float(size - 1 + a.outside)
-    bounded = e.max(e.min(place, last), first)
+    # Two pixels in front of the image, neither the place nor the pixel behind it is inside.
+    first, last = e.to_float(-2 * a.outside), e.to_float(size - 1 + a.outside)
+    bounded = e.min(e.max(place, first), last)
     whole = e.whole(bounded)
     whole = e.select(e.to_float(whole) > bounded, whole - 1, whole)
-    return whole, e.select(place == place, bounded, place) - e.to_float(whole)
+    # At the border what is no number is the first pixel. Else what is not finite has no place.
+    placed = (a.outside == 0) | (place - place == 0.0)
+    return whole, e.select(placed, bounded, e.f32(float("nan"))) - e.to_float(whole)
 
 
 def _corner(e: Emitter, a: Args, image: Value, row: Value, column: Value) -> Value:
