@@ -159,6 +159,9 @@ OPERATORS = {
     "Upsample": nn.Upsample(scale_factor=2),
     "Upsample bilinear": nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear"),
     "interpolate": lambda x: F.interpolate(input=x, size=[9, 4]),
+    "Upsample by less than a pixel": nn.Upsample(scale_factor=1.14),
+    "Upsample by a bit more than two": nn.Upsample(scale_factor=(2.1, 1.1)),
+    "Upsample exactly": nn.Upsample(scale_factor=1.14, mode="nearest-exact"),
     "interpolate bilinear": lambda x: F.interpolate(x, x.shape[2:], mode="bilinear"),
     "interpolate aligned": lambda x: F.interpolate(x, (13, 12), None, "bilinear", True),
     "interpolate recomputed": lambda x: F.interpolate(
@@ -369,6 +372,7 @@ def test_sums_of_small_whole_numbers_are_exact(dims):
     "normalize": lambda x: F.normalize(x.float().clone(), dim=1).type_as(x) * 3,
     "numbers": lambda x: ((2 * x + 1) / 3 - 2) * 0.1,
     "BatchNorm3d": nn.BatchNorm3d(8).eval(),
+    "Upsample by less than a pixel": nn.Upsample(scale_factor=1.14),
     "GroupNorm": GroupNorm(nn.GroupNorm(1, 8)),
     "InstanceNorm": InstanceNorm(nn.InstanceNorm3d(8)),
     "Dropout3d": nn.Sequential(nn.Dropout3d(), nn.ReLU()),

@@ -28,6 +28,7 @@ LAYERS = {
     "mean": nn.AdaptiveAvgPool1d(1),
     "means": lambda x: F.adaptive_avg_pool1d(x, 3),
     "resized": nn.Upsample(scale_factor=2),
+    "resized by less than a place": nn.Upsample(scale_factor=1.07),
     "resized linearly": lambda x: F.interpolate(x, scale_factor=1.7, mode="linear"),
     "PReLU": nn.PReLU(8, 0.3),
     "group norm": Fused(GroupNorm(nn.GroupNorm(2, 8)), nn.SiLU()),

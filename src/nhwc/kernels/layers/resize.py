@@ -16,12 +16,23 @@ _TAP = 4
 
 
 def nearest_step(
-    x: View, y: View, *, scale: tuple[float, float] | None = None, exact: bool = False
+    x: View,
+    y: View,
+    *,
+    scale: tuple[float, float] | None = None,
+    exact: bool = False,
+    even: bool = False,
 ) -> Step:
-    """Each output pixel is the input pixel at its place; `scale` is interpolate's scale_factor."""
-    factors = scale or (None, None)
-    sizes = zip(x.shape[2:], y.shape[2:], factors, strict=True)
-    return _step(x, y, [_nearest(i, o, s, exact) for i, o, s in sizes])
+    """Each output pixel is the input pixel at its place; `scale` is interpolate's scale_factor.
+
+    If `even`, what becomes as long or twice as long does so pixel by pixel, whatever the scale.
+    """
+
+    def taps(size: int, wanted: int, factor: float | None) -> Tensor:
+        ignored = even and wanted in (size, 2 * size)
+        return _nearest(size, wanted, None if ignored else factor, exact)
+
+    return _step(x, y, [*map(taps, x.shape[2:], y.shape[2:], scale or (None, None))])
 
 
 def bilinear_step(

@@ -44,7 +44,10 @@ def resize(given: Given) -> Make | None:
     scale = None if factor is None else (float(factors[0]), float(factors[-1]))
     mode = given.get("mode", "nearest")
     if mode in ("nearest", "nearest-exact"):
-        return lambda x, y: nearest_step(x, y, scale=scale, exact=mode == "nearest-exact")
+        exact = mode == "nearest-exact"
+        # torch ignores some factors of images, and none of signals.
+        even = not exact and not given.get("signal")
+        return lambda x, y: nearest_step(x, y, scale=scale, exact=exact, even=even)
     align = bool(given.get("align_corners"))
     if mode in ("bilinear", "trilinear"):
         return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale)
@@ -84,7 +87,7 @@ def of_row(given: Given) -> Given:
     """
     mode = {"mode": "bilinear"} if given.get("mode") == "linear" else {}
     last = {name: (_NEUTRAL[name], sides[-1]) for name, sides in _sides(given).items()}
-    return {**given, **last, **mode}
+    return {**given, **last, **mode, "signal": True}
 
 
 def is_neutral(given: Given) -> bool:
