@@ -109,6 +109,7 @@ OPERATORS = {
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
     "pad": lambda x: F.pad(x, (1, 2), value=-1),
     "ReflectionPad2d": nn.ReflectionPad2d((2, 1, 0, 3)),
+    "CircularPad cut": CircularPad((-2, 3, 2, -1)),
     "lines": lambda x: x[..., 1:, :-1].relu(),
     "cat of lines": lambda x: torch.cat([x, x.relu()], dim=2),
     "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),

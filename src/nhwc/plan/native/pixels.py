@@ -55,7 +55,9 @@ def _padded(size: int, front: int, behind: int, mode: str) -> Tensor:
     if mode == "replicate":
         return places.clamp(0, size - 1)
     if mode == "circular":
-        return places % size
+        # What is cut off does not come back on the other side.
+        first, end = max(-front, 0), size - max(-behind, 0)
+        return first + (places - first) % (end - first)
     if mode == "reflect":
         return size - 1 - (size - 1 - places.abs()).abs()
     return torch.where((places >= 0) & (places < size), places, OUTSIDE)
