@@ -229,15 +229,13 @@ def _silu(e: Emitter, x: Value) -> Value:
 
 def _gelu(e: Emitter, x: Value) -> Value:
     """x / 2 * (1 + erf(x / sqrt(2)))."""
-    half = x * 0.5
-    return e.fma(half, _s_curve(e, x, _ERF), half)
+    return x * 0.5 * _raised_curve(e, x, _ERF)
 
 
 def _gelu_tanh(e: Emitter, x: Value) -> Value:
     """x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x**3)."""
-    half = x * 0.5
     z = x * e.fma(x * x, even(e, 0.044715 * _ROOT), even(e, _ROOT))
-    return e.fma(half, _s_curve(e, z, _TANH), half)
+    return x * 0.5 * _raised_curve(e, z, _TANH)
 
 
 def _tanh(e: Emitter, x: Value) -> Value:
@@ -264,10 +262,20 @@ class _Curve(NamedTuple):
 
 
 def _s_curve(e: Emitter, x: Value, curve: _Curve) -> Value:
-    # With the square held there, the quotient goes on to grow with x: the bounds make it 1.
+    above, below = _parts(e, x, curve)
+    return e.min(even(e, 1.0), e.max(even(e, -1.0), x * above / below))
+
+
+def _raised_curve(e: Emitter, x: Value, curve: _Curve) -> Value:
+    """1 + the curve, from 0 to 2, with one division."""
+    above, below = _parts(e, x, curve)
+    return e.min(even(e, 2.0), e.max(even(e, 0.0), e.fma(x, above, below) / below))
+
+
+def _parts(e: Emitter, x: Value, curve: _Curve) -> tuple[Value, Value]:
+    # With the square held there, the quotient goes on to grow with x: bounds must end it.
     square = e.min(even(e, curve.flat**2), x * x)
-    quotient = x * polynomial(e, square, curve.above) / polynomial(e, square, curve.below)
-    return e.min(even(e, 1.0), e.max(even(e, -1.0), quotient))
+    return polynomial(e, square, curve.above), polynomial(e, square, curve.below)
 
 
 def emit_exp(e: Emitter, x: Value) -> Value:

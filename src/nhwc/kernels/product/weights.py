@@ -50,9 +50,12 @@ def pack_convolution(weight: Tensor, bias: Tensor | None, groups: int, isa: Isa)
 
 
 def pad_channels(values: Tensor | None, channels: int) -> Tensor:
-    """Rows of a value per channel, filled up with zeros to whole vectors; all zeros for None."""
+    """Rows of a value per channel, filled up with zeros to whole vectors; of -0.0 for None.
+
+    Whatever -0.0 is added to stays what it is, where 0.0 would make 0.0 of -0.0.
+    """
     if values is None:
-        return torch.zeros(padded(channels))
+        return torch.full((padded(channels),), -0.0)
     rows = values.detach().float()
     filled = room(math.prod(rows.shape[:-1]) * padded(channels)).view(*rows.shape[:-1], -1)
     filled[..., :channels] = rows

@@ -121,7 +121,7 @@ def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | 
     swapped = number is args[0] and min(power, sign) < 0
     if number is None or not _is_ordinary(number) or (power < 0 and (swapped or not number)):
         return None
-    scale, shift = number**power, 1.0 * sign * number
+    scale, shift = number**power, 1.0 * sign * number if sign else -0.0
     if swapped:
         scale, shift = -1, number
 
