@@ -119,7 +119,7 @@ def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | 
         return None
     number: Any = next((arg for arg in args if type(arg) in (int, float)), None)
     swapped = number is args[0] and min(power, sign) < 0
-    if number is None or not _is_ordinary(number) or (power < 0 and (swapped or not number)):
+    if number is None or not is_ordinary(number) or (power < 0 and (swapped or not number)):
         return None
     scale, shift = number**power, 1.0 * sign * number if sign else -0.0
     if swapped:
@@ -132,7 +132,7 @@ def with_number(call: OperatorCall, *, power: int = 0, sign: int = 0) -> Make | 
     return make
 
 
-def _is_ordinary(number: float) -> bool:
+def is_ordinary(number: float) -> bool:
     """Whether 0 times it is 0, and multiplying by its reciprocal is as good as dividing by it."""
     return not number or 1e-37 < abs(number) < 1e37
 

@@ -20,6 +20,7 @@ from ...kernels.programs.moved import Moved, as_image, channels_of
 from ..implementation import Implementation
 from ..recording import Record
 from ..specs import Layer
+from .arithmetic import is_ordinary
 from .calls import OperatorCall, computing
 from .rows import as_it_lies, rowwise
 from .windows import Make
@@ -154,7 +155,7 @@ def unit_eps(call: OperatorCall) -> float | None:
     given = bound(call.node, _UNIT)
     plain = given.get("p", 2.0) == 2 and given.get("out") is None
     eps = given.get("eps", 1e-12)
-    return eps if plain and type(eps) is float else None
+    return eps if plain and type(eps) is float and is_ordinary(eps) else None
 
 
 def softmax(call: OperatorCall) -> Implementation | None:
