@@ -233,6 +233,15 @@ def test_from_nothing_shows_what_a_step_leaves_out(between):
     assert found[:, 5:].isnan().all()
 
 
+def test_memory_that_was_taken_under_inference_mode_can_be_wiped():
+    program, reference = mixed()
+    x = torch.randn(2, 10, 9, 7)
+    with torch.inference_mode():
+        program(x)
+    with from_nothing():
+        torch.testing.assert_close(program(x)[0], reference(x)[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("where", "shift"), [("a result", -8), ("a result", 8), ("the block", -512)]
 )

@@ -80,6 +80,12 @@ def _bytes(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 4 + 4 * sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def _bare(size: int) -> Tensor:
+    """So many bytes, which may be wiped in whatever mode they were asked for."""
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
 class Pool:
     """Memory for programs that run one after the other, or at once in several threads."""
 
@@ -123,13 +129,12 @@ class _Block:
     def __init__(self) -> None:
         # A program that was made for weights of yesterday leaves nothing behind.
         self.bound: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._memory = _bare(0)
 
     def grow(self, size: int) -> None:
         if size > self.size:
             self.bound = WeakKeyDictionary()
-            room = size + LINE + 2 * _GUARD
-            self._memory = torch.empty(room, dtype=torch.uint8, device="cpu")
+            self._memory = _bare(size + LINE + 2 * _GUARD)
 
     def wipe(self) -> None:
         """Leave nothing of what it holds."""
