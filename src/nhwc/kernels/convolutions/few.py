@@ -42,13 +42,13 @@ from .spec import SIDES, ConvSpec
 
 STRIP_FIELDS = (
     *("x", "weights", "bias", *ENDING, *SIDES),
-    *("n", "c", "x_pixel", "columns", "y_n", "y_d", "y_h"),
+    *("n", "x_pixel", "columns", "y_n", "y_d", "y_h"),
 )
 """What `each_strip` and `each_row` read; a strip sees `columns` of the image."""
 
 _FIELDS = (
     *STRIP_FIELDS,
-    *("taps", "segments", "apart", "y_floats", "scratch", "scratch_floats"),
+    *("c", "taps", "segments", "apart", "y_floats", "scratch", "scratch_floats"),
 )
 """A row of a filter is `segments` pieces of `taps` pixels without gaps, `apart` from each other."""
 
@@ -274,6 +274,7 @@ def few_steps(
             few_kernel(spec.k),
             bias=after(packed, packed_floats(spec) - padded(1)),
             y_floats=(rows or _whole(spec)).floats,
+            c=spec.c,
             taps=spec.s if joined else 1,
             segments=1 if joined else spec.s,
             apart=spec.dilation[1] * x.pixel,
@@ -305,7 +306,6 @@ def strip_arguments(
         "y_h": rows.h,
         "columns": _columns(spec, pixels),
         "n": spec.n,
-        "c": spec.c,
         "x_pixel": x.pixel,
         **spec.sides(),
     }

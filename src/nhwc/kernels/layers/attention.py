@@ -302,7 +302,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             _score(e, a, head, block, memory, tile)
             _add_second(e, a, head, block, memory)
             _exponentiate(e, a, block, memory)
-            _mix(e, a, block, memory, tile)
+            _mix(e, a, memory, tile)
             _put(e, a, head, block, memory)
 
 
@@ -467,7 +467,7 @@ def _exponentiate(e: Emitter, a: Args, block: _Block, memory: _Memory) -> None:
         e.store(e.select(lost, e.vector(1.0), divisor), memory.sums + row, e.lanes(1))
 
 
-def _mix(e: Emitter, a: Args, block: _Block, memory: _Memory, tile: TileCall) -> None:
+def _mix(e: Emitter, a: Args, memory: _Memory, tile: TileCall) -> None:
     """Multiply the exponentials of some queries by the values."""
     wide = e.isa.panel_columns
     tile.set(a=memory.weights, a_row=emit_whole(e, a.tokens), segment=a.tokens)

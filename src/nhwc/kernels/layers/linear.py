@@ -15,6 +15,7 @@ are computed as a 1x1 convolution instead, with packed weights.
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from ..language.compiler import Args, Kernel
 from ..language.loops import PADDED_TO, Place, each_vector
 from ..language.values import Value
 from ..language.vectors import Emitter
+from ..product.moments import across
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, step
 from .activations import Activation
@@ -144,16 +146,7 @@ def _emit_products(e: Emitter, a: Args, which: _Outputs, images: _Images, sums: 
     for o, of_output in enumerate(products):
         for r, of_image in enumerate(of_output):
             total = sum((one.value for one in of_image[1:]), of_image[0].value)
-            e.store(_across(e, total), sums + (r * _PANEL + o), e.lanes(1))
-
-
-def _across(e: Emitter, vector: Value) -> Value:
-    """The sum of all lanes, in every lane."""
-    half = e.width // 2
-    while half:
-        vector = vector + e.shuffle(vector, [(lane + half) % e.width for lane in range(e.width)])
-        half //= 2
-    return vector
+            e.store(across(e, total, operator.add), sums + (r * _PANEL + o), e.lanes(1))
 
 
 LINEAR = Kernel(

@@ -18,10 +18,7 @@ from .summing import emit_total
 Pair = tuple[int, int]
 
 _SHAPE = ("x", "x_pixel", "n", "h", "w", "c", "out_h", "out_w")
-_WINDOW = (
-    *("r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w"),
-    *("count_padding", "divisor"),
-)
+_WINDOW = ("r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w")
 
 
 def maxpool_step(
@@ -42,8 +39,8 @@ def avgpool_step(
     divisor: int | None = None,
 ) -> Step:
     """The mean of each window, as torch's avg_pool2d; `y` says how many windows (ceil_mode)."""
-    window = _window(size, stride, padding, (1, 1), int(count_include_pad), divisor or 0)
-    return step(AVGPOOL, **_shape(x, y), **window)
+    count: dict[str, Argument] = {"count_padding": int(count_include_pad), "divisor": divisor or 0}
+    return step(AVGPOOL, **_shape(x, y), **_window(size, stride, padding, (1, 1)), **count)
 
 
 def adaptive_avgpool_step(x: View, y: View) -> Step:
@@ -52,14 +49,14 @@ def adaptive_avgpool_step(x: View, y: View) -> Step:
         return global_mean_step(x, y)
     return step(ADAPTIVE, **_shape(x, y))
 
+
+def global_mean_step(x: View, y: View) -> Step:
+    """The mean of each channel over each image."""
     return global_sum_step(x, y).but(divisor=x.shape[2] * x.shape[3])
 
 
 def global_sum_step(x: View, y: View) -> Step:
     """The sum of each channel over each image."""
-
-def global_mean_step(x: View, y: View) -> Step:
-    """The mean of each channel over each image."""
     n, c, h, w = x.shape
     sizes: dict[str, Argument] = {"n": n, "c": c, "area": h * w, "divisor": 1}
     return step(GLOBAL, x=x, x_pixel=x.pixel, **sizes, **ending(y, Activation.NONE))
@@ -72,14 +69,7 @@ def _shape(x: View, y: View) -> dict[str, Argument]:
     return {"x": x, "x_pixel": x.pixel, **sizes, **ending(y, Activation.NONE)}
 
 
-def _window(
-    size: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    count_padding: int = 0,
-    divisor: int = 0,
-) -> dict[str, Argument]:
+def _window(size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> dict[str, Argument]:
     return {
         "r": size[0],
         "s": size[1],
@@ -89,8 +79,6 @@ def _window(
         "stride_w": stride[1],
         "dilation_h": dilation[0],
         "dilation_w": dilation[1],
-        "count_padding": count_padding,
-        "divisor": divisor,
     }
 
 
@@ -239,6 +227,6 @@ def _emit_global(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
 
 
 MAXPOOL = Kernel("maxpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_maxpool)
-AVGPOOL = Kernel("avgpool", (*_SHAPE, *_WINDOW, *ENDING), _emit_avgpool)
+AVGPOOL = Kernel("avgpool", (*_SHAPE, *_WINDOW, "count_padding", "divisor", *ENDING), _emit_avgpool)
 ADAPTIVE = Kernel("adaptive_avgpool", (*_SHAPE, *ENDING), _emit_adaptive)
 GLOBAL = Kernel("global_mean", ("x", "x_pixel", "n", "c", "area", "divisor", *ENDING), _emit_global)
