@@ -57,7 +57,7 @@ def _padded(size: int, front: int, behind: int, mode: str) -> Tensor:
     if mode == "circular":
         # What is cut off does not come back on the other side.
         first, end = max(-front, 0), size - max(-behind, 0)
-        return first + (places - first) % (end - first)
+        return first + (places - first) % max(end - first, 1)
     if mode == "reflect":
         return size - 1 - (size - 1 - places.abs()).abs()
     return torch.where((places >= 0) & (places < size), places, OUTSIDE)
