@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Meanwhile(nn.Module):
 @torch.no_grad()
 def test_other_threads_compute_as_ever_meanwhile(way):
     other = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()).eval()
-    compiled, seen = torch.compile(other, backend="eager"), []
+    compiled, seen = torch.compile(other, backend="eager"), SimpleQueue()
     expected = compiled(X)
 
     def compute():
@@ -38,14 +39,14 @@ def test_other_threads_compute_as_ever_meanwhile(way):
 
     def doing():
         with ThreadPoolExecutor(1) as pool:
-            seen.append(pool.submit(compute).result())
+            seen.put(pool.submit(compute).result())
 
     model = Meanwhile(doing).eval()
     if way == "trace":
         capture(model)
     else:
         record_run(capture_closed(model, "for its sizes").module, [X])
-    plain, fast, weight = seen[-1]
+    plain, fast, weight = seen.get_nowait()
     assert torch.equal(plain, expected)
     assert torch.equal(fast, expected)
     assert weight is other[0].weight

@@ -93,7 +93,7 @@ def test_a_model_without_parameters_cannot_be_trained():
     [
         ({"epochs": 0}, "epochs 0 is too small"),
         ({"lr": -1.0}, "lr -1.0 is too small"),
-        ({"lr": float("nan")}, "lr nan is too small"),
+        ({"lr": float("nan")}, "lr nan is no finite number"),
         ({"optimizer": "adam"}, "Use sgd or adamw"),
         ({"amp_dtype": "float8"}, "Use float16 or bfloat16"),
         ({"label_smoothing": 1.0}, "label_smoothing 1.0 is out of range"),
