@@ -152,6 +152,10 @@ def test_a_model_for_several_devices_is_fused_as_the_one_in_it():
     hooked = nn.DataParallel(small()).eval()
     hooked.register_forward_hook(lambda module, args, result: result * 2)
     assert_same(fuse(hooked), hooked, X)
+    compiled = torch.compile(nn.DataParallel(small()).eval(), backend="eager")
+    assert has_no_norm(fuse_checked(compiled, X))
+    # In training a wrapper may add up gradients.
+    assert not has_no_norm(fuse(nn.DataParallel(small().eval()).train()))
 
 
 def test_other_batch_and_image_sizes():

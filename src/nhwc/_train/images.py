@@ -118,11 +118,8 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         with Image.open(path) as image:
             box = middle_box(image.size) if rng is None else random_box(image.size, rng)
             box = _decode_smaller(image, box, size)
-            out = (
-                _in_bytes(image)
-                .convert("RGB")
-                .resize((size, size), Image.Resampling.BILINEAR, box=box)
-            )
+            rgb = _in_bytes(image).convert("RGB")
+            out = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
     except MemoryError:
         raise
     except Exception as error:  # Damaged files make Pillow raise anything.

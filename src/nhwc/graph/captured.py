@@ -77,10 +77,15 @@ def capture(
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model in a wrapper that only calls it: torch.compile's, or one for several devices."""
-    while isinstance(model, nn.DataParallel | DistributedDataParallel) and not runs_hooks(model):
-        model = model.module
-    return getattr(model, "_orig_mod", model)
+    """The model in a wrapper that only calls it: torch.compile's, or one for several devices.
+
+    In training, the latter also adds up gradients.
+    """
+    inside: Any = getattr(model, "_orig_mod", None)
+    parallel = isinstance(model, nn.DataParallel | DistributedDataParallel)
+    if parallel and not model.training and not runs_hooks(model):
+        inside = model.module
+    return model if inside is None else _unwrapped(inside)
 
 
 def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:
