@@ -353,3 +353,31 @@ def test_code_that_seeds_keeps_its_code(made):
     assert "it seeds torch's random numbers" in captured.opaque[0].reason
     x = torch.ones(3, 5)
     assert torch.equal(captured.module(x), made()(x))
+
+
+class Blocks(nn.Module):
+    """Blocks that write in place, behind one another and perhaps behind a constant."""
+
+    def __init__(self, count, constant):
+        super().__init__()
+        blocks = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True)) for _ in range(count))
+        self.blocks, self.constant = nn.Sequential(*blocks), constant
+
+    def forward(self, x):
+        return self.blocks(x + torch.ones(3, 1, 1) if self.constant else x)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_to_trace_twice_as_many_blocks_takes_looks_twice_as_often(constant, monkeypatch):
+    looks = []
+    look = nn.Module.get_submodule
+
+    def counted(module, path):
+        looks[-1] += 1
+        return look(module, path)
+
+    monkeypatch.setattr(nn.Module, "get_submodule", counted)
+    for count in (20, 40):
+        looks.append(0)
+        capture(Blocks(count, constant))
+    assert looks[1] <= 2.2 * looks[0]

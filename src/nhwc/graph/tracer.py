@@ -65,6 +65,7 @@ class Tracer(fx.Tracer):
         self.believed = believed
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
+        self._writes: list[tuple[fx.Node, fx.Node]] = []
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
@@ -328,7 +329,9 @@ class Tracer(fx.Tracer):
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
         written = self._written_into(result.node)
-        if any(isinstance(v, fx.Node) and is_constant(v) for v in tree_leaves(written)):
+        targets = [one for one in tree_leaves(written) if isinstance(one, fx.Node)]
+        self._writes += [(result.node, one) for one in targets]
+        if any(map(is_constant, targets)):
             raise fx.proxy.TraceError(_WRITES_INTO_OWN)
         if isinstance(written, fx.Node):
             # From now on the written value stands for the result of the write.
@@ -369,16 +372,17 @@ class Tracer(fx.Tracer):
             if not node._erased and tensor._version != version:
                 raise fx.proxy.TraceError("it writes into a tensor that it used before")
         # Each run writes into a copy of a constant, which no other tensor in its memory shows.
+        made = [node for node in self._constants if is_constant(node) and not node._erased]
+        written = self._written() if made else set()
         held = [*self._names, *(tensor for tensor, _ in self._constants.values())]
-        for node in filter(is_constant, self._written()):
+        for node in written.intersection(made):
             tensor, _ = self._constants[node]
             if any(one is not tensor and _is_alias_of(one, tensor) for one in held):
                 raise fx.proxy.TraceError(_WRITES_INTO_OWN)
 
     def _written(self) -> set[fx.Node]:
         """All in whose memory the graph so far may write."""
-        written = [self._written_into(node) for node in self.graph.nodes]
-        return memory_of(*(one for one in tree_leaves(written) if isinstance(one, fx.Node)))
+        return memory_of(*(one for node, one in self._writes if not node._erased))
 
     def _erase_after(self, before: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
