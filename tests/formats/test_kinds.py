@@ -144,6 +144,11 @@ def test_torchscript_is_refused_by_what_rewrites(kind, verb, call):
     assert "\n" not in str(caught.value)
 
 
+def test_torchscript_in_a_wrapper_is_refused_as_it_is_alone():
+    with pytest.raises(nhwc.InputError, match=r"^cannot fuse a TorchScript module \(scripted\)"):
+        nhwc.fuse(nn.DataParallel(made("scripted")).eval())
+
+
 def test_torchscript_inside_of_a_model_is_left_with_its_reason():
     model = made("inside").eval()
     fused = nhwc.fuse(model)

@@ -1,5 +1,7 @@
 """What a forward writes outside of its modules: no graph would do it, and no trace may leave it."""
 
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import nhwc
 
 KEPT: dict[str, torch.Tensor] = {}
+LAST: deque[torch.Tensor] = deque(maxlen=2)
 SIZES = {"scale": 2.0}
 MEAN = None
 
@@ -48,6 +51,13 @@ class FillsAGlobalDict(Net):
         return y + 1
 
 
+class FillsAGlobalDeque(Net):
+    def forward(self, x):
+        y = self.conv(x)
+        LAST.append(y)
+        return y + 1
+
+
 class FillsADefault(Net):
     def forward(self, x, *, kept=[]):  # noqa: B006
         y = self.conv(x)
@@ -73,6 +83,7 @@ WRITING = [
     FillsADictOfItsClass,
     SetsAGlobal,
     FillsAGlobalDict,
+    FillsAGlobalDeque,
     FillsADefault,
     enclosing(),
 ]
@@ -80,7 +91,7 @@ WRITING = [
 
 def outside():
     default = FillsADefault.forward.__kwdefaults__["kept"]
-    return KeepsInItsClass.grid, Net.cache, MEAN, KEPT, default, WRITING[-1].kept
+    return KeepsInItsClass.grid, Net.cache, MEAN, KEPT, LAST, default, WRITING[-1].kept
 
 
 @pytest.fixture(autouse=True)
@@ -99,12 +110,30 @@ def test_what_is_written_outside_is_left_as_it_was_and_its_writer_called(kind, i
     net = kind().eval()
     net = nn.Sequential(net, nn.ReLU()) if inside else net
     fused = nhwc.fuse(net)
-    assert [held or None for held in outside()] == [None] * 6
+    assert [held or None for held in outside()] == [None] * 7
     (opaque,) = fused.report.opaque
     assert "lies outside of it" in opaque.reason or "cannot have its argument" in opaque.reason
     x = torch.rand(1, 3, 8, 8)
     torch.testing.assert_close(fused(x), net(x))
     assert any(held is not None and len(held) for held in outside())
+
+
+class FillsItsOwnDeque(Net):
+    def __init__(self):
+        super().__init__()
+        self.window = deque(maxlen=2)
+
+    def forward(self, x):
+        self.window.append(self.conv(x))
+        return self.window[-1] + 1
+
+
+def test_a_deque_of_its_own_is_filled_by_each_call():
+    fused = nhwc.fuse(FillsItsOwnDeque().eval())
+    assert "changes self.window" in fused.report.opaque[0].reason
+    for _ in range(3):
+        fused(torch.rand(1, 3, 8, 8))
+    assert len(fused.model.window) == 2
 
 
 class Reads(Net):

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InputError
-from ..models.kinds import check_initialized
+from ..models.kinds import check_initialized, unwrapped
 from ..models.preserve import mark_generators, undrawn
 from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
 from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .edit import attribute, erase
 from .layers import Spread, assert_none
-from .leaves import calls_otherwise, is_leaf, opaque_by_nature, runs_hooks
+from .leaves import calls_otherwise, is_leaf, opaque_by_nature
 from .memory import exposed
 from .names import renamed_parts, sayable, user_path
 from .pickled import PickledGraph
@@ -54,7 +53,7 @@ def capture(
     finds them all. With `layers`, so are the convolutions and linear layers that its code calls.
     Optional arguments of the model are fixed to what `calls` give for them, or to their defaults.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
     if not isinstance(model, nn.Module):
         raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
     check_initialized(model)
@@ -74,18 +73,6 @@ def capture(
     fixed = {} if calls else concrete
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
     return Captured(graph, tuple(opaque), notes, baked)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model in a wrapper that only calls it: torch.compile's, or one for several devices.
-
-    In training, the latter also adds up gradients.
-    """
-    inside: Any = getattr(model, "_orig_mod", None)
-    parallel = isinstance(model, nn.DataParallel | DistributedDataParallel)
-    if parallel and not model.training and not runs_hooks(model):
-        inside = model.module
-    return model if inside is None else _unwrapped(inside)
 
 
 def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_CONTAINERS = (list, dict, set)
+from ..models.preserve import CONTAINERS, refill
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -20,7 +20,7 @@ class Contents:
 
 def with_contents(value: Any) -> Any:
     """`value`, or the `Contents` of a container."""
-    return Contents(value, value.copy()) if isinstance(value, _CONTAINERS) else value
+    return Contents(value, value.copy()) if isinstance(value, CONTAINERS) else value
 
 
 def is_as(value: Any, old: Any) -> bool:
@@ -41,7 +41,7 @@ def _alike(value: Any, other: Any) -> bool:
         return True
     if type(value) is not type(other):
         return False
-    if type(value) in (list, tuple, dict, set):
+    if type(value) in (tuple, *CONTAINERS):
         return _hold_alike(value, other)
     # Of floats a text tells zeros apart by their signs, and finds that NaN is NaN.
     return type(value) in _PLAIN and repr(value) == repr(other)
@@ -58,10 +58,9 @@ def _hold_alike(value: Any, other: Any) -> bool:
 
 
 def put_back(old: Any) -> Any:
+    """Return what there was, a container with what it held."""
     if not isinstance(old, Contents):
         return old
     if not is_as(old.container, old):
-        old.container.clear()
-        held: Any = old.container
-        held.extend(old.kept) if isinstance(held, list) else held.update(old.kept)
+        refill(old.container, old.kept)
     return old.container

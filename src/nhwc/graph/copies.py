@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from ..errors import InputError, is_out_of_memory
 from ..machine.host_memory import apart
-from ..models.preserve import copy_as_is
+from ..models.preserve import CONTAINERS, copy_as_is
 from ..models.trees import tensors_of
 from .leaves import HOOKS
 
@@ -79,7 +79,7 @@ def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
 
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
     """The copy of a module or container; a function that holds copies where `value` holds these."""
-    if isinstance(value, (nn.Module, list, dict, set, types.FunctionType)) and id(value) in memo:
+    if isinstance(value, (nn.Module, types.FunctionType, *CONTAINERS)) and id(value) in memo:
         return memo[id(value)]
     if not isinstance(value, types.FunctionType):
         return value

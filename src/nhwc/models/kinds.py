@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.jit._trace import TracedModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..errors import InputError
@@ -45,14 +47,25 @@ def rewritable(model: object, verb: str) -> nn.Module:
     nhwc.errors.InputError: cannot fuse a TorchScript module (scripted): ... it was made from.
     """
     module = module_of(model, verb)
-    # torch.compile returns a module that holds the original.
-    if isinstance(script := getattr(module, "_orig_mod", module), torch.jit.ScriptModule):
+    if isinstance(script := unwrapped(module), torch.jit.ScriptModule):
         kind = "traced" if isinstance(script, TracedModule) else "scripted"
         raise InputError(
             f"cannot {verb} a TorchScript module ({kind}): its code is compiled. "
             "Pass the torch.nn.Module that it was made from."
         )
     return module
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in a wrapper that only calls it: torch.compile's, or one for several devices.
+
+    In training, the latter also adds up gradients.
+    """
+    inside: Any = getattr(model, "_orig_mod", None)
+    parallel = type(model) in (nn.DataParallel, DistributedDataParallel)
+    if parallel and not (model.training or model._forward_hooks or model._forward_pre_hooks):
+        inside = model.module
+    return model if inside is None else unwrapped(inside)
 
 
 def _usable(exported: fx.GraphModule) -> fx.GraphModule:

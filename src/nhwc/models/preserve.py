@@ -19,7 +19,7 @@ from .trees import has_strides
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
-_Container = (list, dict, set, deque)
+CONTAINERS = (list, dict, set, deque)
 
 turn = threading.RLock()
 """Torch has some things once for all threads: random numbers, a profiler, what tracers replace."""
@@ -76,7 +76,7 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
     empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
     for module in model.modules():
         for value in vars(module).values():
-            if isinstance(value, _Container) and not value:
+            if isinstance(value, CONTAINERS) and not value:
                 # Most containers of a module are empty: they are for hooks.
                 empty.append(value)
             else:
@@ -201,21 +201,21 @@ def _remember_contents(value: Any) -> _Restore:
     """Remember what a list, dict, set or tensor on a module holds: `forward` may change that."""
     if isinstance(value, Tensor):
         return _nothing if isinstance(value, nn.Parameter) else _remember_data(value)
-    if not isinstance(value, _Container):
+    if not isinstance(value, CONTAINERS):
         return _nothing
     kept = value.copy()
 
     def restore() -> None:
-        if isinstance(value, list):
-            value[:] = kept
-        elif isinstance(value, deque):
-            value.clear()
-            value.extend(kept)
-        elif not _same(value, kept):
-            value.clear()
-            value.update(kept)  # type: ignore[arg-type]
+        if isinstance(value, (list, deque)) or not _same(value, kept):
+            refill(value, kept)
 
     return restore
+
+
+def refill(container: Any, kept: Any) -> None:
+    """Let one of `CONTAINERS` hold what its copy `kept` holds."""
+    container.clear()
+    container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
 
 
 def _same(value: dict | set, kept: object) -> bool:
