@@ -11,6 +11,19 @@ import nhwc
 KEPT: dict[str, torch.Tensor] = {}
 LAST: deque[torch.Tensor] = deque(maxlen=2)
 SIZES = {"scale": 2.0}
+
+
+class Registry(dict):
+    """Answers in a way of its own, as those of transformers do."""
+
+    def get(self, key):
+        return self[key]
+
+    def copy(self, deep):
+        raise NotImplementedError
+
+
+KNOWN = Registry(scale=2.0)
 MEAN = None
 
 
@@ -141,6 +154,20 @@ class Reads(Net):
         return self.conv(x) * SIZES["scale"] + self.calls
 
 
+class ReadsARegistry(Net):
+    def forward(self, x):
+        return self.conv(x) * KNOWN.get("scale")
+
+
+class HoldsARegistry(Net):
+    def __init__(self):
+        super().__init__()
+        self.known = Registry(scale=2.0)
+
+    def forward(self, x):
+        return self.conv(x) * self.known.get("scale")
+
+
 class WritesWhatIsThere(Net):
     def forward(self, x):
         global MEAN
@@ -150,7 +177,7 @@ class WritesWhatIsThere(Net):
         return self.conv(x)
 
 
-@pytest.mark.parametrize("kind", [Reads, WritesWhatIsThere])
+@pytest.mark.parametrize("kind", [Reads, ReadsARegistry, HoldsARegistry, WritesWhatIsThere])
 def test_what_changes_nothing_outside_is_traced(kind):
     assert nhwc.fuse(kind().eval()).report.opaque == ()
 

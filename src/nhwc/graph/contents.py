@@ -20,7 +20,9 @@ class Contents:
 
 def with_contents(value: Any) -> Any:
     """`value`, or the `Contents` of a container."""
-    return Contents(value, value.copy()) if isinstance(value, CONTAINERS) else value
+    # A registry of the user's may have a `copy` and a `get` of its own, which do something else.
+    kind: Any = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
+    return value if kind is None else Contents(value, kind.copy(value))
 
 
 def is_as(value: Any, old: Any) -> bool:
@@ -51,7 +53,7 @@ def _hold_alike(value: Any, other: Any) -> bool:
     if len(value) != len(other):
         return False
     if isinstance(value, dict):
-        return all(_alike(value.get(key, is_as), held) for key, held in other.items())
+        return all(_alike(dict.get(value, key, is_as), held) for key, held in other.items())
     if isinstance(value, set):
         return bool(value == other)
     return all(map(_alike, value, other))
