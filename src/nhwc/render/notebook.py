@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable
 from importlib.resources import files
+from typing import Any
 
 from .._audit import Audit
 from .._audit.step import FirstStep
@@ -56,109 +58,37 @@ def _attribute(text: str) -> str:
     return text.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
 
 
-@text_of.register
-def _(result: Audit) -> str:
-    return to_show(audit_text(result))
+def _shown(
+    kind: type, text: Callable[[Any], str], page: Callable[[Any], str] | None = None
+) -> None:
+    """Say what results of a kind look like: a page if they have one, beside their text."""
+    text_of.register(kind, lambda result: to_show(text(result)))
+    if page is None:
+        html_of.register(kind, lambda result: _lines(text(result)))
+    else:
+        html_of.register(kind, lambda result: framed(page(result), text(result)))
 
 
-@html_of.register
-def _(result: Audit) -> str:
-    return framed(audit_html(result), audit_text(result))
-
-
-@text_of.register
-def _(result: OptimizeReport) -> str:
-    return to_show(optimize_text(result, result.model))
-
-
-@html_of.register
-def _(result: OptimizeReport) -> str:
-    return framed(optimize_html(result, result.model), optimize_text(result, result.model))
-
-
-@text_of.register
-def _(result: Benchmark) -> str:
-    return to_show(bench_text(result))
-
-
-@html_of.register
-def _(result: Benchmark) -> str:
-    return framed(bench_html(result), bench_text(result))
-
-
-@text_of.register
-def _(result: OperatorTable) -> str:
-    return to_show(ops_text(result))
-
-
-@html_of.register
-def _(result: OperatorTable) -> str:
-    return framed(ops_html(result), ops_text(result))
-
-
-@text_of.register
-def _(result: Changes) -> str:
-    return to_show(changes_text(result))
-
-
-@html_of.register
-def _(result: Changes) -> str:
-    return _lines(changes_text(result))
-
-
-@text_of.register
-def _(result: Difference) -> str:
-    return to_show(difference_text([result]).partition("\n")[0])
-
-
-@html_of.register
-def _(result: Difference) -> str:
-    return _lines(difference_text([result]).partition("\n")[0])
-
-
-@text_of.register
-def _(result: PassReport) -> str:
-    return to_show(pass_text(result))
-
-
-@html_of.register
-def _(result: PassReport) -> str:
-    return _lines(pass_text(result))
-
-
-@text_of.register
-def _(result: FuseReport) -> str:
-    return to_show(fuse_text(result))
-
-
-@html_of.register
-def _(result: FuseReport) -> str:
-    return _lines(fuse_text(result))
-
-
-@text_of.register
-def _(result: Training) -> str:
-    return to_show(training_text(result))
-
-
-@html_of.register
-def _(result: Training) -> str:
-    return _lines(training_text(result))
-
-
-@text_of.register
-def _(result: RuleResult) -> str:
-    return to_show(rule_text(result))
+_shown(Audit, audit_text, audit_html)
+_shown(Benchmark, bench_text, bench_html)
+_shown(OperatorTable, ops_text, ops_html)
+_shown(
+    OptimizeReport,
+    lambda result: optimize_text(result, result.model),
+    lambda result: optimize_html(result, result.model),
+)
+_shown(Changes, changes_text)
+_shown(Difference, lambda result: difference_text([result]).partition("\n")[0])
+_shown(PassReport, pass_text)
+_shown(FuseReport, fuse_text)
+_shown(Training, training_text)
+_shown(RuleResult, rule_text)
+_shown(FirstStep, lambda result: f"{step_text(result)}\n\n{audit_text(result.audit)}")
 
 
 @html_of.register
 def _(result: RuleResult) -> str:
     return "".join([_lines(rule_text(result)), *(memory_html(one.memory) for one in result.drawn)])
-
-
-@text_of.register
-def _(result: FirstStep) -> str:
-    return to_show(f"{step_text(result)}\n\n{audit_text(result.audit)}")
 
 
 @html_of.register
