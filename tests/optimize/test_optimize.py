@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import json
+import math
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import nhwc
 from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._bench.peak import resident_bytes
 from nhwc._optimize.contest import winner
-from nhwc._optimize.verdict import Judge, recall, remember
+from nhwc._optimize.verdict import Judge, digest_of, recall, remember
 from nhwc.graph.arguments import fixed_arguments
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
@@ -668,7 +669,25 @@ def test_a_verdict_of_float64_is_remembered_for_the_same_weights(image):
     with torch.no_grad():
         model.head.bias.fill_(3.5)
     assert not force(model, image).report.verification.remembered
-    assert not force(model, image + 1).report.verification.remembered
+
+
+def test_a_verdict_is_remembered_for_an_example_of_other_numbers(image):
+    model = residual()
+    with torch.no_grad():
+        model.head.bias.fill_(3.125)
+    force(model, image)
+    assert force(model, image / 2 + 1).report.verification.remembered
+
+
+def test_a_verdict_is_for_the_layout_the_whole_numbers_and_the_strange_ones_of_its_example(image):
+    examples = [image, image.to(memory_format=torch.channels_last), image.double(), image * 1e-4]
+    examples += [torch.tensor([1, 2]), torch.tensor([2, 2])]
+    for strange in (math.nan, math.inf, 1e6, 1e7):
+        examples.append(image.clone())
+        examples[-1][0, 0, 0, 0] = strange
+    digests = [digest_of(nn.Identity(), [one]) for one in examples]
+    assert len({*digests}) == len(examples)
+    assert digests == [digest_of(nn.Identity(), [one.clone()]) for one in examples]
 
 
 def test_a_verdict_is_not_remembered_for_another_setting(image):

@@ -61,7 +61,7 @@ class Check:
 class Verification:
     """Every output on every input, and whether there was a float64 run to hold them against.
 
-    `remembered` if an earlier run, of the same weights on the same inputs, gave this verdict.
+    `remembered` if an earlier run, of the same weights on inputs like these, gave this verdict.
     """
 
     checks: tuple[Check, ...]
@@ -171,7 +171,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     generator = torch.Generator().manual_seed(seed)
 
     def like(turn: int, value: Any) -> Any:
-        if not _holds_numbers(value):
+        if not holds_numbers(value):
             return value
         drawn = torch.empty((*value.shape, 1 + value.is_complex()), device="cpu")
         drawn = (drawn.normal_ if turn % 2 else drawn.uniform_)(generator=generator)
@@ -189,7 +189,7 @@ def random_inputs(example: Sequence[Any], count: int, seed: int = 0) -> list[tup
     ]
 
 
-def _holds_numbers(value: Any) -> bool:
+def holds_numbers(value: Any) -> bool:
     """Whether others can be drawn in their place: not of a sparse tensor, which has some places."""
     plain = isinstance(value, Tensor) and value.layout is torch.strided
     return plain and wide_type(value) is not None
@@ -205,7 +205,7 @@ def reordered_inputs(example: Sequence[Any], seed: int = 0) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(seed)
 
     def turned(value: Any) -> Any:
-        if not _holds_numbers(value):
+        if not holds_numbers(value):
             return value
         order = torch.randperm(value.numel(), generator=generator, device="cpu")
         numbers = value.detach().flatten()[order.to(value.device)].view(value.shape)
@@ -223,7 +223,7 @@ def without_numbers(example: Sequence[Any]) -> tuple[Any, ...]:
     """
 
     def like(value: Any) -> Any:
-        if not _holds_numbers(value):
+        if not holds_numbers(value):
             return value
         changed = value.detach().clone()
         (changed[:1] if changed.ndim else changed).fill_(math.nan)
