@@ -7,7 +7,8 @@ between layouts, is least; and a few such choices are timed as whole programs.
 
     graph, inputs
       |  recording    run the graph once: shapes, layouts, what is fixed
-      |  purity       stop where a node does more than return a value
+      |  parting      calls that become others once shapes are known
+      |  following    which tensors are constants, and which are tokens
       |  recognize    nodes -> layers, each with a specification
       v
     Scene             the layers, and for each its implementations: those of others (others,
