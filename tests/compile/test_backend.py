@@ -101,6 +101,14 @@ class Counts(Two):
         return super().forward(x) * self.count
 
 
+class CountsPastVersions(Two):
+    """What is written to `data` raises no version of the buffer's own."""
+
+    def forward(self, x):
+        self.count.data.add_(1)
+        return super().forward(x) * self.count
+
+
 class ReturnsViews(Two):
     def forward(self, x):
         y = self.last(self.first(x))
@@ -149,7 +157,7 @@ class Conditional(Two):
 
 PLANNED = (
     *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
-    *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto),
+    *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto, CountsPastVersions),
 )
 LEFT = {
     WritesInItsMidst: "iadd writes into",

@@ -45,7 +45,7 @@ class Behaviour:
         return isinstance(self.values.get(node), Tensor)
 
     def _memory(self, node: fx.Node) -> set[int]:
-        return {t.untyped_storage()._cdata for t in _tensors(self.values.get(node))}
+        return set(map(_memory_of, _tensors(self.values.get(node))))
 
 
 class Unserved(Exception):
@@ -89,8 +89,11 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
     if any(t.requires_grad for t in _tensors(results)):
         raise Unserved("it turns gradients on")
     places = graph.graph.find_nodes(op="placeholder")
-    changes = zip(places, before, after, strict=True)
-    return Behaviour(run.env, tuple(node for node, was, now in changes if was != now))
+    changes = zip(places, given, before, after, strict=True)
+    return Behaviour(
+        run.env,
+        tuple(node for node, x, was, now in changes if was != now or watch.saw_writes_into(x)),
+    )
 
 
 def _like(fake: FakeTensorMode, value: Any) -> Any:
@@ -104,18 +107,28 @@ def _like(fake: FakeTensorMode, value: Any) -> Any:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes operators whose result is not the same each time."""
+    """Notes operators whose result is not the same each time, and where operators write.
+
+    `x.data` has the memory of `x`, but not its version.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.reason = ""
+        self._written: set[int] = set()
+
+    def saw_writes_into(self, value: Any) -> bool:
+        return not self._written.isdisjoint(map(_memory_of, _tensors(value)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        names = [argument.name for argument in func._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
+        arguments = func._schema.arguments
+        given = dict(zip([one.name for one in arguments], args, strict=False)) | kwargs
+        for argument in arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._written.update(map(_memory_of, _tensors(given.get(argument.name))))
         if given.get("training") is True or given.get("train") is True:
             self.reason = TRAINS
         elif _is_random(func, given) and not self.reason:
@@ -153,6 +166,10 @@ def _changes_torch(node: fx.Node) -> str:
 
 
 _HOMES = ("torch._C._functorch", "torch.amp", "torch.autograd", "torch._functorch", "torch._dynamo")
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -38,7 +38,7 @@ _UNMARKED_VIEWS = {
     *("unsafe_view", "align_as", "align_to", "refine_names", "rename"),
     "prod",  # torch.masked's, over no dimension
     # Python's own ways to ask for them.
-    *("array", "getattr", "getitem", "pos"),
+    *("array", "get_data_attr", "getattr", "getitem", "pos"),
     # Layers that do nothing when they do not train; all whose name has "dropout" are such too.
     *("drop_block2d", "drop_block3d", "dropblock2d", "dropblock3d"),
     *("sequential", "stochastic_depth", "stochasticdepth"),
