@@ -308,6 +308,23 @@ def test_a_plan_that_does_not_pay_is_not_used(monkeypatch):
     assert "gains less than it takes" in graph.reason
 
 
+def test_what_never_comes_again_is_not_planned_for():
+    """A conjugated tensor is stored with other numbers, so no plan is found by its key."""
+    model = nn.Sequential(Imaginary(), Two()).eval()
+    backend = nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(2, 3, 8, 8, dtype=torch.complex64).conj()
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert [graph.reports for graph in backend.graphs] == [()]
+
+
+class Imaginary(nn.Module):
+    def forward(self, x):
+        return x.imag
+
+
 def test_a_batch_of_no_image_runs_the_graph():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
     compiled = torch.compile(model, backend=nhwc.backend(), dynamic=False)

@@ -592,6 +592,27 @@ def test_what_is_no_plain_memory_or_is_watched_takes_the_graph(use, planned, ima
         assert found == expected
 
 
+class Imaginary(nn.Module):
+    def __init__(self, within):
+        super().__init__()
+        self.within, self.conv = within, nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.conv((torch.fft.fft2(x).conj() if self.within else x).imag).relu()
+
+
+@torch.no_grad()
+def test_memory_of_opposite_numbers_is_read_as_these():
+    """The imaginary part of what is conjugated lies in memory with its signs turned."""
+    x = torch.randn(1, 3, 8, 8, dtype=torch.complex64)
+    for within in (False, True):
+        model = Imaginary(within).eval()
+        fast = force(model, x)
+        for given in (x, x.conj()):
+            close(fast(given), model(given))
+    assert "makes a sparse, quantized or negated tensor" in fast.report.reason
+
+
 def test_a_default_device_is_no_watch(planned, image):
     with torch.device("cpu"), torch.no_grad():
         assert runs_program(planned[1], image)

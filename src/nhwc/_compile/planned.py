@@ -16,7 +16,7 @@ from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
 from ..models.preserve import turn
 from ..models.trees import flatten
-from ..optimized import Optimized, is_observed, signature
+from ..optimized import Optimized, is_known, is_observed, signature
 from ..verify import cloned, compare
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
@@ -117,7 +117,7 @@ class PlannedGraph:
             return None
         # Other weights get other plans: what is made of these must not be found among those.
         made = weights.made
-        if key not in made and not _is_empty(inputs):
+        if key not in made and not _is_empty(inputs) and self._comes_again(inputs, places):
             with turn:
                 if key not in made and len(made) < _MOST and not self._left:
                     made[key] = self._made(inputs, places)
@@ -130,6 +130,11 @@ class PlannedGraph:
         rest = [inputs[i] for i in places.rest]
         # What a graph returns may have strides that follow from its inputs'.
         return weights, (signature(rest), tuple(x.stride() for x in rest if _has_strides(x)))
+
+    @staticmethod
+    def _comes_again(inputs: Sequence[Any], places: _Places) -> bool:
+        """Whether another call can have the same key: a tensor of a subclass, say, never has it."""
+        return is_known([inputs[i] for i in places.rest])
 
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""

@@ -108,9 +108,10 @@ def is_known(inputs: Sequence[Any]) -> bool:
 def _is_plain(x: Tensor) -> bool:
     """Whether the numbers of `x` are those in its memory, which a kernel reads."""
     # A subclass answers in tensors of its own kind, or has its numbers elsewhere (a fake or a
-    # distributed tensor); a negated one stores their opposites; a nested one has no shape.
+    # distributed tensor); a negated or conjugated one stores their opposites, all or some; a nested
+    # one has no shape.
     strided = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided
-    return strided and not (x.is_nested or x.is_neg())
+    return strided and not (x.is_nested or x.is_neg() or x.is_conj())
 
 
 def _hashable(value: Any) -> Hashable:

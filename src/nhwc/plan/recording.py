@@ -62,7 +62,7 @@ class Record:
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
         self.foreign: fx.Node | None = None
-        """A node that returned a tensor whose memory says nothing to kernels: sparse, quantized."""
+        """A node whose tensor has not the numbers of its memory: sparse, quantized, negated."""
         self.constant: set[fx.Node] = set()
         """Tensors that follow from parameters and from shapes: they are made with the plan."""
         self.tokens: set[fx.Node] = set()
@@ -209,7 +209,7 @@ def _has_memory(value: Any) -> bool:
 
 
 def _is_foreign(value: Tensor) -> bool:
-    return value.layout is not torch.strided or value.is_quantized
+    return value.layout is not torch.strided or value.is_quantized or value.is_neg()
 
 
 def _memory(value: Tensor) -> int:
