@@ -250,6 +250,10 @@ def test_debug_shows_the_traceback(capsys):
             "error: out of memory: numel: integer multiplication overflow",
         ),
         (KeyError("x"), "error: KeyError: 'x'. This was not foreseen; --debug shows where"),
+        (
+            PermissionError(13, "Permission denied", "locked/x.json"),
+            "error: locked/x.json may not be looked at here. Change its rights, or name another.",
+        ),
     ],
 )
 def test_what_nobody_foresaw_is_no_verdict(error, says, monkeypatch, capsys):

@@ -93,6 +93,8 @@ def _words(error: Exception) -> str:
     first = first_line(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{str(error.filename)[:60]}... is longer than a name of a file may be. Shorten it."
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"{error.filename} may not be looked at here. Change its rights, or name another."
     if is_out_of_memory(error) or is_too_large(error):
         return f"out of memory: {first}. Use a smaller input, batch or model."
     return f"{type(error).__name__}: {first}. This was not foreseen; --debug shows where it arose."
