@@ -14,6 +14,7 @@ from nhwc._optimize.contest import _are_pairs
 from nhwc._optimize.verdict import recall
 from nhwc.machine import cache
 from nhwc.machine.cache import make_own, read_own, why_unsafe, write_own
+from nhwc.machine.environment import cache_dir
 from nhwc.machine.host_memory import from_file
 from nhwc.plan.ledger import Ledger
 
@@ -239,3 +240,17 @@ def test_a_memory_with_all_its_entries_replaced_costs_measuring_alone(value, mon
     data["entries"] = dict.fromkeys(data["entries"], value)
     write_own(file, json.dumps(data).encode())
     torch.testing.assert_close(nhwc.optimize(model, x)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    for name in ("NHWC_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert not make_own(cache_dir())
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 12, 12)
+    torch.testing.assert_close(nhwc.optimize(model, x)(x), model(x), rtol=1e-4, atol=1e-4)

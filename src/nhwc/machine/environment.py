@@ -135,7 +135,10 @@ def cache_dir() -> Path:
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nhwc"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "nhwc"
+    except RuntimeError:  # HOME is not set, and the system does not know this user
+        return Path(os.devnull, "nhwc")  # no folder: nothing is kept
 
 
 def _processor() -> str:
