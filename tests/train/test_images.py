@@ -1,5 +1,9 @@
 """Folders of images: valid ones, and every way in which one can be invalid."""
 
+import errno
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,6 +57,25 @@ def test_images_behind_a_link_count_once(tmp_path):
     (red / "part").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (tmp_path / "elsewhere" / "back").symlink_to(red, target_is_directory=True)
     assert len(ImageFolder.find(root / "train")) == 36
+
+
+def test_a_folder_that_may_not_be_read_is_no_smaller_class(tmp_path, monkeypatch):
+    root, list_folder = image_set(tmp_path), os.scandir
+    (root / "train" / "red" / "part").mkdir()
+
+    def refused(place):
+        if Path(place).name == "part":
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return list_folder(place)
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(InputError, match=r"cannot read .*red/part: Permission denied"):
+        ImageFolder.find(root / "train")
+
+
+def test_a_file_that_is_gone_is_named_with_the_systems_words(tmp_path):
+    with pytest.raises(InputError, match=r"is not a readable image \(No such file or directory\)"):
+        decode(tmp_path / "gone.png", 8, None)
 
 
 def emptied(root):

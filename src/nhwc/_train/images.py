@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
@@ -124,7 +124,8 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         raise
     except Exception as error:  # Damaged files make Pillow raise anything.
         # Drop the path at the end of Pillow's message; ours begins with it.
-        reason = str(error).split(" '")[0].split(": ")[0]
+        said = getattr(error, "strerror", None) or str(error)
+        reason = said.split(" '")[0].split(": ")[0]
         raise InputError(f"{path} is not a readable image ({reason})") from None
     if rng is not None and rng.random() < 0.5:
         out = out.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -200,8 +201,12 @@ def _class_folders(root: Path) -> list[Path]:
 
 def _images(folder: Path) -> Iterator[Path]:
     """The images under `folder`, also behind links; none that a dot hides, as macOS's `._1.jpg`."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+
     entered: set[str] = set()
-    for place, inner, names in os.walk(folder, followlinks=True):
+    for place, inner, names in os.walk(folder, onerror=fail, followlinks=True):
         if os.path.realpath(place) in entered:  # A link that leads back.
             inner.clear()
             continue
