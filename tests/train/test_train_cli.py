@@ -84,6 +84,14 @@ def test_a_folder_of_images_trains_evaluates_and_saves(folder, capsys):
     assert evaluated[6:] == trained[6:]  # From the loss on: the rest is time.
 
 
+def test_evaluation_writes_nothing_and_needs_no_folder_to_write_to(folder, monkeypatch, capsys):
+    assert run(folder, *QUICK, "--epochs", 1, "-o", "out") == 0
+    monkeypatch.setattr("nhwc.cli.outputs.os.access", lambda *args: False)
+    assert run(folder, *QUICK, "--evaluate", "--resume", "out/checkpoint.pt") == 0
+    assert run(folder, *QUICK, "--epochs", 2, "--resume", "out/checkpoint.pt") == 2
+    assert "out may not be written to" in capsys.readouterr().err
+
+
 def test_an_earlier_run_is_not_overwritten(folder, capsys):
     assert run(folder, *QUICK, "--epochs", 1, "-o", "out") == 0
     before = (folder.parent / "out" / "checkpoint.pt").read_bytes()
@@ -161,6 +169,10 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--channels-last", "maybe"], "--channels-last 'maybe' is neither true nor"),
         (["images", "--opt-level", "O3"], "invalid choice: 'O3'"),
         (["images", "--opt-level", "O0", "--amp"], "--opt-level O0 is float32, and --amp is not"),
+        (["images", "--amp-dtype", "bfloat16"], "--amp-dtype bfloat16 is the type of --amp. Add"),
+        (["images", "--evaluate", "--plot", "run.svg"], "--plot does not go with --evaluate"),
+        (["images", "--evaluate", "--resume", "a.pt", "--weights", "b.pt"], "Leave one of them"),
+        (["--synthetic", "--checkpoint-every", "5"], "needs a folder beside --synthetic. Add -o"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_status_2(folder, capsys, words, said):

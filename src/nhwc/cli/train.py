@@ -36,7 +36,7 @@ from ..machine.environment import available_cores, usable_device
 from ..render.train_text import log_line
 from ..shown import shown
 from ..zoo import load_model
-from .common import check_fits
+from .common import check_alone, check_fits
 from .interrupt import Interrupt
 from .outputs import check_folder, check_outputs, check_plot, write_file
 from .progress import note, put
@@ -133,9 +133,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     habits = _read_habits(args)
+    _check_pairs(args)
     check_plot(args.plot)
     check_outputs(args.plot, reads=(args.arch, args.weights, args.resume))
-    check_folder(_folder(args))
+    if not args.evaluate:
+        check_folder(_folder(args))
     recipe = _recipe(args)
     device = usable_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     recipe.autocast_dtype(device)
@@ -178,6 +180,18 @@ def _read_habits(args: argparse.Namespace) -> str:
     args.amp = level != "O0"
     means = "float32" if level == "O0" else "--amp: float32 weights, torch.amp per operator"
     return f"--opt-level {level} of apex means {means}"
+
+
+def _check_pairs(args: argparse.Namespace) -> None:
+    """Refuse options of which one would go unheard."""
+    if args.amp_dtype and not args.amp:
+        raise InputError(f"--amp-dtype {args.amp_dtype} is the type of --amp. Add --amp.")
+    if args.evaluate:
+        check_alone(args, "--evaluate", "plot")
+        if args.resume and args.weights:
+            raise InputError("--evaluate takes --resume or --weights. Leave one of them out.")
+    elif args.checkpoint_every and _folder(args) is None:
+        raise InputError("--checkpoint-every needs a folder beside --synthetic. Add -o DIR.")
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
