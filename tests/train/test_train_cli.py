@@ -1,6 +1,7 @@
 """The command: what it prints where, what it writes, and how it refuses."""
 
 import json
+import os
 import re
 import subprocess
 
@@ -115,6 +116,16 @@ def test_json_is_the_result_alone(folder, capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["schema"] == 1
     assert content["points"][0]["batch"] == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_the_result_is_there_if_the_picture_cannot_be_written(folder, capsys):
+    (folder.parent / "run.svg").symlink_to("/dev/full")
+    words = ["--classes", 10, "--max-batches", 2, "--format", "json", "--plot", "run.svg"]
+    assert run("--synthetic", *QUICK, *words) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["points"]
+    assert "cannot write /dev/full: No space left on device" in err
 
 
 def test_the_head_follows_the_classes(folder):

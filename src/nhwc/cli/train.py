@@ -291,13 +291,13 @@ def _train(
 
 
 def _finish(args: argparse.Namespace, run: Training, checkpoint: Path | None) -> None:
+    if args.format == "json":
+        put(json.dumps(run.to_dict()))
     if args.plot and run.points:
         from ..render.train_plot import training_plot
 
         write_file(args.plot, training_plot(run, args.plot.suffix[1:]))
         note(f"wrote {args.plot}")
-    if args.format == "json":
-        put(json.dumps(run.to_dict()))
     if run.stopped_at:
         epoch, batch = run.stopped_at
         saved = f"; go on with --resume {checkpoint}" if checkpoint else "; nothing was saved"
