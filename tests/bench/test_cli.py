@@ -2,11 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 import nhwc._bench.engines
-from nhwc._bench import Benchmark
+from nhwc._bench import Benchmark, Case, Row
 from nhwc.cli import main
 from nhwc.machine.environment import available_cores
 
@@ -135,6 +136,22 @@ def test_ctrl_c_writes_what_there_is_and_exits_130(monkeypatch, tmp_path, capsys
     path = tmp_path / "part.json"
     assert main(["bench", "resnet18", "-o", str(path)]) == 130
     assert Benchmark.from_dict(json.loads(path.read_text())).interrupted
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_where_nothing_was_measured_an_earlier_result_stays(interrupted, saved, monkeypatch):
+    failed = Row(Case("resnet18", ((1, 3, 8, 8),), 1), failure="ModelFailed: it is broken")
+    nothing = Benchmark(one().environment, (failed,), interrupted=interrupted)
+
+    def measured(*args, checkpoint, **kwargs):
+        checkpoint(nothing)
+        return nothing
+
+    monkeypatch.setattr("nhwc.cli.bench.measure", measured)
+    path = Path(saved(one(), "old.json"))
+    before = path.read_bytes()
+    assert main(["bench", "resnet18", "-o", str(path)]) == (130 if interrupted else 2)
+    assert path.read_bytes() == before
 
 
 def test_formats_follow_the_ending(monkeypatch, tmp_path):

@@ -121,7 +121,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
     def keep(result: Benchmark) -> None:
         # Called after every case, so that nothing measured is lost.
-        if args.output and format == "json":
+        if args.output and format == "json" and _is_measured(result):
             # A full disk must not end the measurement; the last write reports it.
             with contextlib.suppress(InputError):
                 write_file(args.output, _json(result.to_dict()).encode())
@@ -148,7 +148,7 @@ def run_bench(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
         line.clear()
-    if not any(row.measured for row in result.rows):
+    if not _is_measured(result):
         if result.interrupted:
             raise KeyboardInterrupt
         raise InputError(f"nothing could be measured. {_first_reason(result)}")
@@ -295,6 +295,10 @@ def _done(args: argparse.Namespace, format: str) -> Benchmark | None:
     if args.output is None or format != "json":
         raise InputError("--resume needs the file to go on with. Add -o FILE.json.")
     return load_benchmark(args.output) if args.output.exists() else None
+
+
+def _is_measured(result: Benchmark) -> bool:
+    return any(row.measured for row in result.rows)
 
 
 def _first_reason(result: Benchmark) -> str:
