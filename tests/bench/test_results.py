@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nhwc import FileError, InputError
-from nhwc._bench import SUITES, Benchmark, Case, Published, Row, compare
+from nhwc._bench import SUITES, Benchmark, Case, Measurement, Published, Row, compare
 from nhwc._bench.floor import Floor, count_flop
 from nhwc._bench.forecast import GFLOP
 from nhwc.render import bench_words
-from nhwc.render.bench_text import bench_text
+from nhwc.render.bench_text import bench_text, changes_text
 from nhwc.zoo import find_builder
 
 from ..made_up import HERE, measured, one, row, suite
@@ -133,6 +133,18 @@ def test_compare_says_when_the_machine_is_another():
     other = dataclasses.replace(HERE, processor="Other CPU")
     changes = compare(one(), dataclasses.replace(one(), environment=other))
     assert not changes.same_machine
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_fails_now_is_told(whole):
+    new = Row(CASE, failure="KeyError: 3")
+    if not whole:
+        new = Row(CASE, (measured("eager", 0.05), Measurement("fused", failure="KeyError: 3")))
+    speeds = {"eager": 1.0, "fused": 0.8}
+    changes = compare(Benchmark(HERE, (row(CASE, speeds),)), Benchmark(HERE, (new,)))
+    assert len(changes.changes) + len(changes.failed) == 2
+    assert f"  {CASE}, fused: KeyError: 3\n" in changes_text(changes)
+    assert changes.to_dict()["failed"][-1]["failure"] == "KeyError: 3"
 
 
 def test_compare_needs_something_in_common():

@@ -26,12 +26,22 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """One variant of one case that was measured then and failed now."""
+
+    case: Case
+    variant: str
+    failure: str
+
+
+@dataclass(frozen=True)
 class Changes(Displayed):
-    """Every variant of every case that both runs measured."""
+    """Every variant of every case that both runs measured, and those that failed in the second."""
 
     before: Environment
     after: Environment
     changes: tuple[Change, ...]
+    failed: tuple[Failed, ...] = ()
 
     @property
     def slower(self) -> tuple[Change, ...]:
@@ -61,23 +71,29 @@ class Changes(Displayed):
                 }
                 for change in self.changes
             ],
+            "failed": [asdict(one) for one in self.failed],
         }
 
 
 def compare(old: Benchmark, new: Benchmark) -> Changes:
     """Compare two runs case by case. Their turns are not paired, so the intervals are wider."""
     earlier = {row.case: row for row in old.rows}
-    changes = []
+    changes, failed = [], []
     for row in new.rows:
+        known = earlier.get(row.case)
         for measurement in row.measured:
-            known = earlier.get(row.case)
             before = known.measurement(measurement.variant) if known else None
             if before is not None:
                 comparison = Comparison(before.per_turn, measurement.per_turn, paired=False)
                 changes.append(Change(row.case, measurement.variant, comparison))
-    if not changes:
+        said = {m.variant: m.failure for m in row.measurements}
+        for measurement in known.measured if known else ():
+            failure = row.failure or said.get(measurement.variant)
+            if failure:
+                failed.append(Failed(row.case, measurement.variant, failure))
+    if not changes and not failed:
         raise InputError(
             "the two results have no model, shape and variant in common. "
             "Measure the same cases in both."
         )
-    return Changes(old.environment, new.environment, tuple(changes))
+    return Changes(old.environment, new.environment, tuple(changes), tuple(failed))

@@ -52,9 +52,12 @@ def changes_text(changes: Changes) -> str:
             )
         )
     count = len(changes.slower)
-    end = f"{count} of {len(changes.changes)} slower" if count else "nothing got slower"
+    end = [f"{count} of {len(changes.changes)} slower" if count else "nothing got slower"]
+    if changes.failed:
+        end.append("measured before, and not now:")
+        end += [wrap(one, "  ", "    ") for one in words.failed(changes)]
     where = wrap(words.where_measured(changes), "")
-    return "\n".join([*columns(table), "", end, where]) + "\n"
+    return "\n".join([*columns(table), "", *end, where]) + "\n"
 
 
 def columns(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0, -1)) -> list[str]:

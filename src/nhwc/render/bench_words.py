@@ -296,6 +296,11 @@ def failures(result: Benchmark) -> list[tuple[str, str]]:
     return found
 
 
+def failed(changes: Changes) -> list[str]:
+    """What was measured before and failed now, each with its reason."""
+    return [f"{one.case}, {one.variant}: {shown(one.failure)}" for one in changes.failed]
+
+
 def where_measured(changes: Changes) -> str:
     if changes.same_machine:
         return f"{changes.before} / {changes.after}"
