@@ -45,6 +45,11 @@ def spoiled(data, part, **others):
     return {**data, "rows": [row, *data["rows"][1:]]}
 
 
+def with_floor(data, **changes):
+    data["rows"][0]["floor"] = {"flop": 1e9, "peak_flops": 1e11, "handover_s": 1e-7, **changes}
+    return data
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -63,6 +68,10 @@ def spoiled(data, part, **others):
         (lambda d: spoiled(d, "measurements", peak_bytes=10**400), "damaged: .*peak_bytes is 1000"),
         (lambda d: spoiled(d, "measurements", turns=[[1.0]]), "had no turns, or not as many"),
         (lambda d: spoiled(d, "measurements", turns=[[0.0]] * 11), "took no time"),
+        (lambda d: spoiled(d, "measurements", turns=[[1e-320]] * 11), "no time that a clock shows"),
+        (lambda d: spoiled(d, "measurements", turns=[[1e308]] * 11), "no time that a clock shows"),
+        (lambda d: with_floor(d, handover_s=1e300), "floor of resnet50 is no time"),
+        (lambda d: with_floor(d, peak_flops=1e-300), "floor of resnet50 is no time"),
         (lambda d: spoiled(d, "measurements", variant="magic"), "damaged"),
     ],
 )

@@ -257,15 +257,29 @@ def _nonsense(result: Benchmark) -> Iterator[str]:
         sizes = [size for shape in row.case.shapes for size in shape]
         if not sizes or not all(row.case.shapes) or min(*sizes, row.case.threads) < 1:
             yield f"a case of {row.case.model} has no image or no thread"
-        if row.floor and (row.floor.flop < 0 or row.floor.peak_flops <= 0):
+        if row.floor and not _is_possible(row.floor):
             yield f"the floor of {row.case.model} is no time"
         rounds = {len(found.turns) for found in row.measured}
         if len(rounds) > 1 or 0 in rounds:
             yield f"the variants of {row.case.model} had no turns, or not as many"
         for turn in (turn for found in row.measured for turn in found.turns):
-            if not turn or not min(turn) > 0:
-                yield f"a turn of {row.case.model} took no time"
+            if not turn or not all(map(_is_time, turn)):
+                yield f"a turn of {row.case.model} took no time that a clock shows"
 
+
+def _is_possible(floor: Floor) -> bool:
+    if floor.flop < 0 or floor.peak_flops <= 0:
+        return False
+    apart = not floor.handover_s or _is_time(floor.handover_s)
+    return apart and floor.seconds < _LONGEST_S
+
+
+def _is_time(seconds: float) -> bool:
+    """Whether anybody can have measured it: ratios of others are no numbers."""
+    return 1 / _LONGEST_S < seconds < _LONGEST_S
+
+
+_LONGEST_S = 1e12
 
 _NAMES = {engine.name for engine in ENGINES}
 
