@@ -1,3 +1,4 @@
+import py_compile
 import struct
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from torch import nn
 
 import nhwc
 from nhwc.zoo import load_model, load_weights_, randomize_batchnorm_, randomize_constants_
+from nhwc.zoo.definitions import definition_of
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "torchvision:squeezenet1_1", "timm:resnet10t"])
@@ -160,6 +162,15 @@ def test_a_function_may_load_an_exported_program(tmp_path, made):
     )
     model = load_model(f"{tmp_path}/loads.py:net")
     torch.testing.assert_close(model(x), net(x))
+
+
+def test_a_compiled_module_has_no_line_that_defines_a_model(tmp_path, monkeypatch):
+    (tmp_path / "only_code.py").write_text("from torch import nn\nnet = nn.ReLU\n")
+    py_compile.compile(tmp_path / "only_code.py", tmp_path / "only_code.pyc")
+    (tmp_path / "only_code.py").unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(nhwc.load_model("only_code:net"), nn.ReLU)
+    assert definition_of("only_code:net") is None
 
 
 def test_a_model_of_a_file_may_stand_there_made(tmp_path):

@@ -25,6 +25,8 @@ def definition_of(name: str) -> CallSite | None:
         if spec is None or not spec.has_location or spec.origin is None:
             return None
         file = Path(spec.origin)
+    if file.suffix != ".py":  # compiled, without its source
+        return None
     text = file.read_text(encoding="utf-8", errors="replace")
     line = next((node.lineno for node in ast.parse(text).body if what in _names(node)), 1)
     code = (text.splitlines() or [""])[line - 1].strip()
