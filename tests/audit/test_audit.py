@@ -538,6 +538,22 @@ def test_a_model_that_raises_is_told_with_the_operator_and_its_inputs():
     assert "raised at" not in str(caught.value)
 
 
+def test_an_error_that_the_model_catches_moves_no_finding():
+    def viewed(x):
+        try:
+            rows = x.view(len(x), -1)
+        except RuntimeError:
+            rows = x.reshape(len(x), -1)
+        return x.tril() + rows.sum()
+
+    report = audit(Between(viewed), torch.rand(2, 3, 8, 8))
+    assert [call.index for call in report.calls] == [*range(len(report.calls))]
+    lost = report.lost[0]
+    assert lost.operator == report.calls[lost.calls[0]].operator == "torch.Tensor.tril"
+    assert report.calls[lost.payers[0]].site.module == "after"
+    assert "1 conv2d call later pays to convert back" in audit_text(report)
+
+
 def test_a_buffer_replaced_in_forward_is_put_back():
     class Counter(nn.Module):
         def __init__(self):

@@ -77,8 +77,11 @@ class Recorder(contextlib.ExitStack):
                 result = call()
         except Exception as error:
             given = f"Inputs: {described(specs)}." if specs else "It got no tensor."
-            self.failed = f"{name} raised {self._site(node).words}. {given}"
+            site = self._site(node)
+            self.failed = f"{name} raised {site.words}. {given}"
             tell(error, self.failed)
+            # Code that catches it goes on, and numbers of calls are their places in the run.
+            self.on_call(Call(index, name, backward, site, specs, (), moves_data=False))
             raise
         finally:
             self.current = None
