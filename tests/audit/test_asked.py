@@ -9,7 +9,7 @@ import nhwc
 from nhwc import audit, strict
 from nhwc._audit.remedies import remedy
 from nhwc.render.audit_text import audit_text
-from nhwc.watch.effects import Effect, Tracker
+from nhwc.watch.effects import Effect, Tracker, short_name
 from nhwc.watch.recorder import Recorder
 
 from ..nets import Between, channel_shuffle, last
@@ -112,6 +112,37 @@ def test_a_shuffle_is_not_told_to_take_a_format_that_its_view_cannot():
     (effect,), (call,) = effects(last(2, 4, 4, 8, 8).contiguous)
     assert effect is Effect.CONVERTS
     assert "memory_format=torch.channels_last_3d" in remedy(call, effect)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        channel_shuffle,
+        nn.InstanceNorm2d(8),
+        nn.Softmax(1),
+        lambda x: torch.cat((x[:, :4].contiguous(), x[:, 4:]), 1),
+    ],
+)
+def test_a_graph_of_torch_export_gets_the_words_of_the_code_it_was_made_of(between):
+    net, x = Between(between).eval(), torch.rand(2, 3, 8, 8)
+    reports = [nhwc.audit(model, x) for model in (net, torch.export.export(net, (x,)))]
+    eager, exported = (
+        {(f.kind, short_name(f.operator), f.remedy.partition(" That input")[0]) for f in r.findings}
+        for r in reports
+    )
+    assert exported == eager != set()
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_what_a_graph_of_torch_export_leaves_empty_differs_by_nature():
+    class Filled(nn.Conv2d):
+        def forward(self, x):
+            x = super().forward(x)
+            return torch.empty_like(x), x
+
+    model = torch.export.export(Filled(3, 8, 3), (torch.rand(2, 3, 8, 8),))
+    agreement = nhwc.audit(model, torch.rand(2, 3, 8, 8), compare=True).agreement
+    assert agreement.first is None
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ def test_an_audit_refuses_what_it_would_not_survive(made):
     with pytest.raises(ModelFailed, match="all of its taps in the padding"):
         nhwc.audit(model, x)
     assert nhwc.audit(model, x, convert=False).clean
+    with pytest.raises(ModelFailed, match="all of its taps in the padding"):
+        nhwc.audit(torch.export.export(model, (x,)), x)
 
 
 def test_weights_of_one_pixel_say_channels_last_by_strides_that_nothing_needs():

@@ -25,9 +25,13 @@ class NoDeath(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.conv2d, torch.conv3d):
+        if getattr(func, "overloadpacket", func) in _CONVOLUTIONS:
             _survived(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+_CONVOLUTIONS = (torch.conv2d, torch.conv3d, torch.ops.aten.conv2d, torch.ops.aten.conv3d)
+"""As code calls them, and as graphs of torch.export do."""
 
 
 def _survived(

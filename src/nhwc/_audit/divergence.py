@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..models.trees import has_strides, results_of
 from ..watch.calls import Call, CallSite
 from ..watch.effects import short_name
-from ..watch.recorder import Recorder
+from ..watch.recorder import Recorder, name_of
 from .running import Run
 
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
@@ -104,7 +104,7 @@ class _InBothFormats(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = short_name(getattr(func, "__name__", ""))
+        name = short_name(name_of(func))
         images = [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf) and leaf.ndim >= 4]
         if self.first is not None or not images or name in _ASKING:
             return func(*args, **kwargs)

@@ -167,11 +167,12 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.recorder.current is not None or name in _QUERIES:
             return func(*args, **kwargs)
-        full = resolve_name(func) or name
         if name in ("backward", "grad"):
             # A backward pass is no operator: the dispatch mode sees each of its operators.
             return func(*args, **kwargs)
-        return self.recorder.run(full, False, lambda: func(*args, **kwargs), (args, kwargs))
+        return self.recorder.run(
+            name_of(func), False, lambda: func(*args, **kwargs), (args, kwargs)
+        )
 
 
 class _Kernels(TorchDispatchMode):
@@ -227,6 +228,16 @@ _QUERIES = frozenset(
         "tolist",
     ]
 )
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What a call of torch is named: an overload, as graphs of torch.export have it, has no part.
+
+    >>> name_of(torch.cat), name_of(torch.ops.aten.cat.default)
+    ('torch.cat', 'aten.cat')
+    """
+    called = getattr(func, "overloadpacket", func)
+    return str(resolve_name(called) or getattr(func, "__name__", ""))
 
 
 def is_users(file: str) -> bool:
