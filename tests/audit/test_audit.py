@@ -351,6 +351,24 @@ def test_what_was_never_converted_is_said():
     assert audit(net, last(2, 3, 8, 8)).clean
 
 
+def test_a_weight_that_the_audit_converts_is_no_image():
+    class Fixed(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.weight = kind(torch.rand(8, 8, 3, 3))
+
+        def forward(self, x):
+            return F.conv2d(F.instance_norm(x), self.weight, stride=2)
+
+    x = torch.rand(2, 3, 8, 8)
+    for kind in (nn.Parameter, nn.Buffer):
+        (lost,) = audit(Between(Fixed(kind)), x).findings
+        assert (lost.kind, len(lost.calls), len(lost.payers)) == ("lost", 1, 1)
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3)).eval()))
+    (call,) = audit(frozen, x).calls
+    assert [spec.source for spec in call.inputs] == [-1, None, -1]
+
+
 def test_the_backward_pass():
     net = Between(lambda x: x[:, :, 1:])
     assert audit(net, torch.rand(2, 3, 8, 8)).clean

@@ -170,8 +170,8 @@ def audit(
         if exported:
             unseen.append("modules and source lines: an exported program is one flat graph")
         run = Run(model, inputs, kwargs, format=format, backward=backward)
-        recorder = Recorder(model)
         with in_format:
+            recorder = Recorder(model)
             guarded(run, tensors)
             run_s = min(_seconds(run.go, device) for _ in range(2))
             profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
