@@ -350,6 +350,17 @@ def test_what_was_never_converted_is_said():
     assert finding.remedy.startswith("2 convolution weights are contiguous (before, after)")
     assert audit(net, last(2, 3, 8, 8)).clean
 
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fixed_weight = nn.Parameter(torch.rand(8, 3, 3, 3))
+
+        def forward(self, x):
+            return F.conv2d(x, self.fixed_weight)
+
+    (finding,) = audit(nn.Sequential(Own()), last(2, 3, 8, 8)).findings
+    assert finding.remedy.startswith("1 convolution weight is contiguous (0.fixed_weight)")
+
 
 def test_a_weight_that_the_audit_converts_is_no_image():
     class Fixed(nn.Module):

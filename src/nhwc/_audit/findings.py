@@ -154,7 +154,7 @@ def _finding(
 def unconverted_weights(model: nn.Module) -> list[Finding]:
     """The weights that the model's owner forgot to convert."""
     weights = [
-        weight.name.removesuffix("weight").removesuffix(".")
+        _layer(weight.name)
         for weight in convolution_weights(model)
         if format_of(weight.tensor) is Format.CONTIGUOUS
     ]
@@ -175,6 +175,16 @@ def unconverted_weights(model: nn.Module) -> list[Finding]:
             "Call nhwc.convert_(model) once after loading.",
         )
     ]
+
+
+def _layer(weight: str) -> str:
+    """The layer that a weight is that of, if its name says no more; the weight itself elsewhere.
+
+    >>> _layer("stem.weight"), _layer("stem.fixed_weight")
+    ('stem', 'stem.fixed_weight')
+    """
+    module, _, name = weight.rpartition(".")
+    return module if name == "weight" else weight
 
 
 def hidden_weights(calls: Sequence[Call], model: nn.Module) -> list[Finding]:
