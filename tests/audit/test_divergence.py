@@ -1,5 +1,6 @@
 """Values that depend on the memory format are told with their operator and its line."""
 
+import json
 import math
 
 import pytest
@@ -76,6 +77,8 @@ def test_code_that_asks_for_strides_shows_in_the_result(plain, last, error):
     report = audit(Asks(), torch.rand(2, 3, 16, 16), compare=True)
     assert report.agreement.first is None
     assert report.agreement.result.error == pytest.approx(error)
+    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))["agreement"]["result"]
+    assert told["error"] == (pytest.approx(error) if math.isfinite(error) else None)
     assert "asks for strides" in audit_text(report)
 
 

@@ -8,6 +8,7 @@ shows that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,6 +43,10 @@ class Divergence:
     site: CallSite
     error: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; JSON has no infinity, so an infinite error is None there."""
+        return {**asdict(self), "error": self.error if math.isfinite(self.error) else None}
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -59,7 +64,12 @@ class Agreement:
         return self.first is None and self.result is None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "agrees": self.agrees}
+        return {
+            "calls": self.calls,
+            "first": None if self.first is None else self.first.to_dict(),
+            "result": None if self.result is None else self.result.to_dict(),
+            "agrees": self.agrees,
+        }
 
 
 def agreement_of(last: Run, plain: Run) -> Agreement:
