@@ -187,6 +187,21 @@ def test_several_types_of_ones_own_operator_are_one_operator(tmp_path, capsys):
     assert "fails in NCHW already: AssertionError: AssertionError" in capsys.readouterr().err
 
 
+def test_ones_own_operator_may_take_whole_numbers_and_vectors(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def raw(x):\n    return torch.as_strided(x, x.shape, (144, 36, 6, 1)).clone()\n"
+        "def scaled(x, scale):\n    return x * scale[:, None, None]\n"
+    )
+    shape = ["--no-timing", "--input", "2x4x6x6"]
+    for dtype in ("uint8", "int32", "bool"):
+        assert main(["ops", f"{path}:raw", "--dtype", dtype, *shape]) == 0
+        assert "wrong values" in capsys.readouterr().out
+    assert main(["ops", f"{path}:scaled", *shape, "--input", "4"]) == 0
+    assert "keeps" in capsys.readouterr().out
+
+
 def test_one_operator_and_a_file(tmp_path, capsys):
     path = tmp_path / "one.md"
     assert main(["ops", "tril", "--dtype", "uint8", "--no-timing", "-o", str(path)]) == 0

@@ -7,8 +7,10 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._ops import DTYPES, OperatorTable, check_operator, check_rules, difference, load_table, ops
 from ..errors import InputError
@@ -19,7 +21,7 @@ from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_object
-from .common import aside, check_alone, colors, parse_shape
+from .common import aside, check_alone, colors, parse_shape, parse_sizes
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         metavar="NxCxHxW",
         action="append",
-        help="shape of an input of your own operator (default 2x16x32x32); repeat for several",
+        help="shape of an input of your own operator (default 2x16x32x32); repeat it for the "
+        "inputs after the first, which may have any number of dimensions",
     )
     parser.add_argument(
         "--diff", metavar=("OLD", "NEW"), nargs=2, type=Path, help="compare two JSON tables"
@@ -104,16 +107,17 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
 
 def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
     dtypes = tuple(dict.fromkeys(args.dtype or ("float32",)))
-    shapes = [parse_shape(text) for text in args.input or ["2x16x32x32"]]
+    first, *others = args.input or ["2x16x32x32"]
+    shapes = [parse_shape(first), *map(parse_sizes, others)]
     found = []
-    kinds = [getattr(torch, dtype, None) for dtype in dtypes]
+    kinds: list[Any] = [getattr(torch, dtype, None) for dtype in dtypes]
     for kind, dtype in zip(kinds, dtypes, strict=True):
         if not isinstance(kind, torch.dtype):
             raise InputError(f"torch has no dtype {dtype!r}. Try float32 or bfloat16.")
     for name in names:
         function, checked = find_object(name), []
         for kind in kinds:
-            inputs = [torch.rand(shape).to(device, kind) for shape in shapes]
+            inputs = [_numbers(shape, kind).to(device) for shape in shapes]
             with aside():
                 timed = not args.no_timing
                 checked.append(check_operator(function, *inputs, name=name, timed=timed))
@@ -122,6 +126,13 @@ def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> Op
         found.append(replace(checked[0], rows=rows, speeds=speeds))
     environment = Environment.here(device).to_dict()
     return OperatorTable(environment, str(device), dtypes, tuple(found))
+
+
+def _numbers(shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
+    """Numbers from 0 to 1, or whole ones: made of the former they would all be 0."""
+    if kind.is_floating_point or kind.is_complex:
+        return torch.rand(shape).to(kind)
+    return torch.randint(0, 10, shape).to(kind)
 
 
 def _render(table: OperatorTable, args: argparse.Namespace) -> str:
