@@ -229,6 +229,22 @@ def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
     assert finding.operator == "torch.nn.functional.conv3d"
     assert "20480" in finding.remedy
     assert not audit(net, clip.repeat(2, 1, 1, 1, 1)).lost
+    (finding,) = audit(net.double(), clip.double()).lost
+    assert "20480" not in finding.remedy
+
+
+@pytest.mark.parametrize("size", [1, (3, 1, 1)])
+def test_torch_convolves_clips_pixel_by_pixel_without_channels_last_on_one_thread(size):
+    net, clips = nn.Conv3d(8, 8, size), torch.rand(2, 8, 6, 8, 8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        (finding,) = audit(net, clips).lost
+        assert "torch.set_num_threads(2)" in finding.remedy
+        torch.set_num_threads(2)
+        assert not audit(net, clips).lost
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_clip_of_one_channel_is_not_clean_where_nothing_was_channels_last():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..formats import Format
 from ..operators.kinds import arithmetic_of, is_pointwise
 from ..watch.calls import Call, TensorSpec
@@ -64,6 +66,8 @@ def _remedy(call: Call, effect: Effect) -> str:
         return _backward(name)
     if name in _CONCATENATING:
         return _cat(call)
+    if name == "conv3d" and (said := _conv3d(call)):
+        return said
     return _SPECIAL.get(name) or _general(call, name)
 
 
@@ -101,6 +105,26 @@ def _cat(call: Call) -> str:
         f"`torch.{short_name(call.operator)}` keeps channels last only if every input has it; "
         f"input {number} of {len(images)} {what}. {do} (pytorch#118082)."
     )
+
+
+def _conv3d(call: Call) -> str:
+    """Why torch takes its own kernel on a processor, by its own rule; "" where that is not why."""
+    if len(call.inputs) < 2 or call.inputs[0].dtype != "float32":
+        return ""
+    clip, weight = (one.shape for one in call.inputs[:2])
+    if clip[0] == 1 and math.prod(clip[:-1]) <= 20480:
+        return (
+            "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480);"
+            " audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has "
+            "one (pytorch#59168)."
+        )
+    if weight[-2:] == (1, 1) and clip[0] < 16:
+        return (
+            "`conv3d` by a kernel of one pixel (1x1x1, 3x1x1) has no channels-last path on a "
+            "single thread for fewer than 16 clips. With torch.set_num_threads(2) or more torch "
+            "takes oneDNN's kernel, which has one, as kernels of nhwc.optimize have on any number."
+        )
+    return ""
 
 
 def _pointwise(call: Call, name: str) -> str:
@@ -179,11 +203,6 @@ _SPECIAL = {
     "grid_sampler_2d": "`grid_sample` always writes contiguous; convert its result once.",
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
-    "conv3d": (
-        "`conv3d` has no channels-last path for a single clip this small (N*C*D*H up to 20480); "
-        "audit at the real size. If it stays, nhwc.optimize takes oneDNN's kernel, which has one "
-        "(pytorch#59168)."
-    ),
 }
 
 
