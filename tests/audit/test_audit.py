@@ -792,6 +792,22 @@ def test_a_product_of_rows_of_channels_keeps_the_format():
     assert audit(over_channels, OTHER).clean
 
 
+@pytest.mark.parametrize("operator", [torch.add, torch.mul])
+def test_the_gradient_of_a_parameter_lies_as_the_parameter_does(operator):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position = nn.Parameter(torch.rand(1, 8, 8, 8))
+
+        def forward(self, x):
+            return operator(x, self.position)
+
+    net = nhwc.convert_(Between(Positions()))
+    assert not audit(net, last(2, 3, 8, 8), backward=True).lost
+    with nhwc.strict(net):
+        net(last(2, 3, 8, 8)).sum().backward()
+
+
 @pytest.mark.parametrize(
     "mean", [lambda x: x.mean((2, 3), keepdim=True), lambda x: x.mean(1, keepdim=True)]
 )

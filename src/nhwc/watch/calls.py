@@ -22,7 +22,7 @@ class TensorSpec:
     bytes: int
     source: int | None
     """The call that filled its memory; -1 where it was there before; None for the model's own
-    parameters and buffers."""
+    parameters and buffers, and for gradients of parameters."""
 
     @property
     def densest(self) -> int | None:

@@ -141,7 +141,7 @@ class Tracker:
     def _judge(self, call: Call) -> CallEffect:
         # Tensors without strides (oneDNN's own, sparse) have none of our formats.
         images = [i for i in call.inputs if i.source is not None and len(i.strides) >= 4]
-        made = [o for o in call.outputs if len(o.strides) >= 4]
+        made = [o for o in call.outputs if o.source is not None and len(o.strides) >= 4]
         if not call.moves_data:
             return self._in_place(call, images)
         if call.backward:

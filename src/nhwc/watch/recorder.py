@@ -89,13 +89,19 @@ class Recorder(contextlib.ExitStack):
         fresh = [tensor for tensor in results if storage_of(tensor) not in memories]
         for tensor in fresh:
             self.sources[storage_of(tensor)] = index
+        leaves = _leaves(node)
         made = Call(
             index=index,
             operator=name,
             backward=backward,
             site=self._site(node),
             inputs=specs,
-            outputs=tuple(self._spec(tensor) for tensor in results),
+            outputs=tuple(
+                self.spec(tensor, None)
+                if has_strides(tensor) and tensor.shape in leaves
+                else self._spec(tensor)
+                for tensor in results
+            ),
             moves_data=bool(fresh),
             asked=_asked(arguments),
         )
@@ -256,6 +262,13 @@ def tell(error: Exception, text: str) -> None:
         error.add_note(text)
     else:  # Python 3.10 has no notes.
         error.args = (f"{error}\n{text}",)
+
+
+def _leaves(node: Any) -> set[torch.Size]:
+    """The shapes of the parameters whose gradients a node of the backward pass makes."""
+    takers = () if node is None else node.next_functions
+    leaves = (getattr(taker, "variable", None) for taker, _ in takers)
+    return {leaf.shape for leaf in leaves if isinstance(leaf, nn.Parameter)}
 
 
 def _tensors(tree: object) -> list[Tensor]:
