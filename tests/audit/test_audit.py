@@ -508,6 +508,37 @@ def test_a_compiled_model_runs_as_plain_python_and_says_so():
     assert any("torch.compile" in text for text in report.unseen)
 
 
+def test_compiled_functions_of_a_model_run_as_plain_python_too():
+    ran = []
+
+    def noted(graph, inputs):
+        return lambda *given: ran.append(1) or graph(*given)
+
+    tril = torch.compile(torch.tril, backend=noted)
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fill = torch.compile(lambda x: x.tril(), backend=noted)
+
+        @torch.compile(backend=noted)
+        def lower(self, x):
+            return tril(x)
+
+        def forward(self, x):
+            return self.lower(self.fill(x))
+
+    net = Between(Holds())
+    report = audit(net, torch.rand(2, 3, 8, 8))
+    assert not ran
+    assert [call.operator.rpartition(".")[2] for call in report.calls].count("tril") == 2
+    (told,) = (text for text in report.unseen if "torch.compile" in text)
+    assert told.startswith("operator.lower, operator.fill compiled by torch.compile ran as plain")
+    with torch.no_grad():
+        net(torch.rand(2, 3, 8, 8))
+    assert ran
+
+
 def test_a_scripted_part_is_seen_operator_by_operator():
     class Tril(nn.Module):
         def forward(self, x):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
+import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -119,7 +121,7 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     unseen = []
     modules = dict(model.named_modules())
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
-    compiled = [n for n, m in modules.items() if _is_compiled(m)]
+    compiled = [name for n, m in modules.items() for name in _compiled(n, m)]
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     packed = packed_convolutions(model)
     if compiled:
@@ -144,13 +146,29 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for module in planned.values():
             stack.enter_context(module.unplanned())
-        if compiled:
+        # Whoever compiled a function that no module holds has loaded it, too.
+        if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield unseen
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+def _compiled(path: str, module: nn.Module) -> list[str]:
+    """A module that torch.compile made, or the functions of it that it or its class holds."""
+    if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+        return [path]
+    held: dict[str, Any] = {}
+    for kind in reversed(type(module).__mro__):
+        held |= vars(kind)
+    functions = [n for n, f in (held | vars(module)).items() if _COMPILED in _attributes(f)]
+    return [f"{path}.{name}" if path else name for name in functions]
+
+
+_COMPILED = "_torchdynamo_orig_callable"
+"""What a function that torch.compile made keeps the original under."""
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return vars(value) if isinstance(value, types.FunctionType) else {}
 
 
 def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
