@@ -99,6 +99,12 @@ def test_hidden_copies_of_an_operator_that_keeps_the_format():
     assert not report.lost
 
 
+def test_a_copy_of_what_is_spread_converts_nothing():
+    report = audit(Between(lambda x: x[:1].expand(x.shape)), torch.rand(2, 3, 8, 8))
+    assert report.calls[-1].inputs[0].strides[0] == 0
+    assert report.clean
+
+
 def test_an_ambiguous_tensor_that_is_misread():
     class OneChannel(nn.Module):
         def __init__(self):

@@ -96,7 +96,7 @@ def _copies(event: Any) -> Iterator[Copy]:
             continue
         target, source = tensors[:2]
         same = target.sizes == source.sizes
-        if not same or len(target.sizes) < 3 or _densest(target) == _densest(source):
+        if not same or len(target.sizes) < 3 or not _reorders(target, source):
             continue
         yield Copy(
             shape=tuple(target.sizes),
@@ -107,9 +107,11 @@ def _copies(event: Any) -> Iterator[Copy]:
         )
 
 
-def _densest(tensor: Any) -> int | None:
-    dims = [d for d, size in enumerate(tensor.sizes) if size > 1]
-    return min(dims, key=lambda d: (tensor.strides[d], -d)) if len(dims) > 1 else None
+def _reorders(target: Any, source: Any) -> bool:
+    """Whether another dimension is densest in the copy; one with a stride of 0 is not in order."""
+    dims = [d for d, size in enumerate(target.sizes) if size > 1 and source.strides[d] > 0]
+    first = {min(dims, key=lambda d: (t.strides[d], -d), default=0) for t in (target, source)}
+    return len(first) > 1
 
 
 def _product(sizes: Sequence[int]) -> int:
