@@ -585,6 +585,17 @@ def test_the_model_is_left_as_it_was_found():
         assert torch.equal(x, kept)
 
 
+def test_threads_that_audit_one_model_take_turns():
+    model, x = Between(nn.InstanceNorm2d(8)), torch.rand(2, 3, 8, 8)
+    before = snapshot(model)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(audit, model, x, backward=b) for b in (False, True, False, True)]
+        reports = [one.result() for one in waiting]
+    assert all(report.converted for report in reports)
+    assert {names(report.lost)[0] for report in reports} == {("lost", "instance_norm", 1)}
+    torch.testing.assert_close(snapshot(model), before, rtol=0, atol=0)
+
+
 def test_the_model_is_left_as_found_when_it_raises():
     class Broken(nn.Sequential):
         def forward(self, x):

@@ -19,7 +19,7 @@ from ..formats.weights import convolution_weights
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
 from ..models.kinds import module_of
-from ..models.preserve import copy_as_is, preserved
+from ..models.preserve import copy_as_is, preserved, turn
 from ..models.scripts import bytes_of_script, script_in
 from ..models.trees import tensors_of
 from ..optimized import Optimized
@@ -159,51 +159,53 @@ def audit(
     exported = isinstance(model, ExportedProgram)
     model = module_of(model, "audit")
     check(model, inputs, kwargs)
-    if convert is None:
-        convert = not _begun(model, (inputs, kwargs))
-    device = _device(model, inputs, kwargs)
-    tensors = tensors_of((inputs, kwargs))
-    format = Format.CHANNELS_LAST if convert else None
-    in_format = weights_in(model, format) if format else contextlib.nullcontext()
-    inside = None
-    with preserved(model, weights=1 << 30), as_written(model) as unseen:
-        if exported:
-            unseen.append("modules and source lines: an exported program is one flat graph")
-        run = Run(model, inputs, kwargs, format=format, backward=backward)
-        with in_format:
-            recorder = Recorder(model)
-            guarded(run, tensors)
-            run_s = min(_seconds(run.go, device) for _ in range(2))
-            profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
-        try:
-            inside = reorders_of(run, device) if reorders else None
-            why_not = "they are told with audit(..., reorders=True)"
-        except Untold as error:
-            why_not = str(error)
-        if inside is None and device.type == "cpu":
-            unseen.append(f"reorders inside oneDNN's kernels: {why_not}")
-    comparison, agreement = (
-        _compare(model, inputs, kwargs, backward, device) if compare else (None, None)
-    )
-    calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
-    outcomes, findings = judged(calls, model, run_s)
-    if not convert:
-        findings += unconverted_weights(model)
-    return Audit(
-        model=name or type(model).__name__,
-        # A nested tensor has no one shape.
-        inputs=tuple(() if t.is_nested else tuple(t.shape) for t in tensors),
-        calls=tuple(calls),
-        outcomes=tuple(outcomes),
-        findings=sorted_by_weight(findings),
-        run_s=run_s,
-        converted=convert,
-        unseen=tuple(unseen),
-        environment=Environment.here(device),
-        comparison=comparison,
-        reorders=inside,
-        agreement=agreement,
-    )
+    # Another thread's audit of the same model would see the weights that this one converts.
+    with turn:
+        if convert is None:
+            convert = not _begun(model, (inputs, kwargs))
+        device = _device(model, inputs, kwargs)
+        tensors = tensors_of((inputs, kwargs))
+        format = Format.CHANNELS_LAST if convert else None
+        in_format = weights_in(model, format) if format else contextlib.nullcontext()
+        inside = None
+        with preserved(model, weights=1 << 30), as_written(model) as unseen:
+            if exported:
+                unseen.append("modules and source lines: an exported program is one flat graph")
+            run = Run(model, inputs, kwargs, format=format, backward=backward)
+            with in_format:
+                recorder = Recorder(model)
+                guarded(run, tensors)
+                run_s = min(_seconds(run.go, device) for _ in range(2))
+                profile = profiled(lambda: run.go(recorder), cuda=device.type == "cuda")
+            try:
+                inside = reorders_of(run, device) if reorders else None
+                why_not = "they are told with audit(..., reorders=True)"
+            except Untold as error:
+                why_not = str(error)
+            if inside is None and device.type == "cpu":
+                unseen.append(f"reorders inside oneDNN's kernels: {why_not}")
+        comparison, agreement = (
+            _compare(model, inputs, kwargs, backward, device) if compare else (None, None)
+        )
+        calls = with_profile(recorder.calls, profile, cuda=device.type == "cuda")
+        outcomes, findings = judged(calls, model, run_s)
+        if not convert:
+            findings += unconverted_weights(model)
+        return Audit(
+            model=name or type(model).__name__,
+            # A nested tensor has no one shape.
+            inputs=tuple(() if t.is_nested else tuple(t.shape) for t in tensors),
+            calls=tuple(calls),
+            outcomes=tuple(outcomes),
+            findings=sorted_by_weight(findings),
+            run_s=run_s,
+            converted=convert,
+            unseen=tuple(unseen),
+            environment=Environment.here(device),
+            comparison=comparison,
+            reorders=inside,
+            agreement=agreement,
+        )
 
 
 def judged(

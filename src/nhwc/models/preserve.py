@@ -61,36 +61,40 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
     Also the numbers of weights, if these take no more than `weights` bytes: an embedding with
     `max_norm` writes into its own.
 
+    Threads take turns: one that looked at a model within another's would put back what that one
+    made of it.
+
     >>> net = nn.BatchNorm2d(3)
     >>> with preserved(net):
     ...     _ = net(torch.randn(4, 3, 8, 8))
     >>> net.num_batches_tracked
     tensor(0)
     """
-    parameters = list(model.parameters())
-    restores = [_remember_parameter(parameter) for parameter in parameters]
-    restores += [_remember_data(buffer) for buffer in model.buffers()]
-    # Sparse tensors have no `nbytes`.
-    if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
-        restores += map(_remember_data, parameters)
-    empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, CONTAINERS) and not value:
-                # Most containers of a module are empty: they are for hooks.
-                empty.append(value)
-            else:
-                restores.append(_remember_contents(value))
-        restores.append(_remember_contents(vars(module)))
-    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
-    try:
-        with undrawn(devices):
-            yield
-    finally:
-        for container in empty:
-            container.clear()
-        for restore in reversed(restores):
-            restore()
+    with turn:
+        parameters = list(model.parameters())
+        restores = [_remember_parameter(parameter) for parameter in parameters]
+        restores += [_remember_data(buffer) for buffer in model.buffers()]
+        # Sparse tensors have no `nbytes`.
+        if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
+            restores += map(_remember_data, parameters)
+        empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
+        for module in model.modules():
+            for value in vars(module).values():
+                if isinstance(value, CONTAINERS) and not value:
+                    # Most containers of a module are empty: they are for hooks.
+                    empty.append(value)
+                else:
+                    restores.append(_remember_contents(value))
+            restores.append(_remember_contents(vars(module)))
+        devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+        try:
+            with undrawn(devices):
+                yield
+        finally:
+            for container in empty:
+                container.clear()
+            for restore in reversed(restores):
+                restore()
 
 
 @contextlib.contextmanager
