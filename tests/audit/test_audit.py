@@ -765,6 +765,23 @@ def test_a_lazy_model_is_refused():
         audit(nn.Sequential(nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8))
 
 
+def test_code_of_operators_and_of_python_is_never_the_users():
+    """A call of einops is charged to the line of the model, and so is one of Python's own."""
+    source = "def rearrange(x):\n    return x.reshape(len(x), -1).view(x.shape)\n"
+    einops: dict = {}
+    exec(compile(source, "/env/site-packages/einops/einops.py", "exec"), einops)
+
+    class Rearranged(nn.Module):
+        def forward(self, x):
+            return copy.deepcopy(einops["rearrange"](x)).relu()
+
+    calls = audit(Rearranged(), torch.rand(1, 4, 8, 8)).calls
+    assert len(calls) > 2
+    assert {call.site.source for call in calls} == {
+        'return copy.deepcopy(einops["rearrange"](x)).relu()'
+    }
+
+
 def test_our_own_code_is_never_the_users():
     """What a mended layer does is charged to the line that calls it."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +31,8 @@ _NOT_THE_USERS = (
     str(Path(torch.__file__).parent) + os.sep,
     "<",
 )
+
+_PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 
 _RUN_BY_US = tuple(str(Path(__file__).parents[1] / place) for place in ("cli", "_audit/running.py"))
 
@@ -246,9 +251,15 @@ def name_of(func: Callable[..., Any]) -> str:
     return str(resolve_name(called) or getattr(func, "__name__", ""))
 
 
+@cache
 def is_users(file: str) -> bool:
-    """Whether a source file is neither torch's nor ours, so that a user can be pointed to it."""
-    return not file.startswith(_NOT_THE_USERS)
+    """Whether a user can be pointed to a source file: it is neither torch's, Python's nor ours.
+
+    Nor is it einops', whose functions are operators to those who call them.
+    """
+    if package := re.search(r"-packages[/\\](\w+)", file):
+        return package[1] != "einops" and not file.startswith(_NOT_THE_USERS)
+    return not file.startswith((*_NOT_THE_USERS, _PYTHONS))
 
 
 def was_in_script(error: Exception) -> bool:
