@@ -80,6 +80,22 @@ def test_difference_between_tables():
     )
 
 
+def test_speeds_that_changed_are_told_in_order_and_with_their_dimensions():
+    cases = [f"{n} groups" for n in range(1, 9)]
+
+    def timed(slow):
+        table = small(slow=slow)
+        (op,) = table.operators
+        (speed,) = op.speeds
+        clip = dataclasses.replace(speed, shape="2x32x8x28x28")
+        speeds = tuple(dataclasses.replace(clip, case=case) for case in reversed(cases))
+        return dataclasses.replace(table, operators=(dataclasses.replace(op, speeds=speeds),))
+
+    found = difference(timed(False), timed(True))
+    assert [change.aspect for change in found] == [f"speed, {case}" for case in cases]
+    assert {change.dims for change in found} == {5}
+
+
 def test_a_dtype_measured_once_is_no_difference():
     assert difference(small(), small(dtypes=("float32", "uint8"))) == ()
 

@@ -49,8 +49,9 @@ def _changes(a: Operator, b: Operator, dtypes: Iterable[str]) -> Iterator[Differ
         if words[0] != words[1]:
             yield Difference(a.title, *key, *words)
     timed = [{(speed.case, speed.dtype): speed for speed in op.speeds} for op in (a, b)]
-    for case, dtype in timed[0].keys() & timed[1].keys():
+    for case, dtype in sorted(timed[0].keys() & timed[1].keys()):
         slow = [speeds[case, dtype].slower for speeds in timed]
         if slow[0] != slow[1]:
             words = ["slower in NHWC" if s else "not slower in NHWC" for s in slow]
-            yield Difference(a.title, f"speed, {case}", 4, dtype, *words)
+            dims = len(timed[0][case, dtype].shape.split("x"))
+            yield Difference(a.title, f"speed, {case}", dims, dtype, *words)
