@@ -265,6 +265,14 @@ def test_a_model_that_maps_over_its_images_is_audited():
     assert "torch.nn.functional.conv2d" in operators
 
 
+def test_what_vmap_makes_is_charged_to_the_line_that_it_maps():
+    net = Between(torch.vmap(torch.Tensor.tril))
+    (finding,) = nhwc.audit(net, torch.rand(2, 3, 8, 8)).findings
+    assert short_name(finding.operator) == "tril"
+    assert (len(finding.calls), len(finding.payers)) == (1, 1)
+    assert nhwc.audit(Between(torch.vmap(torch.relu)), torch.rand(2, 3, 8, 8)).clean
+
+
 def test_the_verdict_counts_what_was_kept_and_what_was_not_there_to_keep():
     class Windows(nn.Module):
         def __init__(self):

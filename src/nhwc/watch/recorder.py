@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -300,7 +301,9 @@ def _asked(arguments: object) -> Format | None:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What is the same for tensors that share memory."""
+    """What is the same for tensors that share memory, and for those that vmap makes of them."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     if not has_strides(tensor):
         return id(tensor)
     try:
