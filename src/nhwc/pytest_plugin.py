@@ -74,11 +74,15 @@ def _written(report: Audit, request: pytest.FixtureRequest, count: int) -> Path 
     page = Path(
         request.config.invocation_params.dir, folder, _file_name(request.node.nodeid, count)
     )
+    text = audit_html(report).encode()
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"--nhwc-report {folder} is a file. Name a folder.") from error
-    replace_file(page, [audit_html(report).encode()])
+        replace_file(page, [text])
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"--nhwc-report {folder} cannot be written to: {why}. Name a folder."
+        ) from error
     request.node.user_properties.append((_PAGE, str(page)))
     return page
 

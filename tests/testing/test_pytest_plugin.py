@@ -88,3 +88,11 @@ def test_it_fails_for_a_loss_and_writes_a_page_for_each_model(run, tmp_path):
     assert Path(named) in pages
     assert "loses" in Path(named).read_text()
     assert named in (tmp_path / "project" / "results.xml").read_text()
+
+
+def test_what_is_no_folder_is_refused_in_words(run):
+    folder = "test_it.py/pages"
+    done = run(USED, "--nhwc-report", folder, "-k", "BatchNorm2d")
+    assert done.returncode == 1
+    said = rf"InputError: --nhwc-report {folder} cannot be written to: .*\. Name a folder\."
+    assert re.search(said, done.stdout)
