@@ -380,6 +380,16 @@ def test_a_part_inside_that_decides_by_values_stays_and_the_rest_is_planned():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_a_layer_whose_padding_became_a_layer_of_its_own_keeps_it(mode):
+    model = net(odd)
+    model.conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode=mode)
+    captured = capture(model, layers=True)
+    run_passes(captured.module)
+    sized = for_sizes(captured.module, [image()], captured.opaque, PASSES)
+    close(sized.graph(image(seed=2)), model(image(seed=2)))
+
+
 def test_new_weights_end_the_plan_and_change_the_answers():
     model, x = woken(Odd), image()
     for change in (

@@ -266,7 +266,10 @@ def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
     for node in graph.graph.find_nodes(op="call_module"):
         path, _, name = str(node.target).rpartition(".")
         around = root.get_submodule(user_path(graph, str(node.target)).rpartition(".")[0])
-        if name == "layer" and isinstance(around, fx.GraphModule) and is_one_layer(around):
+        if not isinstance(around, fx.GraphModule) or not is_one_layer(around):
+            continue
+        # A pass may have taken the padding out of the layer: then there are two.
+        if name == "layer" and len(around._modules) == 1:
             graph.set_submodule(path, around.get_submodule(name))
             node.target = path
     graph.recompile()
