@@ -230,6 +230,22 @@ class Masked(nn.Module):
         return self.block(x.masked_fill(mask, 0.0))
 
 
+class Taking(nn.Module):
+    """Takes an image out of what it is given in, and leaves another."""
+
+    def __init__(self, place: Any, new: Any) -> None:
+        super().__init__()
+        self.block, self.place, self.new = block(), place, new
+
+    def forward(self, images: Any) -> Tensor:
+        y = self.block(images.pop(self.place))
+        if isinstance(images, dict):
+            images[self.new] = y
+        else:
+            images.append(y)
+        return y * 2
+
+
 class Raising(nn.Module):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -402,6 +418,8 @@ CASES: dict[str, Case] = {
     "buffers that change": Case(Counting),
     "attributes that change": Case(Remembering),
     "an input that is written to": Case(lambda: Does(writes_to_its_input)),
+    "a list that changes": Case(lambda: Taking(0, 0), lambda: ([image(), image(seed=2)],)),
+    "a dict that changes": Case(lambda: Taking("x", "y"), lambda: ({"x": image()},)),
     "an in-place first layer": Case(lambda: nn.Sequential(nn.ReLU(inplace=True), block())),
     "an output that is the input": Case(lambda: Does(lambda s, y, x: (x, y))),
     "an output that views the input": Case(lambda: Does(lambda s, y, x: (x[:, :1], x.mT, y))),

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_map
 
+from ..graph.flat import is_nested
 from ..machine.timing import Comparison, Samples, interleave
 from ..models.places import by_call
 from ..models.preserve import preserved
@@ -105,4 +107,12 @@ def winner(compared: dict[str, Comparison]) -> tuple[str, str]:
 def _call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], Any]:
     # The model may write into its input, so each stage gets a copy.
     args, named = by_call(function, cloned(inputs))
-    return lambda: function(*args, **named)
+    if not any(map(is_nested, inputs)):
+        return lambda: function(*args, **named)
+
+    def call() -> Any:
+        # It may also take inputs out of the list or dict that holds them.
+        own_args, own_named = tree_map(lambda leaf: leaf, (args, named))
+        return function(*own_args, **own_named)
+
+    return call
