@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -130,6 +132,16 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decode(self.norm(self.encode(x)) + self.again(x))
+
+
+class Picture:
+    """It says whether it is equal by its pixels, which a tensor does not say in one word."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.pixels == other.pixels)
 
 
 class Counting(nn.Module):
@@ -398,6 +410,12 @@ CASES: dict[str, Case] = {
         lambda: Does(lambda s, y, x: torch.stack([y, y * 2]).max(0).values + y.sort(1).values)
     ),
     "a dataclass": Case(lambda: Does(lambda s, y, x: Outputs(y, y.mean((2, 3))))),
+    "arrays": Case(lambda: Does(lambda s, y, x: (y.mean((2, 3)).numpy(), y.argmax(1).numpy()))),
+    "an array's number": Case(lambda: Does(lambda s, y, x: {"mean": y.mean().numpy()[()]})),
+    "an array of texts": Case(lambda: Does(lambda s, y, x: (y, numpy.array(["a", "b"])))),
+    "a deque": Case(lambda: Does(lambda s, y, x: deque([y, y.mean((2, 3))]))),
+    "a namespace": Case(lambda: Does(lambda s, y, x: SimpleNamespace(out=y, size=3))),
+    "what cannot be compared": Case(lambda: Does(lambda s, y, x: Picture(y))),
     "None and numbers": Case(lambda: Does(lambda s, y, x: (y, None, 3, "text"))),
     "nothing at all": Case(lambda: Does(lambda s, y, x: None)),
     "a module registered twice": Case(Twice),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -16,7 +18,7 @@ from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
 from ..processor import needing
-from .hostile import CASES, Case, Does, Halve, Own, Raising, block, image
+from .hostile import CASES, Case, Does, Halve, Own, Picture, Raising, block, image
 from .test_optimize import force
 
 _HOOKS = (
@@ -108,11 +110,16 @@ def same(found: Any, expected: Any, path: str = "answer") -> None:
         assert list(found) == list(expected), path
         for key in expected:
             same(found[key], expected[key], f"{path}[{key!r}]")
-    elif isinstance(expected, (list, tuple)):
+    elif isinstance(expected, (numpy.ndarray, numpy.generic)):
+        plain = torch.tensor if expected.dtype.kind == "f" else numpy.ndarray.tolist
+        same(plain(found), plain(expected), path)
+    elif isinstance(expected, (list, tuple, deque)):
         assert len(found) == len(expected), path
         for index, pair in enumerate(zip(found, expected, strict=True)):
             same(*pair, f"{path}[{index}]")
-    elif hasattr(expected, "__dataclass_fields__"):
+    elif hasattr(expected, "__dataclass_fields__") or isinstance(
+        expected, (SimpleNamespace, Picture)
+    ):
         same(vars(found), vars(expected), path)
     else:
         assert found == expected, path

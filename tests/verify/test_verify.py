@@ -139,6 +139,18 @@ def test_another_structure_is_refused(other, says):
     assert says in verify(truth, other).worst.reason
 
 
+@pytest.mark.parametrize("array", [lambda y: y.numpy(), lambda y: y.sum().numpy()[()]])
+def test_arrays_may_round_otherwise_and_are_compared(array):
+    class Arrays(nn.Module):
+        def forward(self, x):
+            return [array(net(x.float()))]
+
+    net = nn.Linear(8, 8)
+    truth = observe(Arrays(), random_inputs([torch.randn(2, 8)], 2))
+    assert verify(truth, lambda x: [array(net(x) * (1 + 1e-7))]).passed
+    assert not verify(truth, lambda x: [array(net(x) * 1.01)]).passed
+
+
 def test_integers_must_be_equal():
     class Top(nn.Module):
         def forward(self, x):

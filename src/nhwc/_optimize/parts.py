@@ -31,6 +31,7 @@ from ..verify import (
     compare,
     decides,
     doubled,
+    numbers,
     verify,
 )
 from ..verify.decided import verify_decided
@@ -40,7 +41,7 @@ from ..verify.luck import without_luck
 def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verification:
     """Hold `after` against `model` as a whole; part by part if that fails or has nothing to say."""
     found = without_luck(verify(truth, after), truth, model)
-    told = any(_numbers(value) for answers in truth.answers for value in answers.values())
+    told = any(_count(value) for answers in truth.answers for value in answers.values())
     if found.passed and told and not found.astray:
         return found
     parts = _parts(after)
@@ -66,9 +67,10 @@ def verify_or_parts(truth: Answers, model: nn.Module, after: nn.Module) -> Verif
     return Verification(tuple(checks), in_float64=True)
 
 
-def _numbers(value: object) -> int:
+def _count(value: object) -> int:
     """Count the numbers to compare; a detector that finds nothing returns empty tensors."""
-    return value.numel() if isinstance(value, Tensor) else 0
+    found = numbers(value)
+    return found.numel() if isinstance(found, Tensor) else 0
 
 
 def _parts(after: nn.Module) -> dict[str, nn.Module]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,13 +64,16 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested lists, tuples, mappings and dataclasses, with its path."""
+    """Every leaf of nested lists, tuples, mappings, dataclasses and namespaces, with its path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flatten(item, f"{path}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for index, item in enumerate(value):
             yield from flatten(item, f"{path}[{index}]")
+    elif isinstance(value, SimpleNamespace):
+        for name, item in vars(value).items():
+            yield from flatten(item, f"{path}.{name}")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
