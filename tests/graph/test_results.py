@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +17,8 @@ from nhwc.graph.results import contents_of, is_returned, opened, returned
 from nhwc.machine.environment import Environment
 from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger
+
+from ..optimize.test_optimize import won_by
 
 X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1))
 
@@ -89,6 +91,92 @@ def test_inside_of_a_container(kind: Callable[..., Any], verb: str) -> None:
         before = parts(found)[2].clone()
         parts(found)[2].fill_(7)
         torch.testing.assert_close(parts(ours(x))[2], before)
+
+
+class Boxes(list[Tensor]):
+    pass
+
+
+class Pair(tuple[Tensor, ...]):
+    pass
+
+
+@dataclass
+class Counted:
+    image: Tensor
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        self.count += 1
+
+
+@dataclass
+class Asked:
+    image: Tensor
+    size: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.image.shape)
+
+
+@dataclass
+class Both(dict[str, Tensor]):
+    image: Tensor
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class OfKind(nn.Module):
+    def __init__(self, kind: Callable[..., Any], decides: bool) -> None:
+        super().__init__()
+        self.conv, self.kind, self.decides = nn.Conv2d(3, 8, 3), kind, decides
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.conv(x)
+        if self.decides and x.shape[0] > 1:
+            y = y * 2
+        return self.kind(y)
+
+
+@pytest.mark.parametrize("verb", ["fuse", "optimize"])
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda y: Boxes([y]),
+        lambda y: Pair((y, y * 2)),
+        lambda y: [y, Pair((y,))],
+        *(Counted, Asked, Both),
+        lambda y: y.shape,
+        lambda y: {"image": y, "sizes": [y.shape[1:]]},
+    ],
+    ids=["list", "tuple", "inside", "counted", "asked", "both", "size", "sizes"],
+)
+@torch.no_grad()
+def test_what_a_graph_cannot_make_again_keeps_its_kind(
+    kind: Callable[..., Any], decides: bool, verb: str
+) -> None:
+    model = OfKind(kind, decides).eval()
+    ours = nhwc.fuse(model) if verb == "fuse" else won_by("plan", model, X)
+    told(ours(X), model(X))
+
+
+def told(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(found, expected)
+    elif isinstance(expected, int | str):
+        assert found == expected
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            told(one, other)
+    else:
+        attributes = [list(getattr(one, "__dict__", {}).items()) for one in (found, expected)]
+        told(*attributes)
+        if isinstance(expected, dict):
+            told([*found.items()], [*expected.items()])
 
 
 @pytest.mark.parametrize("verb", ["fuse", "optimize"])

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..models.trees import is_named_by_torch, tensors_of
 from .plain import all_plain, is_derived
-from .results import made_by
+from .results import is_lost, made_by
 from .seen import note_seen
 from .traced import CONSTANT
 from .tracer import Tracer
@@ -47,6 +47,7 @@ class Noted:
         self._places: dict[int, Any] = {}
         self._constants: list[tuple[Tensor, int]] = []
         self._refusal: fx.proxy.TraceError | None = None
+        self._ends = False
 
     def check(self) -> None:
         """Raise what stopped the recording if the code caught it; refuse constants that changed."""
@@ -57,6 +58,7 @@ class Noted:
 
     def output(self, result: Any) -> None:
         """End the graph, which returns `result`."""
+        self._ends = True
         self.graph.output(self.argument(result))
 
     def clean(self) -> None:
@@ -142,6 +144,14 @@ class Noted:
             return self.node_of(value)
         if is_named_by_torch(value):
             return self._returned_by(value)
+        arguments = made_by(value)
+        if arguments is not None:
+            return self.graph.call_function(type(value), *self.argument(arguments))
+        if is_lost(value):
+            return self.refuse(f"it works with a {type(value).__name__}")
+        if self._ends and isinstance(value, torch.Size):
+            # Arguments of calls may be plain tuples.
+            return self.graph.call_function(torch.Size, (tuple(value),))
         if isinstance(value, tuple):
             items = [self.argument(item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -149,9 +159,6 @@ class Noted:
             return [self.argument(item) for item in value]
         if isinstance(value, slice):
             return slice(*map(self.argument, (value.start, value.stop, value.step)))
-        arguments = made_by(value)
-        if arguments is not None:
-            return self.graph.call_function(type(value), *self.argument(arguments))
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, _PLAIN) and not is_derived(value):

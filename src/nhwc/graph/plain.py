@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy
 
+from ..models.trees import can_be_remade
+
 _KINDS: tuple[type, ...] = (int, float, complex, str)
 
 
@@ -46,8 +48,9 @@ def all_plain(tree: Any) -> Any:
     """
     if type(tree) is dict:
         return {key: all_plain(value) for key, value in tree.items()}
-    if type(tree) in (tuple, list):
-        return type(tree)(map(all_plain, tree))
+    own = isinstance(tree, tuple | list) and not can_be_remade(tree)
+    if own or type(tree) is tuple:
+        return (list if isinstance(tree, list) else tuple)(map(all_plain, tree))
     if isinstance(tree, slice):
         return slice(*map(as_plain, (tree.start, tree.stop, tree.step)))
     return as_plain(tree)

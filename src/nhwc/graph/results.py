@@ -11,7 +11,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from ..models.trees import can_be_remade
+from .contents import is_as
 
 
 def made_by(value: object) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -21,29 +26,65 @@ def made_by(value: object) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     ((({'a': 1},), {}), None)
     """
     kind: Any = type(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, dict | type):
-        return (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if not isinstance(value, dict) or kind in (dict, defaultdict):
-        return None
     if kind is OrderedDict:
-        return (dict(value),), {}
+        return (dict(value),), {}  # type: ignore[call-overload]
+    if kind in _PLAIN or not (isinstance(value, dict) or _has_fields(value)):
+        return None
+    named = dict(value) if isinstance(value, dict) else _fields_of(value, asked=True)
     try:
-        again = kind(**value)
+        again = kind(**named)
     except Exception:  # The code of a class may raise anything.
         return None
-    same = type(again) is kind and _same(again, value) and _same(vars(again), vars(value))
-    return ((), dict(value)) if same else None
+    same = type(again) is kind and all(map(_same, _held_by(again), _held_by(value)))
+    return ((), named) if same else None
+
+
+def is_lost(value: object) -> bool:
+    """Whether a graph would make a plain list, tuple or dict of one of another kind, or nothing.
+
+    >>> class Boxes(list): ...
+    >>> is_lost(Boxes()), is_lost([]), is_lost(OrderedDict())
+    (True, False, False)
+    """
+    if isinstance(value, tuple):
+        return not can_be_remade(value)
+    kinds = isinstance(value, list | dict) or _has_fields(value)
+    return kinds and type(value) not in _PLAIN and made_by(value) is None
+
+
+_PLAIN = (list, dict, defaultdict, immutable_list, immutable_dict)
+
+
+def _has_fields(value: object) -> bool:
+    return dataclasses.is_dataclass(type(value))
+
+
+def _fields_of(value: Any, *, asked: bool = False) -> dict[str, Any]:
+    """The fields of a dataclass by name; those alone that are `asked` for when it is made."""
+    fields = [one for one in dataclasses.fields(value) if one.init or not asked]
+    return {one.name: getattr(value, one.name) for one in fields}
+
+
+def _held_by(value: Any) -> tuple[dict[Any, Any], ...]:
+    """What lies in a dict or a dataclass, and in its attributes."""
+    inside = value if isinstance(value, dict) else _fields_of(value)
+    return inside, getattr(value, "__dict__", {})
 
 
 def _same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return list(one) == list(other) and all(one[key] is other[key] for key in one)
+    return list(one) == list(other) and all(is_as(one[key], other[key]) for key in one)
 
 
 def is_made(node: object) -> bool:
-    """Whether this node makes a dict, a dataclass or a named tuple of other nodes' values."""
+    """Whether this node makes a dict, a dataclass or a named tuple of other nodes' values.
+
+    Or a shape of known sizes.
+    """
     kind = node.target if isinstance(node, fx.Node) else None
     return isinstance(kind, type) and (
-        issubclass(kind, dict) or dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
+        issubclass(kind, dict | torch.Size)
+        or dataclasses.is_dataclass(kind)
+        or hasattr(kind, "_fields")
     )
 
 
@@ -63,6 +104,9 @@ def contents_of(node: fx.Node) -> dict[str, Any] | tuple[Any, ...] | None:
         return None
     if issubclass(kind, dict):
         return dict(*node.args, **node.kwargs)
+    if kind is torch.Size:
+        sizes: Any = node.args[0]
+        return tuple(sizes)
     if hasattr(kind, "__post_init__"):
         return None
     if issubclass(kind, tuple):

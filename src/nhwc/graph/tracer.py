@@ -28,7 +28,7 @@ from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
 from .reached import methods_of
 from .replaced import replaced
-from .results import made_by
+from .results import is_lost, made_by
 from .shapes import is_size
 from .state import State
 from .traced import (
@@ -298,10 +298,12 @@ class Tracer(fx.Tracer):
             raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
         if is_derived(a):
             raise fx.proxy.TraceError(f"it hands on a {type(a).__name__}")
-        arguments = made_by(a) if isinstance(a, dict) else None
+        arguments = made_by(a)
         if arguments is not None:
             held: Any = super().create_arg(arguments)
             return self.create_node("call_function", type(a), *held)
+        if is_lost(a):
+            raise fx.proxy.TraceError(f"it returns, or hands on, a {type(a).__name__}")
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
