@@ -1099,6 +1099,7 @@ class Then(nn.Module):
         nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+        Then(lambda y: nn.functional.pad(y, (1, 0, 1, 0), "circular") if len(y) > 1 else y),
     ],
 )
 @torch.no_grad()

@@ -26,10 +26,11 @@ from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger
 from ..plan.measuring import Leisure
-from ..verify import Verification
+from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
 from .planner import Planned, bare, plan_model
 from .report import OptimizeReport
+from .returned import return_as
 from .rewritten import Rewritten, captured_for, checked, closed, rewrite
 from .task import OptimizeTask, Progress
 from .verdict import Judge
@@ -152,7 +153,11 @@ def _sized(rewritten: Rewritten, task: OptimizeTask) -> list[Sized | None]:
     if rewritten.closed:
         return [None for _ in task.examples]
     graph, opaque = rewritten.graph, rewritten.opaque
-    return [for_sizes(graph, one, opaque, task.passes) for one in task.examples]
+    found = [for_sizes(graph, one, opaque, task.passes) for one in task.examples]
+    for sized, inputs in zip(found, task.examples, strict=True):
+        if sized is not None:
+            return_as(sized.graph, inputs, answer(graph, inputs))
+    return found
 
 
 def _shelve(graph: fx.GraphModule, sized: Sequence[Sized | None]) -> list[Tensor]:
