@@ -82,6 +82,8 @@ KEPT = {
     "a residual of another value": (lambda x, a, b: a + F.relu(b), conv(3), conv(1)),
     "also used alone": (lambda x, a, b: (a + b) * a, conv(3), conv(1)),
     "another padding": (lambda x, a, b: a + b, conv(3, padding_mode="reflect"), conv(1)),
+    "padding in a word": (lambda x, a, b: a + b + x, conv(3, "same"), conv(1)),
+    "padding in a word, of the smaller": (lambda x, a, b: b + a, conv(3), conv(1, "valid")),
     "called twice": (lambda x, a, b: a + b.relu(), SHARED, SHARED),
     "written between": (overwritten, conv(3), conv(1)),
     "one number for each row": (

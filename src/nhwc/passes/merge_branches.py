@@ -259,8 +259,8 @@ _NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (called_again, weigh
 
 def _unlike(conv: Any, widest: Any) -> str | None:
     """Why the taps of `conv` are none of `widest`; None if they lie in its middle."""
-    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-        return "its padding is not a number of zeros"
+    if any(one.padding_mode != "zeros" or isinstance(one.padding, str) for one in (conv, widest)):
+        return "the padding of a branch is not a number of zeros"
     same = ("stride", "groups", "in_channels", "out_channels")
     if any(getattr(conv, name) != getattr(widest, name) for name in same):
         return "the branches differ in stride, groups or channels"
