@@ -100,7 +100,32 @@ class Wide(Tokens):
         return torch.cat((x, x, x), 2)
 
 
-@pytest.mark.parametrize("kind", [Causal, Scaled, Swapped, Normed, Regrouped, Wide])
+class LikeTokens(Tokens):
+    """No number says what shape the result has."""
+
+    def forward(self, x):
+        images, tokens, _ = x.shape
+        apart = self.qkv(x).reshape(images, tokens, 3, 4, 6).permute(*self.order)
+        q, k, v = apart.unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(x.shape)
+
+
+class Learned(Tokens):
+    """Nothing made the heads: they are a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.Parameter(torch.randn(2, 9, 3, 4, 6))
+
+    def forward(self, x):
+        q, k, v = self.heads.permute(*self.order).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 9, 24) + x
+
+
+@pytest.mark.parametrize(
+    "kind", [Causal, Scaled, Swapped, Normed, Regrouped, Wide, LikeTokens, Learned]
+)
 def test_other_attention_is_left_alone(kind):
     model, x = kind().eval(), torch.randn(2, 9, 24)
     changed, (_, report) = rewrite(model, lift_functional, join_attention)

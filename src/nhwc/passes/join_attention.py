@@ -70,11 +70,10 @@ def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:
     if permutation(moved) != _ORDER:
         return None
     apart = moved.args[0]
-    shape = numbers_given(apart) if apart.target in ("reshape", "view") else None
-    rows = apart.args[0]
-    if not isinstance(shape, (list, tuple)) or not _are_rows_of(rows, list(shape)):
+    shape = _shape_given(apart)
+    if shape is None or not _are_rows_of(apart.args[0], shape):
         return None
-    return rows, list(shape)
+    return apart.args[0], shape
 
 
 def _is_item(value: Any) -> bool:
@@ -123,5 +122,11 @@ def _same_shape(shape: list[Any], ending: fx.Node) -> bool:
     """Whether `ending` gives images and tokens as they were in `shape`, and all channels."""
     if ending.target == "flatten":
         return ending.args[1:] in ((2,), (-2,), (2, 3), (2, -1), (-2, -1))
-    wanted, width = list(numbers_given(ending) or ()), shape[3] * shape[4]
+    wanted, width = _shape_given(ending) or [], shape[3] * shape[4]
     return len(wanted) == 3 and wanted[:2] == shape[:2] and wanted[2] in (width, -1)
+
+
+def _shape_given(node: fx.Node) -> list[Any] | None:
+    """The sizes that `reshape` or `view` is given; None if they are not told one by one."""
+    shape = numbers_given(node) if node.target in ("reshape", "view") else None
+    return list(shape) if isinstance(shape, (list, tuple)) else None
