@@ -112,6 +112,9 @@ OPERATORS = {
     "CircularPad cut": CircularPad((-2, 3, 2, -1)),
     "lines": lambda x: x[..., 1:, :-1].relu(),
     "cat of lines": lambda x: torch.cat([x, x.relu()], dim=2),
+    "max_pool2d of all": lambda x: F.max_pool2d(x, x.shape[2:]),
+    "max_pool2d of sizes": lambda x: F.max_pool2d(x, (x.size(2), 2), stride=(x.size(2), 1)),
+    "mean by rank": lambda x: x.mean([x.dim() - 2, x.ndim - 1]),
     "AdaptiveAvgPool2d 1": nn.AdaptiveAvgPool2d(1),
     "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d((3, 2)),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (1, 1)),
@@ -709,6 +712,7 @@ def test_our_mended_modules(module):
     "function",
     [
         lambda x: x + True,
+        lambda x: F.max_pool2d(x, x.argmax().clamp(2, 2).item()),
         lambda x: torch.add(x, x, alpha=2),
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: x.double(),

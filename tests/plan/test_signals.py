@@ -25,6 +25,7 @@ LAYERS = {
     "batch norm": nn.BatchNorm1d(8),
     "average": nn.AvgPool1d(3, 2, 1, count_include_pad=False),
     "largest": lambda x: F.max_pool1d(x, 3, 2, 1),
+    "largest of all": lambda x: F.max_pool1d(x, x.size(2)),
     "mean": nn.AdaptiveAvgPool1d(1),
     "means": lambda x: F.adaptive_avg_pool1d(x, 3),
     "resized": nn.Upsample(scale_factor=2),

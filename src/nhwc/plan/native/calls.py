@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
 
+from ...graph import bound, filled
 from ...kernels.programs.builder import Buffer, Builder
 from ..implementation import Emit, Implementation
 from ..recording import Record, Seen
@@ -54,6 +55,17 @@ class OperatorCall:
         """Which input of the layer each argument is: one value may be given twice."""
         given = nodes_in(self.node.args)
         return [self.layer.inputs.index(one) for one in given if one in self.layer.inputs]
+
+    def settings(self, names: Sequence[str]) -> dict[str, Any] | None:
+        """What the node takes besides its first argument, where torch has them in this order.
+
+        What follows from shapes are numbers; None if anything follows from the data.
+        """
+        given = bound(self.node, names)
+        del given[names[0]]
+        fixed = lambda one: self.record.values[one] if one in self.record.fixed else one
+        found: dict[str, Any] = filled(given, fixed)
+        return None if nodes_in(found) else found
 
     def is_channels(self, dim: Any) -> bool:
         """Whether `dim` is that of the channels of images or volumes."""

@@ -119,8 +119,6 @@ def nearest(given: Given, shape: Shape, wanted: Shape) -> PixelMove | None:
     mode = given.get("mode", "nearest")
     if len(shape) != 5 or mode not in ("nearest", "nearest-exact"):
         return None
-    if any(isinstance(one, fx.Node) for one in factors):
-        return None
 
     def table(size: int, place: int) -> Tensor:
         scale = factors[place - 2]

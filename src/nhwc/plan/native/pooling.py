@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...graph import bound
 from ...kernels.layers.pooling import adaptive_avgpool_step, global_mean_step
 from ...kernels.programs.builder import Buffer, Builder
 from ...kernels.tape.steps import View
@@ -21,7 +20,7 @@ _Window = Callable[[Given], "Make | None"]
 
 def of_function(make: _Window) -> Lower:
     """Lower a function of torch's whose arguments `make` understands."""
-    return lambda call: _windows(call, make, bound(call.node, ARGUMENTS[make]))
+    return lambda call: _windows(call, make, call.settings(ARGUMENTS[make]))
 
 
 def of_module(make: _Window) -> Lower:
@@ -29,7 +28,9 @@ def of_module(make: _Window) -> Lower:
     return lambda call: _windows(call, make, vars(call.module))
 
 
-def _windows(call: OperatorCall, make: _Window, given: Given) -> Implementation | None:
+def _windows(call: OperatorCall, make: _Window, given: Given | None) -> Implementation | None:
+    if given is None:
+        return None
     shape, wanted = call.seen(0).shape, call.out.shape
     if len(shape) != 5:
         return call.on_images(make(given))
@@ -82,7 +83,7 @@ def adaptive_pool(call: OperatorCall) -> Implementation | None:
 
 def mean(call: OperatorCall) -> Implementation | None:
     """The mean over all pixels of an image or a volume."""
-    given = bound(call.node, ("input", "dim", "keepdim"))
+    given = call.settings(("input", "dim", "keepdim")) or {}
     dims, rank = given.get("dim"), len(call.seen(0).shape)
     if not isinstance(dims, (tuple, list)) or rank not in (4, 5):
         return None

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from ...graph import bound
 from ...graph.layers import Fused
 from ...graph.leaves import computes_as, runs_hooks
 from ...graph.mended import GroupNorm, InstanceNorm
@@ -63,8 +62,8 @@ def _of_module(module: Any) -> Lower | None:
 def _windows(make: Callable[[Given], Make | None]) -> Lower:
     def lower(call: OperatorCall) -> Implementation | None:
         module = call.module
-        given = vars(module) if module is not None else bound(call.node, ARGUMENTS[make])
-        return call.on_images(make(of_row(given)))
+        given = vars(module) if module is not None else call.settings(ARGUMENTS[make])
+        return None if given is None else call.on_images(make(of_row(given)))
 
     return lower
 

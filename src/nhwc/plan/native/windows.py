@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from ...graph.mended import Pixel
 from ...kernels.layers.pooling import avgpool_step, maxpool_step
@@ -39,7 +39,7 @@ def resize(given: Given) -> Make | None:
     """Resize to the size of the result, by the factor that was asked for, if one was."""
     factor = None if given.get("recompute_scale_factor") else given.get("scale_factor")
     factors = factor if isinstance(factor, (tuple, list)) else (factor, factor)
-    if given.get("antialias") or any(isinstance(one, fx.Node) for one in factors):
+    if given.get("antialias"):
         return None
     scale = None if factor is None else (float(factors[0]), float(factors[-1]))
     mode = given.get("mode", "nearest")
