@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nhwc import fuse, load_model
 from nhwc.graph import capture, graphs
 from nhwc.graph.shells import open_shell
+from nhwc.passes import PASSES
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, outputs, random_, script
 
@@ -381,3 +382,30 @@ def test_to_trace_twice_as_many_blocks_takes_looks_twice_as_often(constant, monk
         looks.append(0)
         capture(Blocks(count, constant))
     assert looks[1] <= 2.2 * looks[0]
+
+
+KEYWORDS = {
+    "group norm": nn.GroupNorm(2, 4),
+    "instance norm": nn.InstanceNorm2d(4, affine=True),
+    "batch norm": nn.BatchNorm2d(4),
+    "convolution": nn.Conv2d(4, 4, 3),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_a_layer_that_is_given_its_input_by_keyword_is_any_layer(name):
+    model = random_(Block(lambda self, x: self.layer(input=x.exp()).relu(), layer=KEYWORDS[name]))
+    x = torch.randn(2, 4, 5, 6)
+    fused = fuse(model, passes=PASSES)
+    assert not fused.report.opaque
+    assert [*fused.graph.find_nodes(op="call_module")][-1].kwargs == {}
+    assert_same(model, fused, x)
+
+
+def test_a_hook_is_given_the_keywords_of_the_code():
+    layer = nn.ReLU()
+    seen = []
+    layer.register_forward_pre_hook(lambda *given: seen.append(given[1:]), with_kwargs=True)
+    graph = capture(Block(lambda self, x: self.layer(input=x + 1), layer=layer)).module
+    graph(torch.ones(2))
+    assert [[*kwargs] for _, kwargs in seen] == [["input"]]

@@ -188,6 +188,7 @@ def _unlike_forward(module: nn.Module) -> str | None:
 def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
     """Make a GraphModule of `graph`, traced from `root`; rename parts that code cannot name."""
     graph = renamed(graph)
+    _give_by_place(graph, root)
     names = renamed_parts(graph, root)
     parts: Any = root
     if names:
@@ -203,6 +204,15 @@ def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
         if type(holder) is nn.Module:
             holder.training = _training_of(root, path)
     return result
+
+
+def _give_by_place(graph: fx.Graph, root: nn.Module) -> None:
+    """Give layers by place what they got as `input=`: ours, in their places, name it otherwise."""
+    for node in graph.find_nodes(op="call_module"):
+        layer = root.get_submodule(str(node.target))
+        plain = is_leaf(layer) and opaque_by_nature(layer) is None
+        if plain and not node.args and node.kwargs.keys() == {"input"}:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
 
 
 def _training_of(root: nn.Module, path: str) -> bool:
