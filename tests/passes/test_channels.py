@@ -47,7 +47,14 @@ class LayerScale(nn.Module):
         return self.scale * x.permute(0, 3, 1, 2)
 
 
+class ScaledByKeyword(LayerScale):
+    def forward(self, x):
+        x = self.mix(self.norm(x.permute(0, 2, 3, 1)))
+        return self.scale * torch.permute(input=x, dims=(0, 3, 1, 2))
+
+
 FOLDS = {
+    "behind a permute by keyword": lambda: ScaledByKeyword(8, 1, 1),
     "conv": lambda: Scaled(nn.Conv2d(6, 8, 3), 8, 1, 1),
     "conv without bias": lambda: Scaled(nn.Conv2d(6, 8, 3, groups=2, bias=False), 8, 1, 1),
     "conv, one of each batch": lambda: Scaled(nn.Conv2d(6, 8, 3), 1, 8, 1, 1),

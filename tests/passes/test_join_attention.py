@@ -42,6 +42,15 @@ class Flat(Tokens):
     ending, options = "flatten", {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
+class ByKeyword(Tokens):
+    def forward(self, x):
+        images, tokens, _ = x.shape
+        apart = self.qkv(input=x).reshape(images, tokens, 3, 4, 6)
+        q, k, v = torch.unbind(input=torch.permute(input=apart, dims=self.order), dim=0)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(images, tokens, 24)
+
+
 class Overwritten(Tokens):
     def forward(self, x):
         images, tokens, _ = x.shape
@@ -52,7 +61,7 @@ class Overwritten(Tokens):
         return y.transpose(1, 2).reshape(images, tokens, 24) + rows.sum()
 
 
-@pytest.mark.parametrize("kind", [Tokens, Flat, Overwritten])
+@pytest.mark.parametrize("kind", [Tokens, Flat, ByKeyword, Overwritten])
 @pytest.mark.parametrize("shape", [(2, 9, 24), (1, 1, 24)])
 def test_packed_attention_is_one_layer(kind, shape):
     model, x = kind().eval(), torch.randn(shape)
@@ -100,6 +109,17 @@ class Wide(Tokens):
         return torch.cat((x, x, x), 2)
 
 
+class OtherParts(Tokens):
+    """What is taken apart by keyword are heads, of which there are three as well."""
+
+    def forward(self, x):
+        images, tokens, _ = x.shape
+        apart = self.qkv(x).reshape(images, tokens, 3, 3, 8).permute(*self.order)
+        q, k, v = apart.unbind(dim=2)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(images, tokens, 24)
+
+
 class LikeTokens(Tokens):
     """No number says what shape the result has."""
 
@@ -124,7 +144,7 @@ class Learned(Tokens):
 
 
 @pytest.mark.parametrize(
-    "kind", [Causal, Scaled, Swapped, Normed, Regrouped, Wide, LikeTokens, Learned]
+    "kind", [Causal, Scaled, Swapped, Normed, Regrouped, Wide, OtherParts, LikeTokens, Learned]
 )
 def test_other_attention_is_left_alone(kind):
     model, x = kind().eval(), torch.randn(2, 9, 24)

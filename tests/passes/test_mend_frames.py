@@ -31,7 +31,14 @@ def by_transpose(self, x):
     return frames.reshape(n, t, c, h, w).transpose(-4, 2)
 
 
-CASES = {"permute": by_permute, "transpose": by_transpose}
+def by_keyword(self, x):
+    x = self.volume(x)
+    n, c, t, h, w = x.shape
+    frames = self.image(torch.transpose(input=x, dim0=1, dim1=2).flatten(0, 1))
+    return torch.permute(input=frames.reshape(n, t, c, h, w), dims=(0, 2, 1, 3, 4))
+
+
+CASES = {"permute": by_permute, "transpose": by_transpose, "keywords": by_keyword}
 
 
 def _copied_before_a_write(self, x):

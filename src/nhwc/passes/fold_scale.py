@@ -21,6 +21,7 @@ from ._arithmetic import fold_after, frozen
 from ._folding_sites import (
     called_again,
     folded_before,
+    input_of,
     layer_unfit,
     name_of,
     weight_read_elsewhere,
@@ -83,9 +84,9 @@ def _layer_behind(value: fx.Node) -> fx.Node | None:
     """Return the layer that made `value`, looking through a permute to N, C, H, W."""
     if permutation(value) != TO_IMAGE:
         return value
-    before = value.args[0]
-    alone = isinstance(before, fx.Node) and only_user(before) is value
-    return before if alone and isinstance(module_of(before), nn.Linear) else None  # type: ignore[return-value]
+    before = input_of(value)
+    alone = before is not None and only_user(before) is value
+    return before if alone and isinstance(module_of(before), nn.Linear) else None
 
 
 def _fits(layer: Any, factor: Tensor, permuted: bool) -> bool:

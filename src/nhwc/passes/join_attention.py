@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import add_module, clean, erase, erase_unused, module_of
+from ..graph import add_module, bound, clean, erase, erase_unused, module_of
 from ..graph.leaves import is_leaf
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of
+from ._folding_sites import input_of, name_of
 from ._matching import numbers_given, permutation
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
@@ -64,32 +64,33 @@ def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:
     if len(unbound) != 1:
         return None
     parts: Any = unbound.pop()
-    if parts.target not in ("unbind", torch.unbind) or (parts.args[1:] or (0,)) != (0,):
+    given = bound(parts, ("input", "dim"))
+    if parts.target not in ("unbind", torch.unbind) or given.get("dim", 0) != 0:
         return None
-    moved: Any = parts.args[0]
-    if permutation(moved) != _ORDER:
+    moved = given["input"]
+    apart = input_of(moved)
+    if permutation(moved) != _ORDER or apart is None:
         return None
-    apart = moved.args[0]
-    shape = _shape_given(apart)
-    if shape is None or not _are_rows_of(apart.args[0], shape):
+    rows, shape = input_of(apart), _shape_given(apart)
+    if rows is None or shape is None or not _are_rows_of(rows, shape):
         return None
-    return apart.args[0], shape
+    return rows, shape
 
 
 def _is_item(value: Any) -> bool:
     return isinstance(value, fx.Node) and value.target is operator.getitem
 
 
-def _are_rows_of(rows: Any, shape: list[Any]) -> bool:
+def _are_rows_of(rows: fx.Node, shape: list[Any]) -> bool:
     """Whether `rows` are what a linear layer makes of tokens (B, N, C), and `shape` begins B, N."""
-    linear = module_of(rows) if isinstance(rows, fx.Node) else None
+    linear = module_of(rows)
     if not isinstance(linear, nn.Linear) or not is_leaf(linear):
         return False
     if len(shape) != 5 or shape[2] != 3:
         return False
     if not all(type(number) is int for number in shape[3:]):
         return False
-    tokens = rows.args[0]
+    tokens = input_of(rows)
     sides = [_side_of(number, (rows, tokens)) for number in shape[:2]]
     return sides == [0, 1] and linear.out_features == 3 * shape[3] * shape[4]
 

@@ -14,7 +14,7 @@ from torch import fx
 from ..graph import add_module, bound, clean, erase
 from ..graph.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of, written_between
+from ._folding_sites import input_of, name_of, written_between
 from ._matching import numbers_given, permutation
 from ._ranks import ranks_of
 
@@ -40,8 +40,7 @@ def mend_frames(gm: fx.GraphModule) -> PassReport:
 
 
 def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ...] | None:
-    swap = node.args[0] if node.args else None
-    volume = _swapped(swap, ranks)
+    volume = _swapped(input_of(node), ranks)
     if volume is None:
         return None
     if node.target in ("flatten", torch.flatten):
@@ -54,8 +53,8 @@ def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ..
 
 def _from_frames(node: fx.Node) -> tuple[Any, ...] | None:
     # A reshape to five numbers says that `transpose` swaps two of five.
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or len(shape := _shape(source) or []) != 5:
+    source = input_of(node)
+    if source is None or len(shape := _shape(source) or []) != 5:
         return None
     if permutation(node) != _SWAP and not _swaps_by_number(node):
         return None
@@ -77,8 +76,9 @@ def _swapped(node: Any, ranks: dict[fx.Node, int | None]) -> Any:
     """The volume whose channels and frames `node` swaps."""
     if not isinstance(node, fx.Node):
         return None
-    known = _swaps_by_number(node) and ranks.get(node.args[0]) == 5  # type: ignore[arg-type]
-    return node.args[0] if permutation(node) == _SWAP or known else None
+    volume = input_of(node)
+    known = volume is not None and _swaps_by_number(node) and ranks.get(volume) == 5
+    return volume if permutation(node) == _SWAP or known else None
 
 
 def _swaps_by_number(node: fx.Node) -> bool:
