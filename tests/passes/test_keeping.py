@@ -125,6 +125,11 @@ UNCHANGED = {
         mend_reduction,
         block(lambda self, x: x * x.sum(3).mean().reshape(1)),
     ),
+    # Numbers of another type are no image that the next convolution takes.
+    "a sum in another type": (
+        mend_reduction,
+        block(lambda self, x: torch.stack((x, x), 1).sum(1, dtype=torch.float64).float()),
+    ),
     # It is of a matrix product: the scores of an attention are contiguous as they come.
     "softmax of scores": (mend_softmax, block(attended)),
     # Some other function of several pixels.
@@ -138,6 +143,11 @@ UNCHANGED = {
     "a bicubic pixel": (
         mend_interpolate,
         block(lambda self, x: F.interpolate(self.pool(x), (9, 9), mode="bicubic")),
+    ),
+    # Which dimensions go is counted while the model runs.
+    "a pixel by the rank": (
+        mend_interpolate,
+        block(lambda self, x: F.interpolate(x.mean([x.dim() - 2, x.dim() - 1], True), (9, 9))),
     ),
     # A write into a view whose pixels are all one would write into all of them.
     "a resized pixel that is written into": (

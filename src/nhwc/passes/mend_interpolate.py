@@ -57,8 +57,9 @@ def is_one_pixel(node: Any) -> bool:
         return bound(node, ("input", "size")).get("size") in (1, (1, 1), [1, 1])
     if node.target in (torch.mean, "mean"):
         given = bound(node, ("input", "dim", "keepdim"))
-        dims = given.get("dim")
-        over_pixels = isinstance(dims, list | tuple) and sorted(d % 4 for d in dims) == [2, 3]
+        dims: Any = given.get("dim")
+        plain = isinstance(dims, list | tuple) and all(type(dim) is int for dim in dims)
+        over_pixels = plain and sorted(dim % 4 for dim in dims) == [2, 3]
         return over_pixels and given.get("keepdim") is True and rank_of(node) == 4
     pointwise = isinstance(module, _BETWEEN) or activation_of(node) is not None
     if isinstance(module, nn.Conv2d):
