@@ -83,6 +83,20 @@ def test_numbers_and_what_is_not_known_stay():
     torch.testing.assert_close(changed(x, SEEN), model(x, SEEN))
 
 
+class OfTwoTypes(Layers):
+    def forward(self, x, mask):
+        x = super().forward(x.double(), mask)
+        return ATTEND(*[x.float().unsqueeze(1)] * 3, attn_mask=mask)
+
+
+@torch.no_grad()
+def test_queries_of_another_type_have_other_numbers():
+    model, inputs = OfTwoTypes().double().eval(), (tokens(), SEEN)
+    graph, _ = capture_sized(capture(copy.deepcopy(model)).module, inputs)
+    assert len(number_masks(graph).applied) == 4
+    torch.testing.assert_close(graph(*inputs), model(*inputs), equal_nan=True)
+
+
 class Sized(Layers):
     """It branches on sizes, as models of transformers do."""
 

@@ -22,7 +22,7 @@ _NAMES = ("query", "key", "value", "attn_mask")
 def number_masks(gm: fx.GraphModule) -> PassReport:
     """Replace each mask that is known to be bool."""
     sites = []
-    made: dict[fx.Node, fx.Node] = {}
+    made: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
     for node in list(gm.graph.nodes):
         if node.target is not F.scaled_dot_product_attention:
             continue
@@ -33,10 +33,11 @@ def number_masks(gm: fx.GraphModule) -> PassReport:
             continue
         if seen.dtype is not torch.bool:
             continue
-        if mask not in made or written_between([mask], made[mask], node):
+        key = mask, query.dtype
+        if key not in made or written_between([mask], made[key], node):
             with gm.graph.inserting_before(node):
-                made[mask] = numbers_of(gm.graph, mask, query.dtype, hidden=False)
-        node.replace_input_with(mask, made[mask])
+                made[key] = numbers_of(gm.graph, mask, query.dtype, hidden=False)
+        node.replace_input_with(mask, made[key])
         sites.append(Site(name_of(node), "mask", True))
     if sites:
         clean(gm)
