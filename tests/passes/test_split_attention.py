@@ -86,6 +86,18 @@ def test_without_bias_and_called_twice():
     torch.testing.assert_close(changed(*inputs), model(*inputs))
 
 
+def test_attention_of_what_attention_returned():
+    class Twice(Attends):
+        def forward(self, x, y):
+            mixed, _ = self.attention(x, y, y)
+            return self.attention(mixed, mixed, mixed)[0]
+
+    model, inputs = Twice().eval(), tokens(6, 2, 32)
+    changed, (report,) = rewrite(model, split_attention)
+    assert [site.applied for site in report.sites] == [True, True]
+    torch.testing.assert_close(changed(*inputs), model(*inputs))
+
+
 HIDDEN = torch.zeros(6, 6, dtype=torch.bool)
 HIDDEN[:, 1], HIDDEN[2] = True, True  # The third query sees no key.
 OF_HEADS = torch.zeros(12, 6, 6, dtype=torch.bool)
@@ -145,6 +157,37 @@ def test_a_mask_that_is_written_is_another():
     split, told = with_sizes_known(model, inputs)
     assert told == (True, True)
     torch.testing.assert_close(split(*inputs), model(*inputs))
+
+
+class Masked(Attends):
+    """Attention, and attention of its result, with masks that the model holds."""
+
+    def __init__(self, first, second, dtype=torch.float32):
+        super().__init__()
+        self.other = nn.MultiheadAttention(32, 4).to(dtype)
+        self.dtype, self.first, self.second = dtype, first, second
+        for name, mask in (("attn_mask", HIDDEN), ("padded", PADDED), ("unpadded", ~PADDED)):
+            self.register_buffer(name, mask.clone())
+
+    def masks(self, padded):
+        return {"attn_mask": self.attn_mask, "key_padding_mask": getattr(self, padded)}
+
+    def forward(self, x, y):
+        wide = x.to(self.dtype)
+        x = self.other(wide, wide, wide, **self.masks(self.first))[0].to(x.dtype)
+        return self.attention(x, x, x, **self.masks(self.second))[0]
+
+
+@pytest.mark.parametrize(
+    ("masks", "dtype"),
+    [(("padded", "padded"), torch.float64), (("padded", "unpadded"), torch.float32)],
+)
+@torch.no_grad()
+def test_masks_are_shared_by_queries_of_one_type_and_with_the_same_others(masks, dtype):
+    model, inputs = Masked(*masks, dtype).eval(), tokens(6, 3, 32)
+    split, told = with_sizes_known(model, inputs)
+    assert told == (True, True)
+    torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
 
 
 def with_sizes_known(model, inputs):
@@ -210,6 +253,7 @@ def hooked():
         (Attends(call={"need_weights": True}), "weights are asked for"),
         (Attends(call={"attn_mask": torch.zeros(5, 5)}), "sizes of its mask"),
         (Attends(add_bias_kv=True), "a key of its own"),
+        (Attends(add_zero_attn=True), "a key of its own"),
         (hooked(), "hooks"),
     ],
 )

@@ -23,7 +23,7 @@ from ..graph import add_module, attribute, bound, clean, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import Opaque, PassReport, Site
-from ..graph.seen import shape_at
+from ..graph.seen import seen_at
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of, written_between
 from .lift_functional import layer
@@ -69,7 +69,7 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
     """Split all attention whose weights are constant and whose scores are unused."""
     sites = []
     biases: dict[Any, fx.Node | None] = {}
-    for node, given, reason in list(_calls(gm)):
+    for node, given, reason in _calls(gm):
         layered = "src" in given
         kind = "TransformerEncoderLayer" if layered else "MultiheadAttention"
         sites.append(Site(name_of(node), kind, not reason, reason))
@@ -92,8 +92,11 @@ def attention_of_unknown_sizes(gm: fx.GraphModule) -> tuple[Opaque, ...]:
 
 
 def _calls(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, dict[str, Any], str]]:
-    """Each call of attention, its arguments by name, and why it is left alone, if it is."""
-    for node in gm.graph.nodes:
+    """Each call of attention, its arguments by name, and why it is left alone, if it is.
+
+    A call is looked at once those before it may have been replaced: it may read what they returned.
+    """
+    for node in list(gm.graph.nodes):
         attention = module_of(node)
         if type(attention) is nn.MultiheadAttention:
             given, reason = bound(node, _MODULE), _unfit_module(attention)
@@ -222,7 +225,7 @@ def _masked(
     weights = _weights(gm, attention, given)
     sources = [given[name] for name in _INPUTS[:3]]
     masks = masks_of(gm, given, attention) or UNMASKED
-    key = (masks.pairs, masks.keys, weights.heads, shape_at(sources[0]))
+    key = (masks.pairs, masks.keys, weights.heads, seen_at(sources[0]))
     bias = biases.get(key)
     if bias is None or written_between((masks.pairs, masks.keys), bias, node):
         bias = biases[key] = bias_of(gm, sources[0], masks, weights.heads)
@@ -290,6 +293,8 @@ def _replace_item(node: fx.Node, result: fx.Node) -> None:
     """Put `result` in the place of the first item of what the call `node` returns."""
     for user in list(node.users):
         if _is_item(user, 0):
+            # What was noted of its sizes, the next attention asks for.
+            result.meta = dict(user.meta)
             erase(user, result)
         else:
             node.graph.erase_node(user)
