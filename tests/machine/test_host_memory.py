@@ -178,12 +178,13 @@ def test_what_something_else_holds_stays_where_it_is(tmp_path):
     [
         torch.zeros(64, 64),
         torch.zeros(4 * MB).expand(4, -1),
+        torch.zeros(4 * MB)[: 2 * MB].expand(2, -1),
         torch.eye(4096).to_sparse(),
         torch.empty(4 * MB, device="meta"),
         torch.zeros(4 * MB).share_memory_(),
         torch.zeros(4 * MB, dtype=torch.int32),
     ],
-    ids=["small", "expanded", "sparse", "meta", "shared", "integers"],
+    ids=["small", "expanded", "expanded in its own memory", "sparse", "meta", "shared", "integers"],
 )
 def test_what_is_no_plain_large_weight_stays_where_it_is(tensor, tmp_path):
     assert shelve([tensor], tmp_path) == []

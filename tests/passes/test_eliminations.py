@@ -167,7 +167,7 @@ STAYS = {
     "a product whose sum is of rows": (
         lift_products,
         lambda: call(
-            lambda self, x: torch.addmm(self.c.weight, x.view(-1, 5)[:5], self.c.weight),
+            lambda self, x: torch.addmm(self.c.weight, x.view(-1, 5)[:5, :], self.c.weight),
             c=nn.Linear(5, 5),
         ),
         None,

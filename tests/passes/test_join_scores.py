@@ -114,6 +114,11 @@ class Squashed(Spelled):
         return torch.tanh(q @ k.transpose(-2, -1)) + self.bias
 
 
+class BiasScaled(Spelled):
+    def scores(self, q, k):
+        return torch.add(q @ k.transpose(-2, -1), self.bias, alpha=2)
+
+
 class OtherHeads(Windows):
     def weights(self, scores):
         apart = scores.view(1, 2, 2, 18, 9) + self.masks.repeat(1, 2, 1).unsqueeze(1)
@@ -143,7 +148,7 @@ class QueriesOverwritten(Spelled):
     "kind",
     [
         *(QueriesOverwritten, OverQueries, WeightsRead, ScoresRead, NoProduct, Values, Squashed),
-        *(OtherHeads, Multiplied, ApartRead),
+        *(BiasScaled, OtherHeads, Multiplied, ApartRead),
     ],
 )
 def test_what_is_no_attention_is_left_alone(kind):

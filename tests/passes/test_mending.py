@@ -74,6 +74,12 @@ def split_unit(x):
     return shuffle(torch.cat((left, right * 2), dim=1))
 
 
+def _joined_into(x):
+    y = F.pad(x, (0, 0, 0, 0, 0, 4))
+    torch.cat((x[:, :4], x), 1, out=y)
+    return y
+
+
 def three_parts(x):
     a, b = x[:, :4], x[:, 4:]
     return shuffle(torch.cat((a, b, a), dim=1), groups=3)
@@ -165,6 +171,8 @@ UNCHANGED = {
         mend_cat_format,
         call(lambda x: torch.cat((x[:, :4], x[:, 4:]), dim=2)),
     ),
+    # Whoever gave the tensor reads it.
+    "cat into a given tensor": (mend_cat_format, call(_joined_into)),
     # Has no form as one weighted sum of rows.
     "nearest grid sample": (
         mend_grid_sample,
@@ -282,6 +290,19 @@ def test_shufflenet_keeps_the_format_at_every_cat_and_shuffle():
     x = to_format(torch.randn(1, 3, 64, 64), Format.CHANNELS_LAST)
     torch.testing.assert_close(outputs(changed, (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-5)
     assert seen == [Format.CHANNELS_LAST] * 16
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)])
+def test_a_norm_with_a_forward_of_its_own_that_no_trace_takes_is_left(norm):
+    def doubled(x):
+        return type(norm).forward(norm, x) * (2 if x.isfinite().all() else 1)
+
+    norm.forward = doubled
+    model = nn.Sequential(norm).eval()
+    changed, [*reports] = rewrite(model, mend_group_norm, mend_instance_norm)
+    [site] = [site for report in reports for site in report.sites]
+    assert (site.applied, site.reason) == (False, "it has hooks or a forward of its own")
+    torch.testing.assert_close(outputs(changed, (images(),)), outputs(model, (images(),)))
 
 
 def test_an_instance_norm_in_training_mode_with_statistics_is_left():

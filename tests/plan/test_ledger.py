@@ -81,7 +81,9 @@ def test_a_place_that_cannot_be_written_costs_only_the_memory(tmp_path):
     ledger = Ledger(tmp_path / "plans" / "machine.json")
     ledger.put("a", 1)
     ledger.save()
-    assert ledger.get("a") == 1
+    ledger.put("b", 2)
+    ledger.save()
+    assert (ledger.get("a"), ledger.get("b")) == (1, 2)
 
 
 def test_the_file_belongs_to_the_environment_and_to_the_kernels(monkeypatch, tmp_path):
@@ -93,8 +95,13 @@ def test_the_file_belongs_to_the_environment_and_to_the_kernels(monkeypatch, tmp
     assert Ledger.of(replace(here, threads=here.threads + 1)).path != found
     monkeypatch.setenv("NHWC_ISA", "plain")
     other = Ledger.of(here).path
-    monkeypatch.setattr("nhwc.plan.ledger.sources", lambda *_: "of another version")
-    assert len({found, other, Ledger.of(here).path}) == 3
+    names = {found, other}
+    # Kernels are made by the files of one folder, and put to use by those of another.
+    for made, used in (("other", "own"), ("other", "other")):
+        one = lambda *folder, made=made, used=used: used if folder else made
+        monkeypatch.setattr("nhwc.plan.ledger.sources", one)
+        names.add(Ledger.of(here).path)
+    assert len(names) == 4
 
 
 @pytest.mark.parametrize(("name", "told_apart"), [("AMD EPYC", True), ("Ryzen 7 9700X", False)])

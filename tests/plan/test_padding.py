@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
+from nhwc.graph.layers import Fused
 from nhwc.graph.ordered import Repeat
 from nhwc.plan.binding import bind
 from nhwc.plan.implementation import Timed
@@ -32,7 +33,7 @@ class Padded(nn.Module):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m, qualified_name):
-        return not isinstance(m, Padded)
+        return not isinstance(m, (Padded, Summed))
 
 
 def scene(net, x):
@@ -149,6 +150,13 @@ LEFT = {
     "another frame": Padded(
         lambda net, x: torch.cat([x[:, :, 1:2], x], 2), nn.Conv3d(8, 8, 3, padding=(0, 1, 1))
     ),
+    "two frames": Padded(
+        lambda net, x: torch.cat([x[:, :, :2], x], 2), nn.Conv3d(8, 8, 3, padding=(0, 1, 1))
+    ),
+    "the first frame of another volume of the batch": Padded(
+        lambda net, x: torch.cat([x[[1, 0], :, :1], x], 2), nn.Conv3d(8, 8, 3, padding=(0, 1, 1))
+    ),
+    "the first line again": Padded(nn.ReplicationPad2d((0, 0, 1, 1)), nn.Conv2d(8, 8, 3)),
     "the first frame behind": Padded(
         lambda net, x: torch.cat([x, x[:, :, :1]], 2), nn.Conv3d(8, 8, 3, padding=(0, 1, 1))
     ),
@@ -180,3 +188,43 @@ def test_what_no_convolution_can_do_is_left_to_a_pad(name):
         choice[one.node] = Timed(ours[0] if ours else found.called(one, last, last), 0.0)
     result = bind(found, choice)(x)
     torch.testing.assert_close(result, net(x), rtol=1e-4, atol=1e-5)
+
+
+class Summed(nn.Module):
+    """A padded value that a convolution reads, and adds to what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.pad, self.conv = nn.ZeroPad2d(1), Fused(nn.Conv2d(8, 8, 3, padding=1), None)
+
+    def forward(self, x):
+        padded = self.pad(x)
+        return self.conv(padded, padded)
+
+
+IN_PART = {
+    "zeros before what is held": Padded(
+        lambda net, x: F.pad(F.pad(x, (0, 0, 0, 0, 1, 0)), (0, 0, 0, 0, 2, 0), mode="replicate"),
+        nn.Conv3d(8, 8, 3),
+    ),
+    "zeros behind, beside what is held": Padded(
+        nn.ReplicationPad3d((0, 0, 0, 0, 1, 0)), nn.Conv3d(8, 8, (2, 1, 1), padding="same")
+    ),
+    "what the convolution also adds": Summed(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", IN_PART)
+@torch.no_grad()
+def test_a_pad_stays_where_the_convolution_cannot_have_it_too(name):
+    net = IN_PART[name]
+    shape = IMAGE if isinstance(net, Summed) else VOLUME
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    graph = fx.GraphModule(net, _Tracer().trace(net.eval()))
+    found = scene_of(graph, [x])
+    assert len(found.layers) == 2
+    last = Format.CHANNELS_LAST
+    choice = {one.node: Timed(found.offered(one)[0], 0.0) for one in found.layers[1:]}
+    choice[found.layers[0].node] = Timed(found.called(found.layers[0], last, last), 0.0)
+    torch.testing.assert_close(bind(found, choice)(x), net(x), rtol=1e-4, atol=1e-5)

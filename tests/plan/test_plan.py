@@ -10,6 +10,7 @@ import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
 from nhwc.graph.layers import Fused
+from nhwc.operators.activations import NamedActivation
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import Unplannable, make_plan, remake_plan, scene
 from nhwc.plan.assigning import assign
@@ -532,6 +533,8 @@ def test_a_key_says_all_that_speed_depends_on():
         {}, {"input": (2, 4, 8, 8)}, {"weight": (8, 4, 3, 3)}, {"stride": (2, 2)},
         {"padding": (0, 0)}, {"dilation": (2, 2)}, {"groups": 2}, {"bias": False},
         {"residual": True}, {"dtype": torch.float64}, {"device": "cuda:0"},
+        {"behind": (2, 1)}, {"held": True}, {"activation": NamedActivation("leaky_relu", (0.1,))},
+        {"activation": NamedActivation("leaky_relu", (0.2,))},
     ]  # fmt: skip
     keys = {Convolution(**(base | change)).key for change in changes}
     assert len(keys) == len(changes)
