@@ -119,9 +119,8 @@ def _without_masks(node: Any) -> tuple[Any, Any, list[int] | None]:
     apart = _shape_given(first)
     if apart is None or len(apart) != 5 or not isinstance(second, fx.Node):
         return plain
-    images, windows, *rest = apart
-    counted = images > 0 and together[0] == images * windows
-    if together[1:] != rest or not (counted or together[0] == -1):
+    # As many numbers in matrices of the same sizes are as many windows.
+    if together[1:] != apart[2:]:
         return plain
     return first.args[0], second, apart
 

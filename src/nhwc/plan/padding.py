@@ -188,15 +188,12 @@ def _frame(record: Record, node: fx.Node) -> tuple[fx.Node, int] | None:
     theirs = record.image(source) if isinstance(source, fx.Node) else None
     if mine is None or theirs is None or len(mine.shape) != 5 or len(theirs.shape) != 5:
         return None
-    (n, c, d, *image), frames = theirs.shape, mine.shape[2]
-    if mine.shape != (n, c, frames, *image):
-        return None
     if node.target in _REPEATING or type(module_of(node)) is Repeat:
-        # A single frame, repeated so that no other side grew, is the same one each time.
-        return _frame(record, source) if d == 1 else None  # type: ignore[arg-type]
+        # `cat` takes parts whose other sides are the volume's: none of these grew.
+        return _frame(record, source)  # type: ignore[arg-type]
     index = node.args[1] if node.target is getitem else None
     whole = slice(None)
-    if not isinstance(index, tuple) or frames != 1 or len(index) < 3:
+    if not isinstance(index, tuple) or mine.shape[2] != 1 or len(index) < 3:
         return None
     others = (*index[:2], *index[3:])
     if any(one not in (whole, Ellipsis) for one in others) or Ellipsis in index[:2]:
@@ -206,7 +203,7 @@ def _frame(record: Record, node: fx.Node) -> tuple[fx.Node, int] | None:
         not isinstance(end, int | None) for end in (taken.start, taken.stop, taken.step)
     ):
         return None
-    return source, range(d)[taken][0]  # type: ignore[return-value]
+    return source, range(theirs.shape[2])[taken][0]  # type: ignore[return-value]
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
