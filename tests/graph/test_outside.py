@@ -188,3 +188,39 @@ def test_what_the_first_run_kept_is_a_constant_of_a_plan():
     optimized = nhwc.optimize(net, x)
     assert optimized.report.opaque == ()
     torch.testing.assert_close(optimized(x), net(x))
+
+
+BY_TYPE: dict[type, str] = {}
+
+
+class NotesTypes(Net):
+    """Looks up once for each type what to do with it, as einops does."""
+
+    def forward(self, x):
+        if type(x) not in BY_TYPE:
+            BY_TYPE[type(x)] = "relu"
+        return getattr(self.conv(x), BY_TYPE[type(x)])()
+
+
+class NotesTypesAndCounts(NotesTypes):
+    def forward(self, x):
+        Net.calls += 1
+        return super().forward(x)
+
+
+def test_what_only_tensors_without_values_leave_outside_closes_no_plan():
+    x = torch.rand(1, 3, 8, 8)
+    net = NotesTypes().eval()
+    (plan,) = nhwc.optimize(net, x).report.plans
+    assert [part.path for part in plan.opened] == [""]
+    assert list(BY_TYPE) == [torch.Tensor]
+
+
+def test_what_each_call_leaves_outside_is_left_by_a_call(monkeypatch):
+    monkeypatch.setattr(Net, "calls", 1)
+    x = torch.rand(1, 3, 8, 8)
+    optimized = nhwc.optimize(NotesTypesAndCounts().eval(), x)
+    assert all(plan.opened == () for plan in optimized.report.plans)
+    before = Net.calls
+    optimized(x)
+    assert Net.calls == before + 1

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from ..models.places import by_call, is_open_ended, places
 from ..models.preserve import mark_generators
 from ..models.trees import tensors_of
+from ..verify import cloned
 from .arguments import type_like
 from .assigned import assigned
 from .edit import filled
@@ -99,7 +100,7 @@ def _recorded(
         if with_leaves(given, id) != before:
             raise fx.proxy.TraceError("it changes a list or a dict that it is given")
         state.check(kept)
-        outside.check()
+        _check_outside(outside, root, inputs)
         noted.output(result)
         check_writes(noted.graph)
         noted.clean()
@@ -112,6 +113,20 @@ def _recorded(
         root.meta["unset"] = tuple(_said(state, part, name) for part, name in kept.attributes)
     spare_writes(noted.graph, recorder.as_wide)
     return noted.graph, noted.opaque
+
+
+def _check_outside(outside: Outside, root: nn.Module, inputs: Sequence[Any]) -> None:
+    """Raise what a graph would lose outside of `root`, if a call with values writes there as well.
+
+    Code that notes what to do with a type, as einops does, meets that of the fake tensors anew.
+    """
+    try:
+        outside.check()
+    except fx.proxy.TraceError:
+        args, named = by_call(root, cloned(inputs))
+        root(*args, **named)
+        if outside.put_back():
+            raise
 
 
 def _said(state: State, part: nn.Module, name: str) -> str:
