@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import nhwc
+from nhwc import InputError
 
 from ..optimize.test_optimize import force
 
@@ -139,3 +141,25 @@ def test_what_it_was_not_saved_for_is_refused_everywhere(use: str, tmp_path: Pat
     for other in [(X, None, 3.0), (X[..., :7], None, 2.0)]:
         with pytest.raises((nhwc.InputError, torch.jit.Error, RuntimeError), match="saved for"):
             used(*other)
+
+
+class LooksAtItsMask(nn.Module):
+    """Answers otherwise if it cannot look whether all is to be seen, as code of others does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        if not isinstance(mask, FakeTensor) and mask.all():
+            return self.conv(x)
+        return self.conv(x * mask) * 2
+
+
+def test_a_graph_for_known_sizes_that_answers_otherwise_is_not_saved(tmp_path: Path) -> None:
+    x, mask = torch.rand(1, 3, 8, 8), torch.ones(1, 1, 8, 8, dtype=torch.long)
+    net = LooksAtItsMask().eval()
+    optimized = nhwc.optimize(net, x, mask)
+    torch.testing.assert_close(optimized(x, mask), net(x, mask))
+    with pytest.raises(InputError, match="answers otherwise than its code does"):
+        nhwc.save(optimized, tmp_path / "net.nhwc")
