@@ -407,6 +407,13 @@ def test_optional_arguments_are_fixed_to_their_defaults_aloud():
         fused(X, scale=2.0)
 
 
+def test_a_fixed_argument_says_what_to_do_where_no_pass_changes_the_graph():
+    model = Named()
+    model.body = nn.Conv2d(3, 8, 3)
+    with pytest.raises(AssertionError, match=r"flip is fixed to False.*call the model itself"):
+        fuse(model.eval())(X, flip=True)
+
+
 class Several(nn.Module):
     def __init__(self):
         super().__init__()

@@ -68,21 +68,22 @@ def capture(
         graph = _trace(own, "", opaque, concrete, layers)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque), baked=baked)
-    _say_what_is_fixed(graph.graph, concrete)
+    _say_what_is_fixed(graph, concrete)
     # What the calls give is no news to the caller.
     fixed = {} if calls else concrete
     notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
     return Captured(graph, tuple(opaque), notes, baked)
 
 
-def _say_what_is_fixed(graph: fx.Graph, fixed: dict[str, Any]) -> None:
+def _say_what_is_fixed(graph: fx.GraphModule, fixed: dict[str, Any]) -> None:
     """Let the guards of fixed arguments say what to do instead."""
-    for node in [node for node in graph.nodes if node.target in (torch._assert, assert_none)]:
+    for node in [node for node in graph.graph.nodes if node.target in (torch._assert, assert_none)]:
         name = str(node.args[1]).partition(" has been specialized")[0]
         if name in fixed:
             said = f"{name} is fixed to {fixed[name]!r} in this graph"
             way = "Give nhwc.optimize an example with the other value, or call the model itself"
             node.args = (node.args[0], f"{said}. {way}.")
+    graph.recompile()
 
 
 def _settle(model: nn.Module) -> None:
