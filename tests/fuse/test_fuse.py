@@ -1,4 +1,5 @@
 import copy
+import functools
 import io
 import math
 import pickle
@@ -412,6 +413,51 @@ def test_a_fixed_argument_says_what_to_do_where_no_pass_changes_the_graph():
     model.body = nn.Conv2d(3, 8, 3)
     with pytest.raises(AssertionError, match=r"flip is fixed to False.*call the model itself"):
         fuse(model.eval())(X, flip=True)
+
+
+def doubling(forward):
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        return forward(self, args[0] * 2, *args[1:], **kwargs)
+
+    return wrapper
+
+
+def only_the_first(forward):
+    @functools.wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        return forward(self, args[0] * 2)
+
+    return wrapper
+
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = small()
+
+    @doubling
+    def forward(self, x, *, scale=2.0):
+        return self.body(x) * scale
+
+
+class TakesMore(Doubled):
+    @only_the_first
+    def forward(self, x, **more):
+        return self.body(x)
+
+
+def test_a_decorator_gets_the_arguments_as_in_a_call():
+    model = random_(Doubled())
+    fused = fuse_checked(model, X)
+    assert has_no_norm(fused)
+    assert fused.report.opaque == ()
+
+
+def test_a_decorated_forward_that_takes_any_arguments_is_called():
+    fused = fuse_checked(random_(TakesMore()), X)
+    reason = "its forward is decorated, and takes *args or **kwargs"
+    assert fused.report.opaque[0].reason.startswith(reason)
 
 
 class Several(nn.Module):

@@ -50,6 +50,9 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
 
+_BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
 class Tracer(fx.Tracer):
     """torch.fx's tracer, with each module that cannot be traced kept as one call.
 
@@ -144,6 +147,29 @@ class Tracer(fx.Tracer):
         check_writes(self.graph)
         self._check_constants()
         state.check()
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Call a decorated `forward` by places and names, as callers do.
+
+        torch.fx would hand over an argument of `forward` as the `*args` of the decorator.
+        """
+        inner = inspect.unwrap(root_fn)
+        signature = inspect.signature(inner)
+        kinds = {one.kind for one in signature.parameters.values()}
+        if inner is root_fn or kinds <= _BY_PLACE:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        if not kinds <= {*_BY_PLACE, inspect.Parameter.KEYWORD_ONLY}:
+            raise fx.proxy.TraceError("its forward is decorated, and takes *args or **kwargs")
+        _, args = super().create_args_for_root(inner, is_module, concrete_args)
+        first = inner.__code__.co_argcount
+        names = inner.__code__.co_varnames[first : len(args)]
+
+        def forward(*given: Any) -> Any:
+            return root_fn(*given[:first], **dict(zip(names, given[first:], strict=True)))
+
+        return forward, args
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.refuse("it branches on data")
