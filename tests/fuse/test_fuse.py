@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nhwc import fuse
+from nhwc import fuse, optimize
 from nhwc.errors import InputError
 from nhwc.zoo import load_model
 
@@ -458,6 +458,29 @@ def test_a_decorated_forward_that_takes_any_arguments_is_called():
     fused = fuse_checked(random_(TakesMore()), X)
     reason = "its forward is decorated, and takes *args or **kwargs"
     assert fused.report.opaque[0].reason.startswith(reason)
+
+
+class Late(nn.Module):
+    """An argument that is given by name alone has no default, and stands behind one that has."""
+
+    def __init__(self, deciding):
+        super().__init__()
+        self.body, self.deciding = small(), deciding
+
+    def forward(self, x, mask=None, *, scale):
+        if self.deciding and x.sum() > 1e9:
+            return x
+        return self.body(x) * scale
+
+
+@pytest.mark.parametrize("deciding", [False, True], ids=["traced", "called"])
+def test_an_argument_without_default_may_follow_those_that_have_one(deciding):
+    model = random_(Late(deciding))
+    fused = fuse(model)
+    assert_same(lambda x: model(x, scale=2.0), lambda x: fused(x, scale=2.0), X)
+    assert has_no_norm(fused)
+    optimized = optimize(model, X, kwargs={"scale": torch.full((1,), 2.0)})
+    assert_same(lambda x: model(x, scale=2.0), lambda x: optimized(x, scale=2.0), X)
 
 
 class Several(nn.Module):

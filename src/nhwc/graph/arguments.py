@@ -62,12 +62,16 @@ def name_placeholders(graph: fx.Graph, module: nn.Module) -> None:
         types = typing.get_type_hints(type(module).forward)
     except Exception:
         types = {}
-    declared = in_order(inspect.signature(type(module).forward))[1:]
+    signature = inspect.signature(type(module).forward)
+    declared, late = in_order(signature)[1:], required_late(signature)
     for node, parameter in zip(graph.find_nodes(op="placeholder"), declared, strict=False):
         name = parameter.name
         if not node.target.startswith("*"):
             node.target = name
-        node.type = types.get(name, type_like(None) if parameter.default is None else None)
+        if name in late:
+            node.args = (None,)
+        optional = name in late or parameter.default is None
+        node.type = types.get(name, type_like(None) if optional else None)
     for node in graph.find_nodes(op="call_function", target=_FIXED_TO_NONE):
         node.target = assert_none
         # TorchScript takes any other type for one that is never None.
@@ -78,6 +82,22 @@ _TENSOR_OR_NONE = typing.Optional[Tensor]  # noqa: UP045
 
 # Some versions of torch.fx have this function; TorchScript cannot compile it.
 _FIXED_TO_NONE = getattr(fx._symbolic_trace, "_assert_is_none", None)
+
+
+def required_late(signature: inspect.Signature) -> frozenset[str]:
+    """The arguments that have no default, and stand in generated code behind one that has.
+
+    It has no keyword-only arguments, so these are None there if they are left out.
+
+    >>> sorted(required_late(inspect.signature(lambda x, mask=None, *, scale: x)))
+    ['scale']
+    """
+    found, optional = set(), False
+    for one in in_order(signature):
+        optional = optional or one.default is not one.empty
+        if optional and one.default is one.empty and one.kind is one.KEYWORD_ONLY:
+            found.add(one.name)
+    return frozenset(found)
 
 
 def is_sayable_argument(parameter: inspect.Parameter) -> bool:

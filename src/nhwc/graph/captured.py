@@ -13,7 +13,7 @@ from torch import fx, nn
 from ..errors import InputError
 from ..models.kinds import check_initialized, unwrapped
 from ..models.preserve import mark_generators, undrawn
-from .arguments import fixed_arguments, is_sayable_argument, name_placeholders
+from .arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
 from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .edit import attribute, erase
@@ -296,7 +296,8 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     kwargs: dict[str, Any] = {}
     star = double = None
     called = module.__call__ if calls_otherwise(module) else module.forward
-    parameters = list(inspect.signature(called).parameters.values())
+    signature = inspect.signature(called)
+    parameters, late = list(signature.parameters.values()), required_late(signature)
     if not all(map(is_sayable_argument, parameters)):
         # Generated code cannot name these arguments, so it passes on *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
@@ -308,7 +309,8 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
         elif p.kind is p.VAR_KEYWORD:
             double = graph.placeholder(f"**{p.name}")
         elif p.kind is p.KEYWORD_ONLY or (all_named and _is_optional(p)):
-            kwargs[p.name] = graph.placeholder(p.name, default_value=p.default)
+            default = None if p.name in late else p.default
+            kwargs[p.name] = graph.placeholder(p.name, default_value=default)
         else:
             args.append(graph.placeholder(p.name, default_value=p.default))
     if star is not None or double is not None:
