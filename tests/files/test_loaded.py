@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import nhwc
 from nhwc import InputError
 
-from ..optimize.test_optimize import force
+from ..optimize.test_optimize import force, won_by
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -141,6 +141,13 @@ def test_what_it_was_not_saved_for_is_refused_everywhere(use: str, tmp_path: Pat
     for other in [(X, None, 3.0), (X[..., :7], None, 2.0)]:
         with pytest.raises((nhwc.InputError, torch.jit.Error, RuntimeError), match="saved for"):
             used(*other)
+
+
+@pytest.mark.parametrize("stage", ["plan", "graph", "input"])
+def test_a_file_takes_what_the_example_gave_whatever_won(stage: str, tmp_path: Path) -> None:
+    model = Optional().eval()
+    loaded = saved(won_by(stage, model, X, kwargs={"scale": 3.0}), tmp_path / "model.nhwc")
+    torch.testing.assert_close(loaded(X, scale=3.0), model(X, scale=3.0))
 
 
 class LooksAtItsMask(nn.Module):

@@ -71,7 +71,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     if isinstance(model, Optimized):
         recipes, examples, exact = model.recipes, model.examples, model.exact
         model = model.portable
-    graph = model if isinstance(model, fx.GraphModule) else capture(model).module
+    graph = model if isinstance(model, fx.GraphModule) else _captured(model, examples)
     planned = [list(recipe.inputs) for recipe in recipes if _is_readable(recipe.inputs)]
     if len(planned) > _EXAMPLES:
         raise InputError(
@@ -88,6 +88,12 @@ def save(model: nn.Module, path: str | Path) -> None:
     header |= {"planned": planned, "exact": exact, "written_with": _versions()}
     write(Path(path), header, tensors)
     unread(tensors)
+
+
+def _captured(model: nn.Module, examples: Sequence[tuple[str, ...]]) -> fx.GraphModule:
+    """`model` as a graph that takes what the examples give, in words, for optional arguments."""
+    calls = [_drawn(map(examples_in, one)) for one in examples if _is_readable(one)]
+    return capture(model, calls).module
 
 
 def _with_plain_results(graph: fx.GraphModule) -> fx.GraphModule:
