@@ -290,3 +290,24 @@ def test_a_channel_of_one_number_has_no_statistics():
         inputs=[torch.randn(1, 8, 4, 4)],
     )
     assert torch.equal(net[1].running_var, randomize_batchnorm_(nn.BatchNorm2d(8)).running_var)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"\xef\xbb\xbfimport torch\n\ndef net(): ...\n",
+        b"# coding: latin-1\n\xe9 = 1\ndef net(): ...\n",
+        b"text = '\xe2\x80\xa8'\n\x0c\ndef net(): ...\n",
+    ],
+    ids=["mark", "latin-1", "separators"],
+)
+def test_the_line_of_a_definition_is_found_as_python_reads_the_file(source, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_bytes(source)
+    site = definition_of(f"{file}:net")
+    assert (site.line, site.source) == (3, "def net(): ...")
+
+
+def test_a_definition_that_was_compiled_is_its_file():
+    site = definition_of("numpy.linalg._umath_linalg:inv")
+    assert (site.line, site.source) == (1, "")

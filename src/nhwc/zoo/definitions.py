@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import linecache
 from pathlib import Path
 
 from ..watch.calls import CallSite
@@ -27,10 +28,10 @@ def definition_of(name: str) -> CallSite | None:
         file = Path(spec.origin)
     if file.suffix != ".py":  # compiled, without its source
         return None
-    text = file.read_text(encoding="utf-8", errors="replace")
-    line = next((node.lineno for node in ast.parse(text).body if what in _names(node)), 1)
-    code = (text.splitlines() or [""])[line - 1].strip()
-    return CallSite("", "", str(file.resolve()), line, code)
+    # Bytes say in which encoding they are.
+    statements = ast.parse(file.read_bytes()).body
+    line = next((node.lineno for node in statements if what in _names(node)), 1)
+    return CallSite("", "", str(file.resolve()), line, linecache.getline(str(file), line).strip())
 
 
 def _names(node: ast.stmt) -> list[str]:
