@@ -390,6 +390,7 @@ def test_a_layer_whose_padding_became_a_layer_of_its_own_keeps_it(mode):
     close(sized.graph(image(seed=2)), model(image(seed=2)))
 
 
+@torch.no_grad()
 def test_new_weights_end_the_plan_and_change_the_answers():
     model, x = woken(Odd), image()
     for change in (

@@ -306,8 +306,3 @@ def test_the_line_of_a_definition_is_found_as_python_reads_the_file(source, tmp_
     file.write_bytes(source)
     site = definition_of(f"{file}:net")
     assert (site.line, site.source) == (3, "def net(): ...")
-
-
-def test_a_definition_that_was_compiled_is_its_file():
-    site = definition_of("numpy.linalg._umath_linalg:inv")
-    assert (site.line, site.source) == (1, "")
