@@ -178,7 +178,7 @@ def test_what_something_else_holds_stays_where_it_is(tmp_path):
     [
         torch.zeros(64, 64),
         torch.zeros(4 * MB).expand(4, -1),
-        torch.zeros(4 * MB)[: 2 * MB].expand(2, -1),
+        torch.zeros(4 * MB)[: 2 * MB].expand(2, -1).data,
         torch.eye(4096).to_sparse(),
         torch.empty(4 * MB, device="meta"),
         torch.zeros(4 * MB).share_memory_(),

@@ -61,7 +61,7 @@ OTHERS = {
     "a third power": lambda x: x * torch.rsqrt(x.pow(3).abs().mean(-1, keepdim=True) + 1e-6),
     "of something else": lambda x: x * torch.rsqrt(x.relu().pow(2).mean(-1, True) + 1e-6),
     "in float64 between": lambda x: (
-        x * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6)
+        x * torch.rsqrt(x.to(torch.float64).pow(2).mean(-1, keepdim=True) + 1e-6)
     ),
     "several times what is added": lambda x: (
         x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), 0.1, alpha=3))
