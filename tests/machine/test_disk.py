@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -92,6 +93,22 @@ def test_the_umask_and_the_longest_name_are_heeded(tmp_path, way):
         os.umask(before)
     modes = {path.name[:3]: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes == {"nnn": 0o640, "own": 0o600}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_what_a_user_names_is_replaced_behind_its_link_and_a_pipe_stays_one(tmp_path):
+    file, link, pipe = (tmp_path / name for name in ("model", "link", "pipe"))
+    link.symlink_to(file)
+    os.mkfifo(pipe)
+    _saved(file)
+    _saved(link)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)
+        _saved(pipe)
+    assert link.is_symlink()
+    assert not file.is_symlink()
+    assert pipe.is_fifo()
+    assert len(read.result()) == file.stat().st_size
 
 
 def _saved(path):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, is_out_of_memory
 from ..formats import Format, to_format
-from ..machine.disk import replace_file
+from ..machine.disk import put_file
 
 SCHEMA = 1
 NEEDED = (
@@ -30,7 +30,7 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
     torch.save(portable({"schema": SCHEMA, **content}), buffer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, [buffer.getvalue()])
+        put_file(path, [buffer.getvalue()])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError, missing
-from ..machine.disk import replace_file
+from ..machine.disk import put_file
 from ..render.text import to_show
 from .progress import note, put
 
@@ -86,13 +86,8 @@ def as_bytes(text: str) -> bytes:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write beside `path` and rename: readers see the old file or the new one, whole."""
-    path = Path(os.path.realpath(path))
     try:
-        if path.exists() and not path.is_file():
-            # Write into /dev/stdout or a pipe; a file put in its place would not be one.
-            path.write_bytes(data)
-        else:
-            replace_file(path, [data])
+        put_file(path, [data])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..machine.disk import replace_file
+from ..machine.disk import put_file
 from ..machine.host_memory import from_file, raw
 from ..shown import shown
 
@@ -70,7 +70,7 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
     dense = (_stored(tensor)[0] for tensor in tensors)
     body = (part for gap, tensor in zip(gaps, dense, strict=True) for part in (gap, raw(tensor)))
     try:
-        replace_file(path, itertools.chain((fixed, digest, text), body))
+        put_file(path, itertools.chain((fixed, digest, text), body))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
 

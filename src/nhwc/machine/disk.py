@@ -41,6 +41,19 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, private: bo
         raise
 
 
+def put_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write what a user names: a file is replaced, also behind a link.
+
+    /dev/stdout or a pipe is written into; a file put in its place would not be one.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.writelines(parts)
+    else:
+        replace_file(path, parts)
+
+
 def _opened(folder: Path, name: Path, mode: int) -> tuple[int, bool]:
     """Open a new file for writing, and say whether it has its name; the umask narrows `mode`."""
     if _UNNAMED:
