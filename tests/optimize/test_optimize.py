@@ -390,8 +390,10 @@ def test_what_was_optimized_is_planned_anew_for_other_shapes(planned):
 def test_what_else_is_planned_for_must_run_too(image):
     with pytest.raises(ModelFailed, match="Residual raised RuntimeError on 1x4x8x8 float32"):
         optimize(residual(), image, also=[torch.rand(1, 4, 8, 8)])
-    with pytest.raises(InputError, match="also is one tensor, 1x3x8x8 float32"):
+    with pytest.raises(InputError, match="also is 1x3x8x8 float32, not a list"):
         optimize(residual(), image, also=torch.rand(1, 3, 8, 8))
+    with pytest.raises(InputError, match="also is 7, not a list"):
+        optimize(residual(), image, also=7)
 
 
 def test_gradients_take_the_graph_and_are_said_to(image):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,9 +72,9 @@ def optimize(
     model, named = rewritable(model, "optimize"), dict(kwargs or {})
     example_inputs = _completed(model, example_inputs, named)
     _check(model, example_inputs)
-    if isinstance(also, Tensor):
+    if isinstance(also, Tensor) or not isinstance(also, Iterable):
         raise InputError(
-            f"also is one tensor, {describe((also,))[0]}. Give a list of inputs: also=[x]."
+            f"also is {describe((also,))[0]}, not a list of inputs. Give one: also=[x]."
         )
     examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
     say = progress or (lambda text: None)
