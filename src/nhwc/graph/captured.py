@@ -83,7 +83,7 @@ def _say_what_is_fixed(graph: fx.GraphModule, fixed: dict[str, Any]) -> None:
             said = f"{name} is fixed to {fixed[name]!r} in this graph"
             way = "Give nhwc.optimize an example with the other value, or call the model itself"
             node.args = (node.args[0], f"{said}. {way}.")
-    graph.recompile()
+            graph.recompile()
 
 
 def _settle(model: nn.Module) -> None:
@@ -245,15 +245,17 @@ def renamed(graph: fx.Graph) -> fx.Graph:
 
 def _copy_constants(gm: fx.GraphModule) -> None:
     """Let each run make the constants anew that it writes into, or that its caller may."""
+    constants = [*filter(is_constant, gm.graph.nodes)]
     first: dict[object, fx.Node] = {}
-    for node in filter(is_constant, list(gm.graph.nodes)):
+    for node in constants:
         if first.setdefault(node.target, node) is not node:
             erase(node, first[node.target])
     for node in exposed(gm.graph).intersection(first.values()):
         with gm.graph.inserting_after(node):
             copy = gm.graph.call_method("clone", (node,))
         node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
-    gm.recompile()
+    if constants:
+        gm.recompile()
 
 
 _LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)
