@@ -1,8 +1,10 @@
 import copy
 import dataclasses
 import re
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import nhwc
 from nhwc import Format, audit
 from nhwc.graph.mended import Cat
+from nhwc.models.trees import every_tensor_of
 from nhwc.render.audit_text import audit_text
 from nhwc.testing import assert_keeps_format
 
@@ -474,6 +477,42 @@ def test_several_inputs_keywords_and_nested_outputs():
     )
     assert report.clean
     assert report.inputs == ((2, 3, 8, 8), (2, 3, 8, 8), ())
+
+
+class Images(UserDict):
+    pass
+
+
+class Listed(list):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    image: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        Image,
+        lambda x: SimpleNamespace(image=x),
+        lambda x: Images(image=x),
+        lambda x: Listed([{"image": x}]),
+        lambda x: [Images(inner=Image(x))],
+    ],
+)
+def test_images_within_objects_are_converted_copies_of_their_owners(holder):
+    class Writes(nn.Conv2d):
+        def forward(self, held):
+            (image,) = every_tensor_of(held)
+            return super().forward(image.add_(1))
+
+    x = torch.zeros(2, 3, 8, 8)
+    report = audit(Writes(3, 4, 3), holder(x))
+    assert report.clean
+    assert report.inputs == ((2, 3, 8, 8),)
+    assert not x.any()
 
 
 def test_control_flow_checkpoints_and_autocast():

@@ -21,7 +21,7 @@ from ..machine.timing import Comparison, interleave
 from ..models.kinds import module_of
 from ..models.preserve import copy_as_is, preserved, turn
 from ..models.scripts import bytes_of_script, script_in
-from ..models.trees import tensors_of
+from ..models.trees import every_tensor_of
 from ..optimized import Optimized
 from ..watch.calls import Call
 from ..watch.effects import CallEffect, Effect, Tracker
@@ -164,7 +164,7 @@ def audit(
         if convert is None:
             convert = not _begun(model, (inputs, kwargs))
         device = _device(model, inputs, kwargs)
-        tensors = tensors_of((inputs, kwargs))
+        tensors = every_tensor_of((inputs, kwargs))
         format = Format.CHANNELS_LAST if convert else None
         in_format = weights_in(model, format) if format else contextlib.nullcontext()
         inside = None
@@ -228,11 +228,11 @@ def _begun(model: nn.Module, inputs: object) -> bool:
     last = CHANNELS_LAST_OF.values()
     weights = (weight.tensor for weight in convolution_weights(model))
     own = (*model.parameters(), *weights)
-    return any(format_of(t) in last for t in (*own, *tensors_of(inputs)))
+    return any(format_of(t) in last for t in (*own, *every_tensor_of(inputs)))
 
 
 def _device(model: nn.Module, inputs: Any, kwargs: Any) -> torch.device:
-    tensors = [*model.parameters(), *tensors_of((inputs, kwargs))]
+    tensors = [*model.parameters(), *every_tensor_of((inputs, kwargs))]
     return tensors[0].device if tensors else torch.device("cpu")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..models.trees import has_strides, results_of
+from ..models.trees import every_tensor_of, has_strides
 from ..watch.calls import Call, CallSite
 from ..watch.effects import short_name
 from ..watch.recorder import Recorder, name_of
@@ -92,7 +92,7 @@ def agreement_of(last: Run, plain: Run) -> Agreement:
 def _results(run: Run, mode: TorchFunctionMode | None) -> list[Tensor]:
     """Copies of what the model returns."""
     kept: list[Tensor] = []
-    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(results_of(result))))
+    run.go(mode, lambda result: kept.extend(v.clone() for v in _values(every_tensor_of(result))))
     return kept
 
 

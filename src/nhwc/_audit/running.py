@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
-from ..models.trees import has_strides, results_of, some, tensors_of
+from ..models.trees import every_tensor_of, has_strides, remade, some
 from ..optimized import Optimized
 from ..watch.recorder import Recorder, is_users
 from .deadly import NoDeath
@@ -45,7 +44,7 @@ class Run:
         see: Callable[[object], None] = lambda result: None,
     ) -> None:
         """Run once; `see` gets the result before a backward pass can write into it."""
-        args, kwargs = tree_map(self._fresh, self.arguments)
+        args, kwargs = remade(self.arguments, self._fresh)
         with torch.set_grad_enabled(self.backward), recorder or contextlib.nullcontext():
             result = self.model(*args, **kwargs)
             see(result)
@@ -87,7 +86,7 @@ def image_ranks(model: nn.Module) -> Collection[int]:
 
 
 def _backward(result: object) -> None:
-    leaves = [t for t in results_of(result) if t.requires_grad]
+    leaves = [t for t in every_tensor_of(result) if t.requires_grad]
     if not leaves:
         raise InputError(
             "no output of the model requires a gradient, so backward=True has nothing to run. "
@@ -98,7 +97,7 @@ def _backward(result: object) -> None:
 
 def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
     check_initialized(model)
-    tensors = tensors_of((inputs, kwargs))
+    tensors = every_tensor_of((inputs, kwargs))
     if not (inputs or kwargs):
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
     # A model of anything else may be run on none of it, and has nothing to judge.

@@ -20,7 +20,7 @@ from ..displayed import Displayed
 from ..formats import CHANNELS_LAST_OF, format_of
 from ..formats.weights import convolution_weights
 from ..machine.environment import Environment
-from ..models.trees import results_of, tensors_of
+from ..models.trees import every_tensor_of, tensors_of
 from ..watch.gradients import Gradients
 from ..watch.recorder import Recorder
 from . import Audit, judged, sorted_by_weight
@@ -90,12 +90,12 @@ class StepWatch:
     def forward(self, inputs: object = ()) -> Iterator[list[Any]]:
         """Record the forward pass; its results, put into the list, lead to the backward pass."""
         results: list[Any] = []
-        self._inputs = tuple(tuple(tensor.shape) for tensor in tensors_of(inputs))
+        self._inputs = tuple(tuple(tensor.shape) for tensor in every_tensor_of(inputs))
         start = time.perf_counter()
         with self._recorder:
             yield results
         self._seconds = time.perf_counter() - start
-        made = results_of(results)
+        made = every_tensor_of(results)
         self._handles = Gradients(self._recorder, made).handles
 
     def result(self, optimizers: Iterable[Optimizer]) -> FirstStep:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.trees import results_of
+from ..models.trees import every_tensor_of
 
 _SCALES = 12
 """Scales of a loss that are tried, each half the one before."""
@@ -98,4 +98,4 @@ def _loss(output: Any) -> Tensor:
         draw = torch.Generator().manual_seed(0)
         classes = torch.randint(wide.shape[1], shape, generator=draw).to(wide.device)
         return nn.functional.cross_entropy(wide, classes)
-    return torch.stack([_loss(value) for value in results_of(output)]).sum()
+    return torch.stack([_loss(value) for value in every_tensor_of(output)]).sum()

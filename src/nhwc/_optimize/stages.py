@@ -20,7 +20,7 @@ from ..machine.host_memory import bring_back, shelve, unread
 from ..models.kinds import check_devices, check_initialized, rewritable
 from ..models.places import by_place
 from ..models.preserve import preserved
-from ..models.trees import results_of, tensors_of
+from ..models.trees import every_tensor_of, tensors_of
 from ..optimized import Optimized, describe
 from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
@@ -262,7 +262,7 @@ def _result(chosen: str, task: OptimizeTask, rewritten: Rewritten, planned: Plan
 def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     tensors = tensors_of(inputs)
     if not tensors:
-        holder = next((x for x in inputs if results_of(x)), None)
+        holder = next((x for x in inputs if every_tensor_of(x)), None)
         if holder is not None:
             raise InputError(
                 f"the example's tensors lie in a {type(holder).__name__}; kernels are chosen for "

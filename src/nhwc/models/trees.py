@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,7 @@ def each_changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     (tensor([0., 0., 0., 0.]), tensor([0., 0.]))
     """
     alike: dict[object, list[Tensor]] = {}
-    for tensor in {id(tensor): tensor for tensor in tensors_of(tree)}.values():
+    for tensor in {id(tensor): tensor for tensor in every_tensor_of(tree)}.values():
         alike.setdefault(_memory_of(tensor), []).append(tensor)
     new: dict[int, Tensor] = {}
     for tensors in alike.values():
@@ -46,7 +47,37 @@ def each_changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         whole = change(_whole(tensors[0]))
         for one in tensors:
             new[id(one)] = whole.as_strided(one.shape, one.stride(), one.storage_offset())
-    return tree_map(lambda leaf: new[id(leaf)] if isinstance(leaf, Tensor) else leaf, tree)
+    return remade(tree, lambda leaf: new[id(leaf)] if isinstance(leaf, Tensor) else leaf)
+
+
+def remade(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """`tree` with what `change` makes of each leaf; torch alone takes an object for a leaf.
+
+    >>> batch = SimpleNamespace(image=2, sizes=[3, 4])
+    >>> remade(batch, lambda leaf: -leaf), batch
+    (namespace(image=-2, sizes=[-3, -4]), namespace(image=2, sizes=[3, 4]))
+    """
+    return tree_map(lambda leaf: _remade(leaf, change), tree)
+
+
+def _remade(leaf: Any, change: Callable[[Any], Any]) -> Any:
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(leaf, MutableMapping):
+        items = leaf.items()
+    elif isinstance(leaf, (list, deque)):
+        items = enumerate(leaf)
+    elif (attributes := _attributes(leaf)) is not None:
+        new = copy.copy(leaf)
+        for name, item in attributes.items():
+            # A frozen dataclass refuses its own `setattr`.
+            object.__setattr__(new, name, remade(item, change))
+        return new
+    else:
+        return change(leaf)
+    new = copy.copy(leaf)
+    for key, item in items:
+        new[key] = remade(item, change)
+    return new
 
 
 def _memory_of(tensor: Tensor) -> object:
@@ -71,18 +102,24 @@ def flatten(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple, deque)):
         for index, item in enumerate(value):
             yield from flatten(item, f"{path}[{index}]")
-    elif isinstance(value, SimpleNamespace):
-        for name, item in vars(value).items():
+    elif (attributes := _attributes(value)) is not None:
+        for name, item in attributes.items():
             yield from flatten(item, f"{path}.{name}")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from flatten(getattr(value, field.name), f"{path}.{field.name}")
     else:
         yield path, value
 
 
-def results_of(value: object) -> list[Tensor]:
-    """Every tensor in what a model returns, also in mappings and dataclasses."""
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What a namespace or a dataclass holds, by name; None of anything else."""
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def every_tensor_of(value: object) -> list[Tensor]:
+    """Every tensor in what a model is given or returns, also in mappings and dataclasses."""
     return [tensor for _, leaf in flatten(value) for tensor in tensors_of(leaf)]
 
 
