@@ -47,17 +47,24 @@ class Kept(nn.Linear):
         super().__init__(2, 2)
         self.weight.grad = torch.ones(2, 2)
         self.by_name = {"a": 1, "b": 2}
+        self.nested = {"seen": [[]], "last": ([torch.zeros(2)],)}
 
     def facts(self) -> list[object]:
         grad = self.weight.grad
         assert grad is not None
-        return [self.weight.requires_grad, place_of(grad), grad.tolist(), [*self.by_name.items()]]
+        nested = repr(self.nested)
+        names = [*self.by_name.items()]
+        return [self.weight.requires_grad, place_of(grad), grad.tolist(), names, nested]
 
 
 CHANGES: dict[str, Callable[[Kept], object]] = {
     "a weight is frozen": lambda net: net.weight.requires_grad_(False),
     "a gradient is written": lambda net: net.weight.grad.zero_(),  # type: ignore[union-attr]
     "a gradient is elsewhere": lambda net: setattr(net.weight.grad, "data", torch.ones(2, 2)),
+    "a list in a list in a dict grows": lambda net: net.nested["seen"][0].append(1),
+    "a list in a dict grows": lambda net: net.nested["seen"].append(1),
+    "a list in a tuple is another": lambda net: net.nested["last"][0].clear(),
+    "a tensor in a list is written": lambda net: net.nested["last"][0][0].add_(1),
     "a dict has another order": lambda net: net.by_name.update(a=net.by_name.pop("a")),
 }
 

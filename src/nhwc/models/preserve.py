@@ -77,15 +77,15 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
         # Sparse tensors have no `nbytes`.
         if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
             restores += map(_remember_data, parameters)
-        empty: list[list[Any] | dict[Any, Any] | set[Any] | deque[Any]] = []
+        empty: list[Any] = []
+        known = {id(tensor) for tensor in (*parameters, *model.buffers())}
         for module in model.modules():
-            for value in vars(module).values():
+            for value in _within(vars(module), known):
                 if isinstance(value, CONTAINERS) and not value:
                     # Most containers of a module are empty: they are for hooks.
                     empty.append(value)
                 else:
                     restores.append(_remember_contents(value))
-            restores.append(_remember_contents(vars(module)))
         devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
         try:
             with undrawn(devices):
@@ -199,6 +199,17 @@ def _stored(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.is_nested:
         return tuple(tensor.unbind())
     return (tensor.to_dense() if tensor.is_mkldnn else tensor,)
+
+
+def _within(value: Any, known: set[int]) -> Iterator[Any]:
+    """Yield a tensor or container, and those within it, but for what is `known` by its `id`."""
+    if not isinstance(value, (Tensor, tuple, *CONTAINERS)) or id(value) in known:
+        return
+    known.add(id(value))
+    yield value
+    if not isinstance(value, Tensor):
+        for item in dict.values(value) if isinstance(value, dict) else value:
+            yield from _within(item, known)
 
 
 def _remember_contents(value: Any) -> _Restore:
