@@ -578,10 +578,29 @@ def test_compiled_functions_of_a_model_run_as_plain_python_too():
     assert not ran
     assert [call.operator.rpartition(".")[2] for call in report.calls].count("tril") == 2
     (told,) = (text for text in report.unseen if "torch.compile" in text)
-    assert told.startswith("operator.lower, operator.fill compiled by torch.compile ran as plain")
+    assert told.startswith("operator.lower, operator.fill and 1 more compiled by torch.compile ran")
     with torch.no_grad():
         net(torch.rand(2, 3, 8, 8))
     assert ran
+
+
+@torch.compile
+def doubled(x):
+    return x * 2
+
+
+def doubled_twice(x):
+    return doubled(doubled(x))
+
+
+def test_a_compiled_function_of_a_file_runs_as_plain_python_too():
+    class Doubles(nn.Conv2d):
+        def forward(self, x):
+            return doubled_twice(super().forward(x))
+
+    report = audit(Doubles(3, 4, 3), torch.rand(2, 3, 8, 8))
+    (told,) = (text for text in report.unseen if "torch.compile" in text)
+    assert told.startswith("doubled compiled by torch.compile ran as plain Python")
 
 
 def test_a_scripted_part_is_seen_operator_by_operator():

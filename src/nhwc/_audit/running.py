@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
+from ..graph.reached import values_named_by
 from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
 from ..models.trees import every_tensor_of, has_strides, remade, some
@@ -121,6 +122,8 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     modules = dict(model.named_modules())
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
     compiled = [name for n, m in modules.items() for name in _compiled(n, m)]
+    if "torch._dynamo" in sys.modules:
+        compiled += _compiled_elsewhere(model)
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     packed = packed_convolutions(model)
     if compiled:
@@ -160,6 +163,14 @@ def _compiled(path: str, module: nn.Module) -> list[str]:
         held |= vars(kind)
     functions = [n for n, f in (held | vars(module)).items() if _COMPILED in _attributes(f)]
     return [f"{path}.{name}" if path else name for name in functions]
+
+
+def _compiled_elsewhere(model: nn.Module) -> list[str]:
+    """The compiled functions that code of the model calls and no module holds."""
+    kinds = {type(module): module for module in model.modules()}.values()
+    named = (value for module in kinds for value in values_named_by(module))
+    found = {id(value): value for value in named if _COMPILED in _attributes(value)}
+    return [value.__name__ for value in found.values()]
 
 
 _COMPILED = "_torchdynamo_orig_callable"

@@ -36,6 +36,12 @@ def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[type
     )
 
 
+def values_named_by(module: nn.Module) -> Iterator[Any]:
+    """Yield what the functions of a module name outside of it: globals, and what they enclose."""
+    for function in functions_of(module):
+        yield from (*_named(function), *_closed_over(function))
+
+
 def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
     """Yield those of `functions_of` that get the module itself as their first argument."""
     return _followed(module, others, lambda function: [])
