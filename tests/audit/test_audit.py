@@ -974,6 +974,35 @@ def test_what_the_backward_pass_copies_is_no_line_to_drop():
     assert "The backward pass `clone` returns a contiguous gradient" in clone.remedy
 
 
+def test_a_copy_in_a_backward_of_the_users_own_can_be_dropped():
+    class Copies(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.contiguous() * 2
+
+    report = audit(Mixed(Copies.apply), OTHER, backward=True)
+    (copied,) = (f for f in report.findings if f.site.source.startswith("return gradient"))
+    assert copied.remedy.startswith("If this line is in a backward of your own, drop its copy.")
+
+
+@pytest.mark.parametrize("size", [(0,), (2, 0, 8, 8)])
+@pytest.mark.parametrize("mark", [nhwc.to_format, lambda x, format: x])
+def test_an_empty_tensor_is_to_be_left_out_of_a_cat(size, mark):
+    def joined(x):
+        empty = torch.empty(size)
+        return torch.cat([mark(empty, Format.CHANNELS_LAST) if len(size) == 4 else empty, x], 1)
+
+    x = torch.rand(2, 8, 8, 8)
+    (lost,) = audit(Mixed(joined), x).lost
+    assert "input 1 of 2 is empty" in lost.remedy
+    assert "Leave it out of the list" in lost.remedy
+    assert not audit(Mixed(lambda x: torch.cat([x], 1)), x).lost
+
+
 def test_layers_of_a_sequential_are_known_by_their_names():
     norms = nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8), nn.InstanceNorm2d(8))
     lost = audit(norms, OTHER).lost

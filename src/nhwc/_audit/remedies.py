@@ -37,7 +37,7 @@ def _remedy(call: Call, effect: Effect) -> str:
     if effect is Effect.MISREADS:
         return _misread(call, name)
     if effect is Effect.CONVERTS and call.backward:
-        return _backward(name)
+        return f"If this line is in a backward of your own, drop its copy. Else: {_backward(name)}"
     if effect is Effect.CONVERTS:
         return _converted(call, name)
     if effect is Effect.RESTORES:
@@ -84,11 +84,14 @@ _CONCATENATING = ("cat", "concat", "stack")
 
 
 def _cat(call: Call) -> str:
-    images = [i for i in call.inputs if len(i.shape) >= 4]
+    images = [i for i in call.inputs if len(i.shape) >= 4 or 0 in i.shape]
     number, culprit = next(
-        ((n, i) for n, i in enumerate(images, 1) if i.densest != 1), (1, images[0])
+        ((n, i) for n, i in enumerate(images, 1) if 0 in i.shape or i.densest != 1), (1, images[0])
     )
-    if culprit.format is Format.AMBIGUOUS:
+    if 0 in culprit.shape:
+        what = "is empty, and no strides of it say channels last"
+        do = "Leave it out of the list"
+    elif culprit.format is Format.AMBIGUOUS:
         what = "is ambiguous (its strides are true of both formats) and was read as contiguous"
         do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
     elif any(
