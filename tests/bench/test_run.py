@@ -13,6 +13,7 @@ import nhwc
 from nhwc._bench import Benchmark, Case, Task, paired, run, runner, worker
 from nhwc._bench.engines import ENGINES, find_engine
 from nhwc._bench.engines.engine import Engine
+from nhwc._bench.results import Measurement
 from nhwc._bench.runner import left_to_do
 from nhwc._bench.truth import Truth, arrays_of, find_truth
 
@@ -276,6 +277,24 @@ def test_resume_measures_what_was_there_again_beside_what_is_new(monkeypatch):
     wider = [dataclasses.replace(task, variants=("jit",)) for task in tasks(1)]
     (left,) = left_to_do(wider, done)
     assert set(left.variants) == {*PLAIN, "jit"}
+
+
+def test_resume_measures_what_has_been_installed_since(monkeypatch):
+    asked = made_rows(monkeypatch)
+    jit = find_engine("jit")
+    done = run([dataclasses.replace(tasks(1)[0], variants=(*PLAIN, "jit"))])
+    row = done.rows[0]
+    for failure, again in ((jit.not_installed, [1]), ("it raised", [])):
+        failed = (*row.measurements[:-1], Measurement("jit", failure=failure))
+        before = dataclasses.replace(done, rows=(dataclasses.replace(row, measurements=failed),))
+        asked.clear()
+        run([dataclasses.replace(tasks(1)[0], variants=(*PLAIN, "jit"))], done=before)
+        assert [case.batch for case in asked] == again
+    missing = property(lambda engine: ("nothing",))
+    monkeypatch.setattr(type(jit), "missing", missing)
+    failed = (*row.measurements[:-1], Measurement("jit", failure=jit.not_installed))
+    before = dataclasses.replace(done, rows=(dataclasses.replace(row, measurements=failed),))
+    assert left_to_do([dataclasses.replace(tasks(1)[0], variants=(*PLAIN, "jit"))], before) == []
 
 
 def test_what_ctrl_c_cut_short_replaces_nothing_whole(monkeypatch):

@@ -20,7 +20,7 @@ from ..models.kinds import module_of
 from ..models.scripts import bytes_of_script
 from .engines import QUICK, chosen, find_engine
 from .paired import FEWEST, Task, measure
-from .results import Benchmark, Case, Row
+from .results import Benchmark, Case, Measurement, Row
 
 Model = str | nn.Module | ExportedProgram
 
@@ -176,7 +176,13 @@ def _cut_short(row: Row) -> bool:
 def _holds(row: Row | None, task: Task) -> bool:
     if row is None or row.failure:
         return False
-    return set(task.variants) <= {m.variant for m in row.measurements}
+    return set(task.variants) <= {m.variant for m in row.measurements if not _may_run_now(m)}
+
+
+def _may_run_now(found: Measurement) -> bool:
+    """Whether it was not run for want of a package that is here now."""
+    engine = find_engine(found.variant)
+    return found.failure == engine.not_installed and not engine.missing
 
 
 def _in_order(kept: dict[Case, Row], tasks: Iterable[Task]) -> tuple[Row, ...]:

@@ -71,6 +71,10 @@ class Engine:
         return f"pip install {shlex.join(self.requirements or self.packages)}"
 
     @property
+    def not_installed(self) -> str:
+        return f"not installed: {self.pip}"
+
+    @property
     def version(self) -> str:
         """The version of the package that does the work; empty where that is torch."""
         if not self.packages:
@@ -81,7 +85,7 @@ class Engine:
     def obstacle(self, *, train: bool, amp: bool, device: str) -> str:
         """Say why the engine cannot run such a case here; an empty string if it can."""
         if self.missing:
-            return f"not installed: {self.pip}"
+            return self.not_installed
         if train and not self.trains:
             return "inference only"
         if amp and not self.autocasts:
