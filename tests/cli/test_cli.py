@@ -324,6 +324,13 @@ def test_a_closed_pipe_is_quiet(words, model_file):
     assert done.stderr == ""
 
 
+def test_a_verdict_is_told_though_the_reader_has_gone(model_file):
+    words = [*audit_line(model_file, "lossy"), "--fail-on", "lost"]
+    line = " ".join([sys.executable, "-m", "nhwc", *words])
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", f"{line} | true"], check=False)
+    assert done.returncode == 1
+
+
 LATE = """
 import signal, sys, os
 class Late:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -126,6 +127,17 @@ def test_the_result_is_there_if_the_picture_cannot_be_written(folder, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["points"]
     assert "cannot write /dev/full: No space left on device" in err
+
+
+def test_a_model_is_trained_though_the_reader_of_its_log_has_gone(folder):
+    words = ["--synthetic", *QUICK, "--classes", "10", "--max-batches", "22", "-o", "out"]
+    line = shlex.join(command(*words))
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} | true"],
+        capture_output=True, text=True, env=environment(), check=True,
+    )  # fmt: skip
+    assert "wrote out/checkpoint.pt" in done.stderr
+    assert load_checkpoint("out/checkpoint.pt")["epoch"] == 1
 
 
 def test_the_head_follows_the_classes(folder):

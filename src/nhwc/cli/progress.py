@@ -35,12 +35,13 @@ def say(text: str) -> None:
 def put(text: str) -> None:
     """Print a piece of output on stdout; raise InputError where that cannot be written to.
 
-    A reader that has gone is a BrokenPipeError, which is no fault of anybody's.
+    If its reader has gone (`nhwc audit ... | head`), the work goes on without a word: a verdict is
+    still to be told by the exit status, and a model to be trained.
     """
     try:
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except BrokenPipeError:
-        raise
+        drop(sys.stdout)
     except OSError as error:
         drop(sys.stdout)
         raise InputError(
