@@ -192,6 +192,10 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         (["images", "--channels-last", "maybe"], "--channels-last 'maybe' is neither true nor"),
         (["images", "--opt-level", "O3"], "invalid choice: 'O3'"),
         (["images", "--opt-level", "O0", "--amp"], "--opt-level O0 is float32, and --amp is not"),
+        (
+            ["images", "--optimizer", "adamw", "--momentum", "0.5"],
+            "--momentum is of sgd; adamw has",
+        ),
         (["images", "--amp-dtype", "bfloat16"], "--amp-dtype bfloat16 is the type of --amp. Add"),
         (["images", "--evaluate", "--plot", "run.svg"], "--plot does not go with --evaluate"),
         (["images", "--evaluate", "--resume", "a.pt", "--weights", "b.pt"], "Leave one of them"),

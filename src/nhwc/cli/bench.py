@@ -69,13 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in mixed precision, or not (default: as the suite was published, else not)",
     )
     parser.add_argument("--weights", metavar="FILE", help="a state dict; random weights otherwise")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    parser.add_argument("--device", help="cpu (default), cuda, cuda:1, ...")
     add_seed(parser)
     parser.add_argument(
         "--seconds",
         metavar="S",
         type=number(0.001, 86_400),
-        default=SECONDS,
         help=f"measuring time per case, set-up apart (default {SECONDS:.0f})",
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw FILE.svg or FILE.png")
@@ -111,6 +110,7 @@ def show(args: argparse.Namespace, result: Benchmark) -> None:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Measure, keeping on disk what is done, and show the result."""
+    args.seconds = args.seconds or SECONDS
     tasks, title = _tasks(args)
     format = chosen_format(args, FORMATS)
     line = ProgressLine()
@@ -183,7 +183,10 @@ def run(args: argparse.Namespace) -> int:
     return run_bench(args)
 
 
-_OF_RUNS = ("variants", "input", "batch", "threads", "train", "weights", "resume", "plot")
+_OF_RUNS = (
+    *("variants", "input", "batch", "threads", "train", "amp", "weights", "device", "seed"),
+    *("seconds", "resume", "plot"),
+)
 """Options that mean nothing where nothing is measured."""
 
 
@@ -193,7 +196,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
             "name models, a suite, or models of a suite. Try: nhwc bench resnet50, "
             "or: nhwc bench --suite icelake"
         )
-    args.device = str(usable_device(args.device))
+    args.device = str(usable_device(args.device or "cpu"))
     batches = _numbers(args.batch, "--batch")
     threads = _numbers(args.threads, "--threads", most=MOST)
     if args.suite:

@@ -44,6 +44,7 @@ from .screen import OnceEach, Screen, headline
 from .values import MANY, MOST, SEEDS, whole
 
 RATES = {"sgd": 0.1, "adamw": 1e-3}
+MOMENTUM = 0.9
 LEVELS = ("O0", "O1", "O2")
 """The levels of apex that have a meaning here; its O3 computes in half precision alone."""
 
@@ -98,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = method.add_argument
     add("--optimizer", choices=OPTIMIZERS, default="sgd", help="default sgd")
     add("--lr", type=float, help="highest learning rate: 0.1 for sgd, 0.001 for adamw")
-    add("--momentum", type=float, default=0.9, help="of sgd (0.9)")
+    add("--momentum", type=float, help="of sgd (0.9)")
     add("--weight-decay", type=float, default=1e-4, help="default 1e-4")
     add("--warmup-epochs", metavar="N", type=float, default=0.0, help="of a rising rate (0)")
     add("--label-smoothing", metavar="X", type=float, default=0.0, help="default 0")
@@ -186,6 +187,8 @@ def _check_pairs(args: argparse.Namespace) -> None:
     """Refuse options of which one would go unheard."""
     if args.amp_dtype and not args.amp:
         raise InputError(f"--amp-dtype {args.amp_dtype} is the type of --amp. Add --amp.")
+    if args.momentum is not None and args.optimizer != "sgd":
+        raise InputError(f"--momentum is of sgd; {args.optimizer} has none. Leave it out.")
     if args.evaluate:
         check_alone(args, "--evaluate", "plot")
         if args.resume and args.weights:
@@ -199,7 +202,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         epochs=args.epochs if args.epochs is not None else 1 if args.synthetic else 10,
         optimizer=args.optimizer,
         lr=RATES[args.optimizer] if args.lr is None else args.lr,
-        momentum=args.momentum,
+        momentum=MOMENTUM if args.momentum is None else args.momentum,
         weight_decay=args.weight_decay,
         warmup_epochs=args.warmup_epochs,
         label_smoothing=args.label_smoothing,
