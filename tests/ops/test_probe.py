@@ -64,6 +64,14 @@ def test_broken_operators_are_told_apart(operator, outcome, reason):
     assert found.outcome("forward", 5) is Outcome.UNCHECKED
 
 
+def test_the_image_need_not_come_first():
+    def scaled(vector, image):
+        return (image * vector[:, None, None]).contiguous()
+
+    found = check_operator(scaled, torch.rand(6), torch.rand(2, 6, 5, 7))
+    assert found.outcome() is Outcome.LOSES
+
+
 def test_a_broken_gradient_is_found():
     class Doubled(torch.autograd.Function):
         @staticmethod

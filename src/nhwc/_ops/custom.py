@@ -13,7 +13,7 @@ from ..models.preserve import undrawn
 from ..shown import first_line
 from .cases import summarize
 from .probe import probe
-from .samples import Sample, describe
+from .samples import Sample, can_tell, describe
 from .speed import time_samples
 from .table import Operator
 
@@ -40,7 +40,7 @@ def check_operator(
     """
     name = name or str(getattr(function, "__name__", function))
     args, kwargs = tree_map(_leaf, (tuple(inputs), kwargs))
-    sample = Sample(function, args, kwargs)
+    sample = _Given(function, args, kwargs)
     if not sample.dims:
         raise InputError(
             f"operator {name} got {describe(sample) or 'no tensor'}: no 4-D or 5-D input there has "
@@ -54,6 +54,14 @@ def check_operator(
             raise InputError(f"operator {name} fails in NCHW already: {_failure(sample)}")
         speeds = tuple(time_samples([sample], str(device), dtype)) if timed else ()
     return Operator(name, "", "custom", summarize(cases, dtype), speeds)
+
+
+class _Given(Sample):
+    """A call of the user's, in which the image need not come first."""
+
+    @property
+    def dims(self) -> int:
+        return next((t.ndim for t in self.tensors if can_tell(t) and min(t.shape) > 1), 0)
 
 
 def _leaf(value: Any) -> Any:
