@@ -513,6 +513,15 @@ def test_a_copy_from_where_there_were_other_kernels_says_so_and_runs_its_graph(i
     assert not twin.recipes
 
 
+def test_a_set_of_tensors_is_refused_for_what_it_is():
+    class Sets(nn.Conv2d):
+        def forward(self, x):
+            return {"all": {super().forward(x)}}
+
+    with pytest.raises(nhwc.InputError, match="of Sets is a set of tensors, which has no order"):
+        nhwc.optimize(Sets(3, 4, 3).eval(), torch.rand(1, 3, 8, 8))
+
+
 @torch.no_grad()
 def test_its_graph_can_be_scripted_exported_and_traced(planned, image):
     model, fast = planned

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ..errors import VerificationError
+from ..errors import InputError, VerificationError
 from ..models.places import by_call
 from ..models.preserve import drawn_so_far, preserved, undrawn
-from ..models.trees import each_changed, flatten
+from ..models.trees import each_changed, every_tensor_of, flatten
 from .widened import run_in_float64, wide_type
 
 FACTOR = 10.0
@@ -134,6 +134,12 @@ def observe(model: nn.Module, inputs: Sequence[tuple[Any, ...]], *, wide: bool =
     # Lists: a generator would turn a StopIteration that the model raises into another error.
     observed = [_observed(model, one) for one in inputs]
     answers = tuple(found for found, _ in observed)
+    for path, leaf in answers[0].items() if answers else ():
+        if isinstance(leaf, Set) and every_tensor_of(tuple(leaf)):
+            raise InputError(
+                f"{path} of {type(model).__name__} is a set of tensors, which has no order to "
+                "compare them in. Return a list or a tuple."
+            )
     drawn = any(drew for _, drew in observed)
     exact = None
     if wide and not drawn:
