@@ -37,14 +37,25 @@ def test_whether_a_column_is_seen(width, size, window, none):
     assert sees_no_column(width, size, **window) is none
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("made", [volumes, images])
 def test_an_audit_refuses_what_it_would_not_survive(made):
     model, x = made()
     with pytest.raises(ModelFailed, match="all of its taps in the padding"):
         nhwc.audit(model, x)
     assert nhwc.audit(model, x, convert=False).clean
-    with pytest.raises(ModelFailed, match="all of its taps in the padding"):
-        nhwc.audit(torch.export.export(model, (x,)), x)
+    exported = torch.export.export(model, (x,))
+    scripts = torch.jit.script(model), torch.jit.trace(model, x)
+    for other in (exported, exported.run_decompositions(), *scripts):
+        with pytest.raises(ModelFailed, match="all of its taps in the padding"):
+            nhwc.audit(other, x)
+    with torch.inference_mode(), pytest.raises(ModelFailed, match="all of its taps"):
+        nhwc.audit(model, x)
+
+
+def test_a_transposed_convolution_sees_no_padding():
+    model, x = nn.ConvTranspose2d(2, 24, 1, stride=2, padding=(0, 1)).eval(), torch.rand(4, 2, 6, 2)
+    assert nhwc.audit(model, x).calls
 
 
 def test_weights_of_one_pixel_say_channels_last_by_strides_that_nothing_needs():

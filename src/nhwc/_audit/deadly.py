@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelFailed
 from ..operators.unseen import sees_no_column
 
 
-class NoDeath(TorchFunctionMode):
-    """Raise `ModelFailed` where the next convolution is one that torch does not survive."""
+class NoDeath(TorchDispatchMode):
+    """Raise `ModelFailed` where the next convolution is one that torch does not survive.
 
-    def __torch_function__(
+    It is `found`, too: TorchScript makes another error of it, and code of the model may catch it.
+    """
+
+    found: ModelFailed | None = None
+
+    def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "overloadpacket", func) in _CONVOLUTIONS:
-            _survived(*args, **kwargs)
-        return func(*args, **kwargs)
+        packet = func.overloadpacket
+        if packet in _CONVOLUTIONS or (packet in _OF_EITHER_WAY and not args[6]):
+            try:
+                _survived(*args[:6])
+            except ModelFailed as error:
+                self.found = error
+                raise
+        return func(*args, **(kwargs or {}))
 
 
-_CONVOLUTIONS = (torch.conv2d, torch.conv3d, torch.ops.aten.conv2d, torch.ops.aten.conv3d)
-"""As code calls them, and as graphs of torch.export do."""
+_CONVOLUTIONS = (torch.ops.aten.conv2d, torch.ops.aten.conv3d)
+"""As torch leaves them in inference mode."""
+
+_OF_EITHER_WAY = (torch.ops.aten.convolution, torch.ops.aten._convolution)
+"""As it calls them elsewhere, and as decomposed graphs and traces do; some are transposed."""
 
 
 def _survived(
@@ -41,7 +53,6 @@ def _survived(
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
-    groups: int = 1,
 ) -> None:
     batch = input if input.ndim == weight.ndim else input[None]
     # By torch's own rule, which looks at the strides of dimensions of size 1, too.

@@ -183,11 +183,14 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
     """Run the model; turn its exception into an error that says what is wrong with the input."""
+    death = NoDeath()
     try:
-        run.go(NoDeath())
+        run.go(death)
     except NhwcError:
         raise
     except Exception as error:
+        if death.found is not None:
+            raise death.found from None
         if is_out_of_memory(error):
             raise
         text = " ".join(str(error).split())[:300].rstrip(".")
