@@ -126,7 +126,7 @@ def test_the_result_is_there_if_the_picture_cannot_be_written(folder, capsys):
     assert run("--synthetic", *QUICK, *words) == 2
     out, err = capsys.readouterr()
     assert json.loads(out)["points"]
-    assert "cannot write /dev/full: No space left on device" in err
+    assert "cannot write run.svg: No space left on device" in err
 
 
 def test_a_model_is_trained_though_the_reader_of_its_log_has_gone(folder):
