@@ -47,6 +47,7 @@ def test_what_is_declared_fits(note):
         (Note("a", (1.0,)), "note.pages[0] is 1.0, not int"),
         (Note("a", place=("b",)), "note.place has 1 items, not 2"),
         (Note("a", place=("b", float("inf"))), "note.place[1] is inf, not float"),
+        (Note("a", place=("b", 10**400)), f"note.place[1] is 1{'0' * 59}, not float"),
         (Note("a", counts={1: 3}), "a key of note.counts is 1, not str"),
         (Note("a", counts={"\x1b": "3"}), r"note.counts[\x1b] is '3', not int"),
         (Note("a", colour="red"), "note.colour is 'red', not Colour"),

@@ -44,7 +44,11 @@ def alone():
     torch.set_num_threads(1)
     ask("alone", lambda: fast(x))
 
-fork(lambda: ask("before", lambda: fast(x)))
+def before():
+    torch.set_num_threads(2)
+    ask("before", lambda: fast(x))
+
+fork(before)
 torch.set_num_threads(2)
 fast(x)
 fork(refused)

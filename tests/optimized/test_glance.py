@@ -212,6 +212,15 @@ def test_weights_that_no_glance_can_judge_are_compared(weight, net):
     assert not stamp.holds()
 
 
+def test_other_strides_of_six_dimensions_are_noticed(net):
+    net.register_buffer("weight", torch.zeros(2, 2, 1, 2, 1, 2).transpose(0, 1))
+    stamp = Stamp(net)
+    assert stamp.holds()
+    assert stamp.holds()
+    net.weight.data = net.weight.data.transpose(1, 3)
+    assert not stamp.holds()
+
+
 def test_weights_made_under_inference_mode(net):
     with torch.inference_mode():
         net[4].bias = nn.Parameter(torch.ones(3), requires_grad=False)

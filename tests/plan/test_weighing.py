@@ -1,5 +1,7 @@
 """A kernel that holds its weights several times must be clearly faster than one that does not."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import fx, nn
@@ -72,6 +74,11 @@ def weighed(specs, **seconds):
 )
 def test_which_kernels_are_worth_their_memory(spec, seconds, expected):
     assert weighed([spec], **seconds) == [expected]
+
+
+def test_on_a_gpu_the_fastest_kernels_stay_however_much_they_hold():
+    spec = dataclasses.replace(convolution(256), device="cuda")
+    assert weighed([spec], f4=1.0, direct=1.0) == [{"f4", "direct"}]
 
 
 def test_small_filters_of_a_large_model_come_from_memory_as_well(monkeypatch):
