@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import nhwc
 from nhwc.graph.captured import capture
@@ -115,6 +115,7 @@ MASKS = {
     "all added": {"attn_mask": FALLING, "key_padding_mask": PADDED * FALLING[:3]},
     "causal": {"attn_mask": CAUSAL, "is_causal": True},
     "causal in words": {"attn_mask": FALLING, "is_causal": True, "need_weights": False},
+    "causal in words, hidden": {"attn_mask": HIDDEN, "is_causal": True, "need_weights": False},
     "causal and padded": {"attn_mask": CAUSAL, "key_padding_mask": PADDED, "is_causal": True},
 }
 MASKS |= {f"{name}, alone": {**call, "need_weights": False} for name, call in MASKS.items()}
@@ -131,6 +132,16 @@ def test_masks_are_added_where_their_sizes_are_known(name, given, batch_first):
     split, told = with_sizes_known(model, inputs)
     assert told == (True,)
     torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
+
+
+@torch.no_grad()
+def test_a_query_that_sees_no_key_where_heads_are_odd():
+    """There torch does not compute it by one operator, which would give NaN."""
+    model = Attends(call={"attn_mask": HIDDEN, "need_weights": False}, batch_first=True).eval()
+    model.attention = nn.MultiheadAttention(32, 1, batch_first=True).eval()
+    split, told = with_sizes_known(model, tokens(3, 6, 32))
+    assert told == (True,)
+    torch.testing.assert_close(split(*tokens(3, 6, 32)), model(*tokens(3, 6, 32)))
 
 
 @pytest.mark.parametrize("call", [{"attn_mask": OF_HEADS[:4]}, {"key_padding_mask": PADDED[1]}])
@@ -248,6 +259,17 @@ def hooked():
     return model
 
 
+def forward_of_its_own():
+    model = Attends()
+    torchs = model.attention.forward
+
+    def doubled(query, *others):
+        return torchs(query, *others)[0] * (2 if query.isfinite().all() else 1), None
+
+    model.attention.forward = doubled
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -256,6 +278,7 @@ def hooked():
         (Attends(add_bias_kv=True), "a key of its own"),
         (Attends(add_zero_attn=True), "a key of its own"),
         (hooked(), "hooks"),
+        (forward_of_its_own(), "a forward of its own"),
     ],
 )
 def test_what_is_left_alone_says_why(model, reason):
@@ -283,14 +306,18 @@ class Functional(Attends):
 
     def __init__(self, **call):
         super().__init__()
-        self.more = {"training": False, "need_weights": False} | call
+        own = {"bias_k": None, "bias_v": None, "add_zero_attn": False, "dropout_p": 0.5}
+        self.more = own | {"need_weights": False} | call
 
     def forward(self, x, y):
-        end = self.attention.out_proj
-        weights = self.attention.in_proj_weight, self.attention.in_proj_bias
-        return nn.functional.multi_head_attention_forward(
-            x, y, y, 32, 4, *weights, None, None, False, 0.5, end.weight, end.bias, **self.more
-        )[0]
+        own = self.attention
+        weights = {
+            "in_proj_weight": own.in_proj_weight,
+            "in_proj_bias": own.in_proj_bias,
+            "out_proj_weight": own.out_proj.weight,
+            "out_proj_bias": own.out_proj.bias,
+        }
+        return nn.functional.multi_head_attention_forward(x, y, y, 32, 4, **weights, **self.more)[0]
 
 
 class Native(Attends):
@@ -302,9 +329,9 @@ class Native(Attends):
         )[0]
 
 
-@pytest.mark.parametrize("kind", [Functional, Native])
-def test_the_functions_that_the_module_calls(kind):
-    model, inputs = kind().eval(), tokens(6, 3, 32)
+@pytest.mark.parametrize("model", [Functional(training=False), Native()])
+def test_the_functions_that_the_module_calls(model):
+    model, inputs = model.eval(), tokens(6, 3, 32)
     changed, (report,) = rewrite(model, split_attention)
     assert [site.applied for site in report.sites] == [True]
     assert not any(name in changed.code for name in ("torch._native", "functional.multi"))
@@ -316,42 +343,61 @@ def test_the_functions_that_the_module_calls(kind):
     ("call", "reason"),
     [
         ({"training": True}, "training mode"),
+        ({"bias_k": torch.ones(1, 1, 32), "bias_v": torch.ones(1, 1, 32)}, "a key of its own"),
+        ({"add_zero_attn": True}, "a key of its own"),
         ({"attn_mask": torch.zeros(6, 6)}, "mask"),
         ({"static_k": torch.zeros(12, 6, 8)}, "given"),
         ({"key_padding_mask": torch.zeros(3, 6, dtype=torch.bool)}, "mask"),
     ],
 )
 def test_functions_left_alone_say_why(call, reason):
-    _, (report,) = rewrite(Functional(**call).eval(), split_attention)
+    _, (report,) = rewrite(Functional(**{"training": False} | call).eval(), split_attention)
     assert [reason in site.reason for site in report.sites] == [True]
+
+
+def test_a_function_that_is_not_told_whether_it_trains_does():
+    graph = fx.symbolic_trace(Functional(training=False))
+    (call,) = (node for node in graph.graph.nodes if "training" in node.kwargs)
+    call.kwargs = {name: value for name, value in call.kwargs.items() if name != "training"}
+    assert "training mode" in split_attention(graph).sites[0].reason
+
+
+class Encoder(nn.Module):
+    """`nn.TransformerEncoderLayer` as torch.compile sees it."""
+
+    def __init__(self, *masks, norm_first=False, activation="relu"):
+        super().__init__()
+        torch.manual_seed(5)
+        options = {"norm_first": norm_first, "activation": activation, "batch_first": True}
+        self.layer = nn.TransformerEncoderLayer(32, 4, 48, layer_norm_eps=1e-3, **options)
+        self.masks, self.options = masks, (activation == "gelu", norm_first, 1e-3)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+
+    def forward(self, x):
+        own, end = self.layer.self_attn, self.layer.self_attn.out_proj
+        layers = self.layer.norm1, self.layer.norm2, self.layer.linear1, self.layer.linear2
+        tensors = (t for one in layers for t in (one.weight, one.bias))
+        return torch._transformer_encoder_layer_fwd(
+            *(x, 32, 4, own.in_proj_weight, own.in_proj_bias, end.weight, end.bias),
+            *self.options,
+            *tensors,
+            *self.masks,
+        )
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_the_encoder_layer_as_torch_compile_sees_it(norm_first, activation):
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(5)
-            options = {"norm_first": norm_first, "activation": activation, "batch_first": True}
-            self.layer = nn.TransformerEncoderLayer(32, 4, 48, layer_norm_eps=1e-3, **options)
-            for parameter in self.parameters():
-                nn.init.normal_(parameter, std=0.3)
-
-        def forward(self, x):
-            own, end = self.layer.self_attn, self.layer.self_attn.out_proj
-            layers = self.layer.norm1, self.layer.norm2, self.layer.linear1, self.layer.linear2
-            tensors = (t for one in layers for t in (one.weight, one.bias))
-            return torch._transformer_encoder_layer_fwd(
-                *(x, 32, 4, own.in_proj_weight, own.in_proj_bias, end.weight, end.bias),
-                *(activation == "gelu", norm_first, 1e-3),
-                *tensors,
-            )[0]
-
-    model, (x, _) = Encoder().eval(), tokens(2, 6, 32)
+    model, (x, _) = Encoder(norm_first=norm_first, activation=activation).eval(), tokens(2, 6, 32)
     changed, (report,) = rewrite(model, split_attention)
     assert [site.applied for site in report.sites] == [True]
     assert "torch._transformer" not in changed.code
     with torch.no_grad():
         torch.testing.assert_close(changed(x), model(x), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(changed(x), model.layer(x)[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(changed(x)[0], model.layer(x)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_layer_with_a_mask_is_left():
+    _, (report,) = rewrite(Encoder(PADDED, 1).eval(), split_attention)
+    assert [site.reason for site in report.sites] == ["it has a mask"]
