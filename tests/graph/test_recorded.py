@@ -368,6 +368,24 @@ def test_a_tensor_is_unlike_a_text():
 
 
 @torch.no_grad()
+def test_a_layer_is_given_a_weight_alone():
+    """As models that merge tokens normalize what they have learned to ask for."""
+
+    class Merged(Vision):
+        def __init__(self):
+            super().__init__()
+            self.queries = nn.Parameter(torch.randn(1, 3, 5, 5))
+
+        def forward(self, x, **kwargs):
+            return compared(self, x) + self.patches(self.queries).mean()
+
+    model, x = woken(Merged), image()
+    fast = force(model, x)
+    assert fast.serves((x,))
+    close(fast(x), model(x))
+
+
+@torch.no_grad()
 def test_a_hook_of_the_users_fires_in_every_call():
     model, x, seen = woken(Vision), image(), []
     model.layers[0].register_forward_hook(lambda module, given, result: seen.append(result))

@@ -206,7 +206,8 @@ class _Recorder(TorchFunctionMode):
                 self.noted.refuse(IN_OWN_CALL)
             if reason is not None:
                 self.noted.opaque[path] = reason
-            node = self.noted.call_module(path, args, kwargs)
+            with torch._C.DisableTorchFunction():  # Noting a weight asks it what it is.
+                node = self.noted.call_module(path, args, kwargs)
             return self._called(node, lambda *a, **k: own(module, *a, **k), args, kwargs)
 
         def unwrapped(_: Any, graph: nn.Module, *args: Any, **kwargs: Any) -> Any:
