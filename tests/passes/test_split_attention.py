@@ -116,6 +116,7 @@ MASKS = {
     "causal": {"attn_mask": CAUSAL, "is_causal": True},
     "causal in words": {"attn_mask": FALLING, "is_causal": True, "need_weights": False},
     "causal in words, hidden": {"attn_mask": HIDDEN, "is_causal": True, "need_weights": False},
+    "falling and padded": {"attn_mask": FALLING, "key_padding_mask": PADDED, "is_causal": True},
     "causal and padded": {"attn_mask": CAUSAL, "key_padding_mask": PADDED, "is_causal": True},
 }
 MASKS |= {f"{name}, alone": {**call, "need_weights": False} for name, call in MASKS.items()}
@@ -134,11 +135,12 @@ def test_masks_are_added_where_their_sizes_are_known(name, given, batch_first):
     torch.testing.assert_close(split(*inputs), model(*inputs), equal_nan=True)
 
 
+@pytest.mark.parametrize("options", [{"num_heads": 1}, {"num_heads": 4, "bias": False}])
 @torch.no_grad()
-def test_a_query_that_sees_no_key_where_heads_are_odd():
+def test_a_query_that_sees_no_key_where_heads_are_odd_or_without_bias(options):
     """There torch does not compute it by one operator, which would give NaN."""
     model = Attends(call={"attn_mask": HIDDEN, "need_weights": False}, batch_first=True).eval()
-    model.attention = nn.MultiheadAttention(32, 1, batch_first=True).eval()
+    model.attention = nn.MultiheadAttention(32, **options, batch_first=True).eval()
     split, told = with_sizes_known(model, tokens(3, 6, 32))
     assert told == (True,)
     torch.testing.assert_close(split(*tokens(3, 6, 32)), model(*tokens(3, 6, 32)))
