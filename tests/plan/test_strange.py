@@ -68,6 +68,23 @@ def test_views_that_are_returned_share_memory_in_every_plan(layout, reads, monke
             assert mine.stride() == its.stride()
 
 
+class Stacked(nn.Module):
+    def forward(self, x):
+        return torch.stack([x * 2, x + 1])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("reads", [Format.CONTIGUOUS, Format.CHANNELS_LAST])
+def test_a_stack_of_volumes_has_the_strides_of_eager_in_every_plan(layout, reads):
+    x = torch.randn(2, 4, 3, 4, 3).to(memory_format=layout)
+    model = Stacked().eval()
+    scene = scene_of(fuse(model), [x])
+    choice = {layer.node: Timed(scene.called(layer, reads, reads), 0.0) for layer in scene.layers}
+    with torch.no_grad():
+        given = bind(scene, choice, Packed())(x)
+    torch.testing.assert_close(given, model(x), rtol=0, atol=0, check_stride=True)
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_views_of_strange_inputs_are_returned_as_they_are(view):
     x = torch.randn(5, 7, 2, 6).permute(2, 0, 1, 3)

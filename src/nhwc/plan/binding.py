@@ -214,7 +214,8 @@ class _Binder:
     def _is_said(self, layer: Layer) -> bool:
         """Whether a layout says all strides of what a call of torch's returns, or it makes its own.
 
-        A view has strides from what it views, and arithmetic keeps those of rows and columns.
+        A view has strides from what it views, a stack from what it stacks, and arithmetic keeps
+        those of rows and columns.
         """
         seen, read = self.record.tensor(layer.node), map(self.record.tensor, layer.inputs)
         if isinstance(layer.spec, Weighted):
@@ -222,11 +223,10 @@ class _Binder:
         if seen is None or result_may_be_view(layer.node):
             return False
         shapes = [one.shape for one in read if one is not None]
+        ranks = {len(shape) for shape in shapes if len(shape) in CHANNELS_LAST_OF}
         if self.record.image(layer.node) is None:
-            return seen.shape not in shapes
-        return {len(shape) for shape in shapes if len(shape) in CHANNELS_LAST_OF} <= {
-            len(seen.shape)
-        }
+            return seen.shape not in shapes and all(rank > len(seen.shape) for rank in ranks)
+        return ranks <= {len(seen.shape)}
 
     def _computed(self, node: fx.Node, constants: dict[int, Any]) -> Any:
         """What a node makes of constants and fixed values alone."""
