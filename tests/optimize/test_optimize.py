@@ -1111,6 +1111,8 @@ class Then(nn.Module):
         nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), nn.InstanceNorm2d(8)),
         nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)),
         Then(lambda y: nn.functional.pad(y, (1, 0, 1, 0), "circular") if len(y) > 1 else y),
+        nn.Sequential(nn.Conv2d(8, 1, 3), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 8, (6, 7)), nn.ReLU()),
     ],
 )
 @torch.no_grad()

@@ -58,7 +58,7 @@ class Record:
         In a plan torch makes them, of the one value that is returned.
         """
         self.strides: dict[fx.Node, tuple[int, ...]] = {}
-        """Those of returned tensors that are dense, but in no layout that plans know."""
+        """Those of returned tensors that are dense, where no layout that plans know says them."""
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
         self.foreign: fx.Node | None = None
@@ -159,7 +159,7 @@ class _Recorder(fx.Interpreter):
             self.result.foreign = n
         if _has_memory(value):
             self._note_strange(n, value)
-            if is_returned(n) and _is_reordered(value):
+            if is_returned(n) and _is_unsaid(value):
                 self.result.strides[n] = value.stride()
         if is_returned(n):
             for memory in map(_memory, filter(_has_memory, tensors_of(value))):
@@ -196,9 +196,13 @@ class _Recorder(fx.Interpreter):
             node = next(iter(node.all_input_nodes), node)
 
 
-def _is_reordered(value: Tensor) -> bool:
-    """Whether a tensor is dense, but neither contiguous nor channels last."""
-    if value.is_contiguous() or format_of(value).is_last:
+def _is_unsaid(value: Tensor) -> bool:
+    """Whether a tensor is dense, but not contiguous or channels last alone.
+
+    Of one channel or one pixel it is both: torch's next operator goes by the strides of such sides.
+    """
+    found = format_of(value)
+    if found is not Format.AMBIGUOUS and (found.is_last or value.is_contiguous()):
         return False
     # A tensor like it has its strides if these leave no gaps.
     return torch.empty_like(value, device="meta").stride() == value.stride()
