@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nhwc import fuse
-from nhwc.graph import capture
+from nhwc.graph import capture, reached
 from nhwc.graph.sized import capture_sized
 
 from ..fusing import Block, outputs, random_
@@ -371,3 +371,32 @@ def test_with_sizes_known_values_have_the_attributes_of_tensors_too():
     graph, opaque = capture_sized(capture(model).module, [X])
     assert not opaque
     torch.testing.assert_close(outputs(graph, (X,)), outputs(model, (X,)))
+
+
+class Calling(nn.Module):
+    def forward(self, x):
+        return self.first(x) + self.second(x) + self.third(x)
+
+    def first(self, x):
+        return x.abs()
+
+    def second(self, x):
+        return self.fourth(x)
+
+    def third(self, x):
+        return x.neg()
+
+    def fourth(self, x):
+        return x
+
+
+def test_functions_are_found_in_one_order_whatever_the_hashes_of_their_names(monkeypatch):
+    class Backwards(set):
+        def __iter__(self):
+            return reversed([*super().__iter__()])
+
+    found = [*reached.functions_of(Calling())]
+    names_in = reached.names_in
+    monkeypatch.setattr(reached, "names_in", lambda code: Backwards(names_in(code)))
+    assert [*reached.functions_of(Calling())] == found
+    assert len(found) >= 5

@@ -32,7 +32,10 @@ def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[type
     return _followed(
         module,
         others,
-        lambda function: [*_named(function), *map(vars(module).get, names_in(function.__code__))],
+        lambda function: [
+            *_named(function),
+            *map(vars(module).get, sorted(names_in(function.__code__))),
+        ],
     )
 
 
@@ -53,7 +56,7 @@ def _followed(
     named: Callable[[types.FunctionType], list[Any]],
 ) -> Iterator[types.FunctionType]:
     todo: list[Any] = []
-    for name in (*_CALLED, *others):
+    for name in (*_CALLED, *sorted(others)):
         todo += _attribute(module, name)
     found: dict[types.CodeType, types.FunctionType] = {}
     while todo:
@@ -68,7 +71,7 @@ def _followed(
         names = names_in(function.__code__)
         bases = type(module).__mro__
         above = names & {"super", *(base.__name__ for base in bases)}
-        for name in names:
+        for name in sorted(names):
             todo += _attribute(module, name)
             # `super().forward` is none of the class's own.
             todo += [one for base in bases for one in _behind(vars(base).get(name)) if above]
