@@ -256,6 +256,11 @@ def _begins_a_list(self, x):
     return self.n(self.c(x))
 
 
+def _appends_deep(self, x):
+    self.deep["all"][0].append(self.c(x))
+    return self.n(self.c(x))
+
+
 def _keeps(self, x):
     self.seen = self.c(x)
     return self.n(self.seen)
@@ -298,6 +303,7 @@ OPAQUE = {
     "writes into what it uses again": (_aliased, "in place into a value that is used again"),
     "asks for a type": (_typed, "asks for the type of a traced value"),
     "counts its calls": (_counts, "changes self.calls"),
+    "appends to a list in a list in a dict": (_appends_deep, "changes self.deep"),
     "leaves another kind of list": (_begins_a_list, "changes self.kept"),
     "keeps a value": (_keeps, "changes self.seen"),
     "draws random numbers": (_draws, "random numbers"),
@@ -311,10 +317,11 @@ OPAQUE = {
 def test_what_a_graph_would_lose_stays_opaque(name):
     run, reason = OPAQUE[name]
     model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
-    model.kept = [1]
+    model.kept, model.deep = [1], {"all": [[]]}
     state = torch.get_rng_state()
     fused = fuse(model)
     assert torch.equal(torch.get_rng_state(), state)
+    assert model.deep == {"all": [[]]}
     assert not hasattr(model, "calls")
     assert not hasattr(model, "seen")
     [part] = fused.report.opaque

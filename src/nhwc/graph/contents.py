@@ -12,17 +12,25 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 @dataclass(frozen=True)
 class Contents:
-    """A container, and a copy of its contents."""
+    """A container, and a copy of its contents, of those of the containers in it as well."""
 
     container: Any
     kept: Any
 
 
-def with_contents(value: Any) -> Any:
-    """`value`, or the `Contents` of a container."""
-    # A registry of the user's may have a `copy` and a `get` of its own, which do something else.
-    kind: Any = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
-    return value if kind is None else Contents(value, kind.copy(value))
+def with_contents(value: Any, known: set[int] | None = None) -> Any:
+    """`value`, or the `Contents` of a container; not of one that is `known` by its `id`."""
+    known = set() if known is None else known
+    if not isinstance(value, CONTAINERS) or id(value) in known:
+        return value
+    known.add(id(value))
+    if isinstance(value, set):
+        return Contents(value, set(value))
+    # A registry of the user's may have a `values` and a `get` of its own, which do something else.
+    if isinstance(value, dict):
+        items = dict.items(value)
+        return Contents(value, {key: with_contents(held, known) for key, held in items})
+    return Contents(value, [with_contents(held, known) for held in value])
 
 
 def is_as(value: Any, old: Any) -> bool:
@@ -39,6 +47,8 @@ def is_as(value: Any, old: Any) -> bool:
 
 def _alike(value: Any, other: Any) -> bool:
     """Whether two values are one object, or plain and equal."""
+    if isinstance(other, Contents):
+        return is_as(value, other)
     if value is other:
         return True
     if type(value) is not type(other):
@@ -64,5 +74,10 @@ def put_back(old: Any) -> Any:
     if not isinstance(old, Contents):
         return old
     if not is_as(old.container, old):
-        refill(old.container, old.kept)
+        kept = old.kept
+        if isinstance(kept, dict):
+            kept = {key: put_back(held) for key, held in kept.items()}
+        elif isinstance(kept, list):
+            kept = [*map(put_back, kept)]
+        refill(old.container, kept)
     return old.container
