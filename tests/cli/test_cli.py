@@ -570,7 +570,7 @@ def test_what_cannot_be_written_is_printed(model_file, full, capsys):
     assert main(audit_line(model_file, "lossy", "-o", full)) == 2
     out, err = capsys.readouterr()
     assert json.loads(out)["findings"][0]["kind"] == "lost"
-    assert err == "error: cannot write /dev/full: No space left on device\n"
+    assert err == f"error: cannot write {full}: No space left on device\n"
 
 
 def test_a_full_disk_ends_no_measurement(full, monkeypatch, capsys):
