@@ -104,16 +104,21 @@ def is_made_of_pixels(node: object) -> bool:
 
 def is_reshaped(node: fx.Node) -> bool:
     """Whether `node` is a view of four dimensions that something else was brought to."""
-    if node.op != "call_method" or node.target not in ("reshape", "view"):
-        return False
-    shape = numbers_given(node)
-    return isinstance(shape, list | tuple) and len(shape) == 4
+    return len(shape_given(node) or ()) == 4
 
 
 def numbers_given(node: fx.Node) -> Any:
     """What a method such as `view` or `permute` is given, one by one or as a list."""
     given = node.args[1:]
     return given[0] if len(given) == 1 else given
+
+
+def shape_given(node: fx.Node) -> list[Any] | None:
+    """The sizes that `reshape` or `view` is given; None if they are not told one by one."""
+    if node.op != "call_method" or node.target not in ("reshape", "view") or node.kwargs:
+        return None
+    shape = numbers_given(node)
+    return list(shape) if isinstance(shape, list | tuple) else None
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

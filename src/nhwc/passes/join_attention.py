@@ -21,7 +21,7 @@ from ..graph.leaves import is_leaf
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
-from ._matching import numbers_given, permutation
+from ._matching import numbers_given, permutation, shape_given
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
 _ORDER = (2, 0, 3, 1, 4)
@@ -71,7 +71,7 @@ def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:
     apart = input_of(moved)
     if permutation(moved) != _ORDER or apart is None:
         return None
-    rows, shape = input_of(apart), _shape_given(apart)
+    rows, shape = input_of(apart), shape_given(apart)
     if rows is None or shape is None or not _are_rows_of(rows, shape):
         return None
     return rows, shape
@@ -123,11 +123,5 @@ def _same_shape(shape: list[Any], ending: fx.Node) -> bool:
     """Whether `ending` gives images and tokens as they were in `shape`, and all channels."""
     if ending.target == "flatten":
         return ending.args[1:] in ((2,), (-2,), (2, 3), (2, -1), (-2, -1))
-    wanted, width = _shape_given(ending) or [], shape[3] * shape[4]
+    wanted, width = shape_given(ending) or [], shape[3] * shape[4]
     return len(wanted) == 3 and wanted[:2] == shape[:2] and wanted[2] in (width, -1)
-
-
-def _shape_given(node: fx.Node) -> list[Any] | None:
-    """The sizes that `reshape` or `view` is given; None if they are not told one by one."""
-    shape = numbers_given(node) if node.target in ("reshape", "view") else None
-    return list(shape) if isinstance(shape, (list, tuple)) else None

@@ -24,8 +24,8 @@ from ._matching import (
     is_own,
     is_product,
     is_softmax,
-    numbers_given,
     only_user,
+    shape_given,
     unscaled,
 )
 
@@ -112,11 +112,11 @@ def _scores(softmax: fx.Node) -> _Scores | None:
 
 def _without_masks(node: Any) -> tuple[Any, Any, list[int] | None]:
     """The scores before masks of windows were added, these, and the shape they were added in."""
-    together, plain = _shape_given(node), (node, None, None)
+    together, plain = _own_shape(node), (node, None, None)
     if together is None or arithmetic(node.args[0]) != "add" or not is_own(node.args[0]):
         return plain
     first, second = (*node.args[0].args, None, None)[:2]
-    apart = _shape_given(first)
+    apart = _own_shape(first)
     if apart is None or len(apart) != 5 or not isinstance(second, fx.Node):
         return plain
     # As many numbers in matrices of the same sizes are as many windows.
@@ -125,13 +125,11 @@ def _without_masks(node: Any) -> tuple[Any, Any, list[int] | None]:
     return first.args[0], second, apart
 
 
-def _shape_given(node: Any) -> list[int] | None:
+def _own_shape(node: Any) -> list[int] | None:
     """The numbers that `view` or `reshape` is given, of a value that one other reads."""
-    if not is_own(node) or node.target not in ("view", "reshape"):
-        return None
-    numbers = numbers_given(node)
-    plain = isinstance(numbers, (list, tuple)) and all(type(one) is int for one in numbers)
-    return [*numbers] if plain else None
+    numbers = shape_given(node) if is_own(node) else None
+    plain = numbers is not None and all(type(one) is int for one in numbers)
+    return numbers if plain else None
 
 
 def _sum(node: fx.Node) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from ..graph import add_module, bound, clean, erase
 from ..graph.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
-from ._matching import numbers_given, permutation
+from ._matching import permutation, shape_given
 from ._ranks import ranks_of
 
 _SWAP = (0, 2, 1, 3, 4)
@@ -47,14 +47,14 @@ def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ..
         given = bound(node, ("input", "start_dim", "end_dim"))
         ends = given.get("start_dim", 0), given.get("end_dim", -1)
         return (ToFrames(), volume) if ends == (0, 1) else None
-    shape = _shape(node)
+    shape = shape_given(node)
     return (ToFrames(), volume, shape) if shape and len(shape) == 4 else None
 
 
 def _from_frames(node: fx.Node) -> tuple[Any, ...] | None:
     # A reshape to five numbers says that `transpose` swaps two of five.
     source = input_of(node)
-    if source is None or len(shape := _shape(source) or []) != 5:
+    if source is None or len(shape := shape_given(source) or []) != 5:
         return None
     if permutation(node) != _SWAP and not _swaps_by_number(node):
         return None
@@ -62,14 +62,6 @@ def _from_frames(node: fx.Node) -> tuple[Any, ...] | None:
     if written_between(source.args[:1], source, node):
         return None
     return FromFrames(), source.args[0], shape
-
-
-def _shape(node: fx.Node) -> list[Any] | None:
-    """What `reshape` or `view` is given, if nothing else."""
-    if node.op != "call_method" or node.target not in ("reshape", "view") or node.kwargs:
-        return None
-    shape = numbers_given(node)
-    return list(shape) if isinstance(shape, list | tuple) else None
 
 
 def _swapped(node: Any, ranks: dict[fx.Node, int | None]) -> Any:

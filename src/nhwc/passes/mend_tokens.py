@@ -11,24 +11,22 @@ from ..graph import add_module, bound, clean, erase
 from ..graph.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import is_made_of_pixels, numbers_given, permutation
+from ._matching import is_made_of_pixels, permutation, shape_given
 
 
 def mend_tokens(gm: fx.GraphModule) -> PassReport:
     """Replace `x.transpose(1, 2).reshape(n, c, h, w)`, and an image's view as a batch of one."""
     sites = []
     for node in list(gm.graph.nodes):
-        if node.op != "call_method" or node.target not in ("reshape", "view"):
-            continue
-        shape = numbers_given(node)
-        if not isinstance(shape, list | tuple) or len(shape) != 4 or node.kwargs:
+        shape = shape_given(node)
+        if shape is None or len(shape) != 4:
             continue
         alone = shape[0] == 1 and is_made_of_pixels(node.args[0])
         if not alone and not _turns_tokens(node.args[0]):
             continue
         sites.append(Site(name_of(node), "image of tokens", True))
         with gm.graph.inserting_before(node):
-            call = add_module(gm.graph, "image", FromTokens(), (node.args[0], list(shape)))
+            call = add_module(gm.graph, "image", FromTokens(), (node.args[0], shape))
         erase(node, call)
     if sites:
         clean(gm)
