@@ -121,8 +121,10 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     unseen = []
     modules = dict(model.named_modules())
     planned = {n: m for n, m in modules.items() if isinstance(m, Optimized)}
-    compiled = [name for n, m in modules.items() for name in _compiled(n, m)]
-    if "torch._dynamo" in sys.modules:
+    compiled: list[str] = []
+    # Whoever compiled anything has loaded it.
+    if dynamo := "torch._dynamo" in sys.modules:
+        compiled += (name for n, m in modules.items() for name in _compiled(n, m))
         compiled += _compiled_elsewhere(model)
     scripted = [n for n, m in modules.items() if isinstance(m, torch.jit.ScriptModule)]
     packed = packed_convolutions(model)
@@ -148,8 +150,7 @@ def as_written(model: nn.Module) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for module in planned.values():
             stack.enter_context(module.unplanned())
-        # Whoever compiled a function that no module holds has loaded it, too.
-        if "torch._dynamo" in sys.modules:
+        if dynamo:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield unseen
 

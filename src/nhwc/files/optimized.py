@@ -203,11 +203,11 @@ def _answers_as(sized: fx.GraphModule, graph: fx.GraphModule, inputs: Sequence[A
     def one_like(value: Tensor) -> Tensor:
         return value if value.is_floating_point() else torch.ones_like(value)
 
-    truth = observe(graph, [tuple(inputs)], wide=False)
+    truths = [observe(graph, [tuple(inputs)], wide=False)]
     with contextlib.suppress(Exception):  # A table may end before its second row.
-        others = [tuple(inputs), tree_map_only(Tensor, one_like, tuple(inputs))]
-        truth = observe(graph, others, wide=False)
-    return verify(truth, sized).passed
+        ones = tree_map_only(Tensor, one_like, tuple(inputs))
+        truths.append(observe(graph, [ones], wide=False))
+    return all(verify(truth, sized).passed for truth in truths)
 
 
 def _put_defaults(places: Sequence[fx.Node], declared: Sequence[fx.Node]) -> None:

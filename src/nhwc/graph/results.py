@@ -42,14 +42,15 @@ def made_by(value: object) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
 def is_lost(value: object) -> bool:
     """Whether a graph would make a plain list, tuple or dict of one of another kind, or nothing.
 
+    This is asked of what `made_by` does not make.
+
     >>> class Boxes(list): ...
-    >>> is_lost(Boxes()), is_lost([]), is_lost(OrderedDict())
-    (True, False, False)
+    >>> is_lost(Boxes()), is_lost([])
+    (True, False)
     """
     if isinstance(value, tuple):
         return not can_be_remade(value)
-    kinds = isinstance(value, list | dict) or _has_fields(value)
-    return kinds and type(value) not in _PLAIN and made_by(value) is None
+    return type(value) not in _PLAIN and (isinstance(value, list | dict) or _has_fields(value))
 
 
 _PLAIN = (list, dict, defaultdict, immutable_list, immutable_dict)
