@@ -60,10 +60,11 @@ def optimize(
     tuple of tensors; each is completed by `kwargs`, what is given by name. Other shapes give right
     results without a plan. `exact` leaves out kernels that reach their sums by other products than
     the layer names: Winograd's round otherwise, make NaN of all numbers in a tile that one NaN or
-    infinity touches, and lose the digits of a number beside one that is 1e7 times as large;
-    that for transposed convolutions of few filters makes NaN of some beside it, causal attention of
-    what comes before it; and where positions are brought into the channels of attention, an
-    infinite one makes NaN of its query. `remeasure` asks for all times and verdicts anew, after a
+    infinity touches, and lose the digits of a number beside one that is 1e7 times as large; that
+    for transposed convolutions of few filters makes NaN of some beside it, causal attention of what
+    comes before it; where positions are brought into the channels of attention, an infinite one
+    makes NaN of its query; and where channels are mixed before an image is enlarged, an infinite
+    pixel may make NaN of its neighbours. `remeasure` asks for all times and verdicts anew, after a
     run on a loaded machine, say. The result is for inference: gradients take the slower graph.
     `report` has every decision; where nothing was gained, the result holds a copy of `model` as it
     is.

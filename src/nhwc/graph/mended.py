@@ -244,19 +244,21 @@ class GlobalResponse(Leaf):
 class Attention(Leaf):
     """Attention of tokens whose rows hold queries, keys and values of all heads, side by side.
 
-    As one layer it needs no copy of the heads: our kernel reads them where they lie.
+    As one layer it needs no copy of the heads: our kernel reads them where they lie. If nobody
+    reads what others ask, it is for the `first` tokens alone.
     """
 
-    def __init__(self, heads: int, batch_first: bool = True) -> None:
+    def __init__(self, heads: int, batch_first: bool = True, first: int | None = None) -> None:
         super().__init__()
         self.heads = heads
         self.batch_first = batch_first
+        self.first = first
 
     def forward(self, rows: Tensor) -> Tensor:
         apart = rows.unflatten(-1, [3, self.heads, rows.size(-1) // (3 * self.heads)])
         # The sequence's place in [batch, sequence, 3, heads, channels], and where it returns to.
         query, key, value = apart.movedim(-4 if self.batch_first else 0, -2).unbind(-4)
-        mixed = F.scaled_dot_product_attention(query, key, value)
+        mixed = F.scaled_dot_product_attention(query[..., : self.first, :], key, value)
         return mixed.movedim(-2, -3 if self.batch_first else 0).flatten(-2)
 
 

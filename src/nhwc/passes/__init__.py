@@ -10,6 +10,7 @@ from torch import fx
 
 from ..graph import graphs
 from ..graph.report import PassReport, Site
+from .delay_resizing import delay_resizing
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
@@ -43,6 +44,7 @@ from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
 from .mend_writes import mend_writes
 from .merge_branches import merge_branches
+from .narrow_tokens import narrow_tokens
 from .number_masks import number_masks
 from .split_attention import split_attention
 
@@ -87,11 +89,13 @@ PASSES: tuple[Pass, ...] = (
     *FOLDING,
     lift_products,
     merge_branches,
+    delay_resizing,
     split_attention,
     number_masks,
     join_positions,
     join_attention,
     join_scores,
+    narrow_tokens,
     join_response_norm,
     fold_scale,
     fold_scale_behind_relu,
@@ -105,7 +109,7 @@ PASSES: tuple[Pass, ...] = (
 
 def exact_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Those of `passes` that leave infinite numbers where they are, and multiply none by zero."""
-    return tuple(one for one in passes if one is not join_positions)
+    return tuple(one for one in passes if one not in (delay_resizing, join_positions))
 
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:

@@ -7,13 +7,15 @@ import re
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..graph import module_of
+from ..graph import attribute, module_of
 from ..graph.leaves import is_leaf
+from ..graph.mended import Attention
+from ..graph.seen import shape_at
 from ..graph.traced import definer
 from ..operators.kinds import arithmetic_of, keeps_rank
 from ._matching import numbers_given
@@ -33,27 +35,36 @@ def rank_of(node: fx.Node) -> int | None:
     return ranks_of(node.graph)[node]
 
 
-def ranks_of(graph: fx.Graph) -> dict[fx.Node, int | None]:
-    """`rank_of` for every node."""
+def ranks_of(graph: fx.Graph, *, sure: bool = False) -> dict[fx.Node, int | None]:
+    """`rank_of` for every node; `sure` if nothing shall be assumed of what convolutions get."""
     ranks: _Ranks = {}
     for node in graph.nodes:
-        ranks[node] = _rank(node, ranks)
+        assumed = sure and isinstance(module_of(node), _ConvNd) and shape_at(node) is None
+        ranks[node] = None if assumed else _rank(node, ranks)
     return ranks
 
 
 def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
+    shape = shape_at(node)
+    if shape is not None:
+        return len(shape)
     module = module_of(node)
     if module is not None:
         return _rank_after(module, _rank_in(node, 0, ranks))
+    if node.op == "get_attr":
+        owner = node.graph.owning_module
+        value = None if owner is None else attribute(owner, str(node.target))
+        return value.ndim if isinstance(value, Tensor) else None
     if node.op not in ("call_function", "call_method"):
         return None
     name = str(getattr(node.target, "__name__", node.target))
     if keeps_rank(name):
         return _rank_in(node, 0, ranks)
-    if arithmetic_of(name) is not None:
-        first, second = _rank_in(node, 0, ranks), _rank_in(node, 1, ranks)
-        return None if first is None or second is None else max(first, second)
-    if name in ("view", "reshape"):
+    operands = 3 if name == "scaled_dot_product_attention" else 2 * bool(arithmetic_of(name))
+    if operands:
+        known = [_rank_in(node, place, ranks) for place in range(operands)]
+        return None if None in known else max(rank or 0 for rank in known)
+    if name in ("view", "reshape", "expand"):
         shape = numbers_given(node)
         # A shape that is given by name is not looked for.
         return len(shape) if isinstance(shape, list | tuple) and shape else None
@@ -65,6 +76,11 @@ def _rank(node: fx.Node, ranks: _Ranks) -> int | None:
         return None if rank is None else rank + 1
     if name == "getitem":
         return _rank_of_part(node, ranks)
+    if name in ("cat", "concat", "concatenate"):
+        joined = node.args[0] if node.args else None
+        parts = joined if isinstance(joined, list | tuple) else ()
+        # What is empty has one dimension beside tensors of any other number.
+        return max((rank for part in parts if (rank := ranks.get(part) or 0) > 1), default=None)
     if name == "reshape_as":
         return _rank_in(node, 1, ranks)
     return _reduced(node, ranks) if name in ("mean", "sum", "amax") else None
@@ -126,7 +142,8 @@ def _rank_after(module: Any, given: int | None) -> int | None:
         if digit and (isinstance(module, _ConvNd) or digit[1] != "1"):
             return int(digit[1]) + 2
     keeps = isinstance(
-        module, _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm | nn.RMSNorm
+        module,
+        _DropoutNd | _BatchNorm | nn.Linear | nn.Identity | nn.LayerNorm | nn.RMSNorm | Attention,
     )
     return given if keeps or type(module).__module__.startswith(_KEEPING_HOMES) else None
 

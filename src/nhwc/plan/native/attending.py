@@ -38,7 +38,7 @@ def packed_attention(record: Record, layer: Layer, module: Attention) -> Impleme
     def emit(builder: Builder, constants: None, x: Moved) -> Moved:
         where = x.where[None] if len(shape) == 2 else turned(x.where)
         parts = where.unflatten(-1, (3, module.heads, depth)).permute(2, 0, 3, 1, 4)
-        q, k, v = (Moved(x.buffer, part) for part in parts)
+        q, k, v = (Moved(x.buffer, part) for part in (parts[0][..., : module.first, :], *parts[1:]))
         mixed = _attend(builder, (q, k, v), [], depth**-0.5, safe=True)
         heads = mixed.where.transpose(1, 2).flatten(2)
         return Moved(mixed.buffer, turned(heads))

@@ -1,0 +1,219 @@
+"""Mix the channels of an image before it is enlarged, where a model does so after.
+
+y = conv1x1(resize(x))                      y = resize(conv1x1(x))
+y = conv1x1(cat([b, resize(a)], 1))    ->   y = conv1x1(b) + resize(conv1x1(a))
+
+A pixel of an enlarged image is a mean of pixels, by weights whose sum is one. A convolution of 1x1
+gives the same of that mean as the mean of what it gives of the pixels, and before there are fewer
+of them. Heads that segment images (SegFormer, HRNet, LR-ASPP) or estimate depth (DPT) spend much of
+their time there.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ..graph import add_module, bound, clean, erase, erase_unused, module_of
+from ..graph.leaves import is_leaf, opaque_by_nature
+from ..graph.report import PassReport, Site
+from ..graph.seen import seen_at, shape_at
+from ._folding_sites import input_of, is_batch_norm, layer_unfit, name_of
+from ._matching import activation_of, is_own
+from .mend_interpolate import is_one_pixel
+
+_CATS = (torch.cat, torch.concat)
+
+_ENLARGED = 1.5
+"""A resize that gives fewer pixels for each is left where it is."""
+
+_PRODUCTS = 32
+"""So many products must be saved for each number that is resized or added more than before."""
+
+
+def delay_resizing(gm: fx.GraphModule) -> PassReport:
+    """Let 1x1 convolutions of enlarged images, alone or joined with others, come before that."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        conv: Any = module_of(node)
+        if not _mixes_channels(conv):
+            continue
+        source = input_of(node)
+        resize = _resize(source, conv)
+        if resize is not None and resize.pays(conv.in_channels, conv):
+            _swap(resize.node, node)
+        else:
+            parts = _parts(source, conv)
+            if not any(part.resize for part in parts):
+                continue
+            _split(node, conv, parts)
+        sites.append(Site(name_of(node), "before its input is enlarged", True))
+    if sites:
+        clean(gm)
+    return PassReport("delay_resizing", tuple(sites))
+
+
+@dataclass(frozen=True)
+class _Resize:
+    """A call that gives so many pixels for each that it reads."""
+
+    node: fx.Node
+    ratio: float
+
+    def pays(self, channels: int, conv: Any, *, added: bool = False) -> bool:
+        """Whether to convolve these channels before saves more than it costs; the result may have
+        more channels to resize, and perhaps is one more image that is `added`.
+        """
+        saved = channels * conv.out_channels // conv.groups * (1 - 1 / self.ratio)
+        more = conv.out_channels - channels + added * conv.out_channels
+        return bool(saved > _PRODUCTS * more)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the images that are joined by channels, and how it is enlarged, if it pays."""
+
+    node: fx.Node
+    channels: int
+    resize: _Resize | None
+
+
+def _mixes_channels(conv: Any) -> bool:
+    """Whether it is a convolution of single pixels, in a type whose sums may be taken apart."""
+    if not isinstance(conv, nn.Conv2d | nn.Conv3d) or not is_leaf(conv) or layer_unfit(conv):
+        return False
+    single = {*conv.kernel_size, *conv.stride} == {1} and not any(conv.padding)
+    return bool(single and conv.weight.dtype in (torch.float32, torch.float64))
+
+
+def _resize(node: Any, conv: Any) -> _Resize | None:
+    """The call that enlarges an image for one reader alone."""
+    if not is_own(node) or is_one_pixel(input_of(node)):
+        return None
+    module: Any = module_of(node)
+    if isinstance(module, nn.Upsample) and is_leaf(module) and not opaque_by_nature(module):
+        given = {"size": module.size, "scale_factor": module.scale_factor}
+    elif node.target is F.interpolate:
+        given = bound(node, ("input", "size", "scale_factor"))
+    else:
+        return None
+    factor = given.get("scale_factor")
+    factors = factor if isinstance(factor, list | tuple) else [factor] * len(conv.kernel_size)
+    ratio = _ratio(node, given.get("size"), factors)
+    return _Resize(node, ratio) if ratio >= _ENLARGED else None
+
+
+def _ratio(node: fx.Node, size: Any, factors: Sequence[Any]) -> float:
+    """How many pixels there are for each; 0 if that is unknown.
+
+    Who takes the size from another image enlarges this one to it.
+    """
+    before, after = shape_at(input_of(node)), shape_at(node)
+    if before and after:
+        return math.prod(after[2:]) / max(1, math.prod(before[2:]))
+    if all(isinstance(one, int | float) for one in factors):
+        return float(math.prod(factors))
+    sizes = size if isinstance(size, list | tuple) else (size,)
+    return 4.0 if any(isinstance(one, fx.Node) for one in sizes) else 0.0
+
+
+def _parts(joined: Any, conv: Any) -> list[_Part]:
+    """The images whose channels `joined` has one after the other, for this convolution alone."""
+    if not is_own(joined) or joined.target not in _CATS or conv.groups > 1:
+        return []
+    given = bound(joined, ("tensors", "dim"))
+    images = given.get("tensors")
+    if given.get("dim", 0) != 1 or not isinstance(images, list | tuple):
+        return []
+    if len({*images}) != len(images):
+        return []
+    channels = [_channels(image) for image in images]
+    if None in channels or sum(one or 0 for one in channels) != conv.in_channels:
+        return []
+    parts = []
+    for image, count in zip(images, channels, strict=True):
+        resize, count = _resize(image, conv), count or 0
+        pays = resize is not None and resize.pays(count, conv, added=True)
+        parts.append(_Part(image, count, resize if pays else None))
+    return parts
+
+
+def _channels(node: Any) -> int | None:
+    """How many channels an image has, if its shape was seen or a layer tells."""
+    shape, module = shape_at(node), module_of(node)
+    if shape:
+        return shape[1]
+    if isinstance(module, nn.Conv2d | nn.Conv3d):
+        return int(module.out_channels)
+    same = is_batch_norm(module) or isinstance(module, nn.Upsample) or activation_of(node)
+    if same or getattr(node, "target", None) is F.interpolate:
+        return _channels(input_of(node))
+    return None
+
+
+def _swap(resize: fx.Node, conv: fx.Node) -> None:
+    """Let `resize` enlarge what `conv` gives of its input."""
+    image = input_of(resize)
+    assert image is not None
+    with conv.graph.inserting_before(resize):
+        before = conv.graph.call_module(str(conv.target), (image,))
+    before.meta = dict(conv.meta)
+    _enlarge(resize, image, before, module_of(conv))
+    erase(conv, resize)
+
+
+def _split(node: fx.Node, conv: Any, parts: Sequence[_Part]) -> None:
+    """Convolve each part that is enlarged by itself, the others together, and add all."""
+    graph, bias, sums, whole = node.graph, conv.bias, [], input_of(node)
+    columns = conv.weight.detach().split([part.channels for part in parts], 1)
+    rest = [(part.node, some) for part, some in zip(parts, columns, strict=True) if not part.resize]
+    with graph.inserting_before(node):
+        if rest:
+            images, weights = zip(*rest, strict=True)
+            joined = graph.call_function(torch.cat, ([*images], 1)) if len(rest) > 1 else images[0]
+            sums = [_mixed(node, conv, joined, torch.cat(weights, 1), bias)]
+            bias = None
+    for part, weight in zip(parts, columns, strict=True):
+        if part.resize is not None:
+            image = input_of(part.node)
+            assert image is not None
+            with graph.inserting_before(part.node):
+                before = _mixed(node, conv, image, weight, bias)
+            bias = None
+            _enlarge(part.node, image, before, conv)
+            sums.insert(0, part.node)
+    with graph.inserting_before(node):
+        # The convolution of the rest comes last: its kernel adds the others as it ends.
+        total = reduce(lambda one, other: graph.call_function(operator.add, (one, other)), sums)
+    erase(node, total)
+    erase_unused(whole)
+
+
+def _mixed(node: fx.Node, conv: Any, image: fx.Node, weight: Tensor, bias: Any) -> fx.Node:
+    """A call of the convolution that `node` calls, with some of its columns."""
+    kind = nn.Conv2d if weight.ndim == 4 else nn.Conv3d
+    mixing = kind(weight.shape[1], len(weight), 1, bias=bias is not None, device="meta")
+    mixing.weight = nn.Parameter(weight.contiguous(), conv.weight.requires_grad)
+    mixing.bias = bias
+    call = add_module(node.graph, f"{node.name}_part", mixing.train(conv.training), (image,))
+    call.meta = dict(node.meta)
+    return call
+
+
+def _enlarge(resize: fx.Node, image: fx.Node, mixed: fx.Node, conv: Any) -> None:
+    """Let `resize` read `mixed`, what a convolution gives of its `image`, and note the shapes."""
+    resize.replace_input_with(image, mixed)
+    for node, like in ((mixed, image), (resize, resize)):
+        seen = seen_at(like)
+        node.meta.pop("seen", None)
+        if seen:
+            shape = (seen.shape[0], conv.out_channels, *seen.shape[2:])
+            node.meta["seen"] = seen._replace(shape=shape)

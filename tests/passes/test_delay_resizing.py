@@ -1,0 +1,180 @@
+"""1x1 convolutions come before their inputs are enlarged, or stay where they are."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import nhwc
+from nhwc.graph import capture, module_of
+from nhwc.graph.seen import shape_at
+from nhwc.graph.sized import capture_sized
+from nhwc.passes import FOLDING, PASSES, exact_passes, run_passes
+from nhwc.passes.delay_resizing import delay_resizing
+
+from ..fusing import Block, random_
+
+SMALL = torch.randn(2, 48, 4, 3, generator=torch.Generator().manual_seed(0))
+LARGE = torch.randn(2, 16, 8, 6, generator=torch.Generator().manual_seed(1))
+
+
+class Running(fx.Interpreter):
+    """Runs a graph, and notes how many pixels convolutions compute, and shapes that are untrue."""
+
+    def __init__(self, graph):
+        super().__init__(graph)
+        self.pixels, self.untrue = [], []
+
+    def run_node(self, node):
+        result = super().run_node(node)
+        if isinstance(module_of(node), nn.Conv2d | nn.Conv3d):
+            self.pixels.append(result[0, 0].numel())
+        if isinstance(result, torch.Tensor) and shape_at(node) not in (None, result.shape):
+            self.untrue.append(node)
+        return result
+
+
+@torch.no_grad()
+def delayed(net, *inputs, sized=False):
+    """How many convolutions were moved, and how many pixels each convolution computes now."""
+    random_(net)
+    graph = capture(net).module
+    if sized:
+        graph, _ = capture_sized(graph, inputs)
+    *_, report = run_passes(graph, (*FOLDING, delay_resizing))
+    running = Running(graph)
+    torch.testing.assert_close(running.run(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+    assert not running.untrue
+    return len(report.applied), running.pixels
+
+
+def enlarge(x, **how):
+    return F.interpolate(x, **(how or {"scale_factor": 2}))
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x: enlarge(x),
+        lambda x: enlarge(x, scale_factor=(2.0, 3.0), mode="nearest-exact"),
+        lambda x: enlarge(x, scale_factor=2, mode="bilinear"),
+        lambda x: enlarge(x, scale_factor=2.5, mode="bilinear", align_corners=True),
+        lambda x: enlarge(x, scale_factor=2, mode="bicubic"),
+        nn.Upsample(scale_factor=2),
+        nn.Upsample(scale_factor=(2, 2), mode="bilinear"),
+    ],
+)
+def test_a_resize_comes_last(resize):
+    net = Block(lambda self, x: self.conv(self.resize(x)).relu(), conv=nn.Conv2d(48, 20, 1))
+    net.resize = resize
+    assert delayed(net, SMALL) == (1, [12])
+    assert delayed(net, SMALL, sized=True) == (1, [12])
+
+
+def test_a_size_that_is_read_from_another_image():
+    def forward(self, x, y):
+        return self.conv(enlarge(x, size=y.shape[-2:], mode="bilinear")) + self.side(y)
+
+    class Two(Block):
+        def forward(self, x, y):
+            return forward(self, x, y)
+
+    net = Two(None, conv=nn.Conv2d(48, 20, 1), side=nn.Conv2d(16, 20, 1))
+    assert delayed(net, SMALL, LARGE) == (1, [12, 48])
+
+
+def test_volumes_and_groups():
+    net = Block(lambda self, x: self.conv(enlarge(x)), conv=nn.Conv3d(48, 24, 1, groups=2))
+    assert delayed(net, torch.randn(1, 48, 2, 3, 4)) == (1, [24])
+
+
+class Joined(nn.Module):
+    """Features of several sizes, brought to the largest, as heads that segment join them."""
+
+    def __init__(self, bias=True, rest=True, norm=True, mode="bilinear"):
+        super().__init__()
+        self.deep, self.middle, self.own = (nn.Conv2d(n, 64, 1) for n in (48, 48, 16))
+        self.fuse = nn.Conv2d(192 if rest else 128, 40, 1, bias=bias)
+        self.norm = nn.BatchNorm2d(40) if norm else nn.Identity()
+        self.mode, self.rest = mode, rest
+
+    def forward(self, x, y):
+        images = [
+            F.interpolate(self.deep(x), size=y.shape[-2:], mode=self.mode),
+            F.interpolate(self.middle(x).relu(), size=y.shape[-2:], mode=self.mode),
+        ]
+        if self.rest:
+            images.insert(1, self.own(y))
+        return self.norm(self.fuse(torch.cat(images, dim=1))).relu()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rest", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("sized", [True, False])
+def test_each_part_by_itself(bias, rest, norm, sized):
+    times, pixels = delayed(Joined(bias, rest, norm), SMALL, LARGE, sized=sized)
+    # Two layers before, the parts of the last behind, and the large image with its part.
+    assert (times, sorted(pixels)) == (1, [12] * 4 + [48] * 2 * rest)
+
+
+@pytest.mark.processor
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@torch.no_grad()
+def test_planned_saved_and_with_other_sizes(mode, tmp_path):
+    net = random_(Joined(mode=mode))
+    fast = nhwc.optimize(net, SMALL, LARGE)
+    assert "delay_resizing" in {one.name for one in fast.report.passes if one.applied}
+    for inputs in ((SMALL, LARGE), (SMALL[:1, :, 1:], LARGE[:1, :, 3:])):
+        torch.testing.assert_close(fast(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+    nhwc.save(fast, tmp_path / "net.nhwc")
+    loaded = nhwc.load(tmp_path / "net.nhwc")
+    torch.testing.assert_close(loaded(SMALL, LARGE), fast(SMALL, LARGE))
+
+
+@pytest.mark.parametrize(
+    ("forward", "conv"),
+    [
+        (lambda self, x: self.conv(enlarge(x, scale_factor=0.5)), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(enlarge(x, scale_factor=1.1)), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 3)),
+        (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 1, stride=2)),
+        (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 1, padding=1)),
+        (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 480, 1, groups=48)),
+        (lambda self, x: self.conv(enlarge(x)), nn.ConvTranspose2d(48, 20, 1)),
+        (lambda self, x: self.conv(y := enlarge(x)) + y.mean(), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(enlarge(x).relu()), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(enlarge(F.adaptive_avg_pool2d(x, 1))), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(torch.cat([enlarge(x)] * 2, 1)), nn.Conv2d(96, 20, 1)),
+        (lambda self, x: self.conv(torch.cat([enlarge(x), enlarge(x)], 2)), nn.Conv2d(48, 20, 1)),
+        (
+            lambda self, x: self.conv(torch.cat([enlarge(x), enlarge(x)], 1)),
+            nn.Conv2d(96, 20, 1, groups=2),
+        ),
+    ],
+)
+def test_others_stay(forward, conv):
+    assert delayed(Block(forward, conv=conv), SMALL)[0] == 0
+
+
+def test_sizes_that_are_numbers_must_be_known():
+    net = Block(lambda self, x: self.conv(enlarge(x, size=(8, 8))), conv=nn.Conv2d(48, 20, 1))
+    assert delayed(net, SMALL) == (0, [64])
+    assert delayed(net, SMALL, sized=True) == (1, [12])
+    assert delayed(net, torch.randn(1, 48, 9, 9), sized=True) == (0, [64])
+
+
+def test_a_hook_sees_what_it_saw():
+    conv = nn.Conv2d(48, 20, 1)
+    conv.register_forward_hook(lambda module, inputs, result: result[..., :5])
+    assert delayed(Block(lambda self, x: self.conv(enlarge(x)), conv=conv), SMALL)[0] == 0
+
+
+def test_half_precision_adds_no_roundings():
+    net = Block(lambda self, x: self.conv(enlarge(x)), conv=nn.Conv2d(48, 20, 1)).bfloat16()
+    assert delayed(net, SMALL.bfloat16())[0] == 0
+
+
+def test_exact_sums_are_left():
+    assert delay_resizing in PASSES
+    assert delay_resizing not in exact_passes(PASSES)
