@@ -16,6 +16,7 @@ from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
 from .fold_bn_into_linear import fold_bn_into_linear
 from .fold_constants import fold_constants
+from .fold_mixing import fold_mixing
 from .fold_scale import fold_scale
 from .fold_scale_behind_relu import fold_scale_behind_relu
 from .fuse_bn_activation import fuse_bn_activation
@@ -90,6 +91,7 @@ PASSES: tuple[Pass, ...] = (
     lift_products,
     merge_branches,
     delay_resizing,
+    fold_mixing,
     split_attention,
     number_masks,
     join_positions,
@@ -109,7 +111,8 @@ PASSES: tuple[Pass, ...] = (
 
 def exact_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Those of `passes` that leave infinite numbers where they are, and multiply none by zero."""
-    return tuple(one for one in passes if one not in (delay_resizing, join_positions))
+    inexact = (delay_resizing, fold_mixing, join_positions)
+    return tuple(one for one in passes if one not in inexact)
 
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass] = PASSES) -> tuple[PassReport, ...]:

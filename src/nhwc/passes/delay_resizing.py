@@ -26,8 +26,16 @@ from ..graph import add_module, bound, clean, erase, erase_unused, module_of
 from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at, shape_at
-from ._folding_sites import input_of, is_batch_norm, layer_unfit, name_of
+from ._folding_sites import (
+    folded_before,
+    input_of,
+    is_batch_norm,
+    layer_unfit,
+    name_of,
+    written_between,
+)
 from ._matching import activation_of, is_own
+from .lift_functional import layer
 from .mend_interpolate import is_one_pixel
 
 _CATS = (torch.cat, torch.concat)
@@ -41,10 +49,10 @@ _PRODUCTS = 32
 
 def delay_resizing(gm: fx.GraphModule) -> PassReport:
     """Let 1x1 convolutions of enlarged images, alone or joined with others, come before that."""
-    sites = []
+    sites = _drop_those_of_own_size(gm)
     for node in list(gm.graph.nodes):
         conv: Any = module_of(node)
-        if not _mixes_channels(conv):
+        if not mixes_channels(conv):
             continue
         source = input_of(node)
         resize = _resize(source, conv)
@@ -59,6 +67,24 @@ def delay_resizing(gm: fx.GraphModule) -> PassReport:
     if sites:
         clean(gm)
     return PassReport("delay_resizing", tuple(sites))
+
+
+def _drop_those_of_own_size(gm: fx.GraphModule) -> list[Site]:
+    """Remove the calls that resize an image to the size that it has, for convolutions and joins."""
+    sites = []
+    for node in list(gm.graph.nodes):
+        image, users = input_of(node), [*node.users]
+        same = _sizes_of(node) is not None and shape_at(node) and shape_at(node) == shape_at(image)
+        if not same or image is None or not users or not all(map(_only_reads, users)):
+            continue
+        if not written_between([image], node, max(users)):
+            sites.append(Site(name_of(node), "a resize to its own size", True))
+            erase(node, image)
+    return sites
+
+
+def _only_reads(user: fx.Node) -> bool:
+    return user.target in _CATS or mixes_channels(module_of(user))
 
 
 @dataclass(frozen=True)
@@ -86,7 +112,7 @@ class _Part:
     resize: _Resize | None
 
 
-def _mixes_channels(conv: Any) -> bool:
+def mixes_channels(conv: Any) -> bool:
     """Whether it is a convolution of single pixels, in a type whose sums may be taken apart."""
     if not isinstance(conv, nn.Conv2d | nn.Conv3d) or not is_leaf(conv) or layer_unfit(conv):
         return False
@@ -98,17 +124,24 @@ def _resize(node: Any, conv: Any) -> _Resize | None:
     """The call that enlarges an image for one reader alone."""
     if not is_own(node) or is_one_pixel(input_of(node)):
         return None
+    sizes = _sizes_of(node)
+    if sizes is None:
+        return None
+    size, factor = sizes
+    factors = factor if isinstance(factor, list | tuple) else [factor] * len(conv.kernel_size)
+    ratio = _ratio(node, size, factors)
+    return _Resize(node, ratio) if ratio >= _ENLARGED else None
+
+
+def _sizes_of(node: fx.Node) -> tuple[Any, Any] | None:
+    """The size, or the factors, that a call is given which resizes an image; None if it is none."""
     module: Any = module_of(node)
     if isinstance(module, nn.Upsample) and is_leaf(module) and not opaque_by_nature(module):
-        given = {"size": module.size, "scale_factor": module.scale_factor}
-    elif node.target is F.interpolate:
-        given = bound(node, ("input", "size", "scale_factor"))
-    else:
+        return module.size, module.scale_factor
+    if node.target is not F.interpolate:
         return None
-    factor = given.get("scale_factor")
-    factors = factor if isinstance(factor, list | tuple) else [factor] * len(conv.kernel_size)
-    ratio = _ratio(node, given.get("size"), factors)
-    return _Resize(node, ratio) if ratio >= _ENLARGED else None
+    given = bound(node, ("input", "size", "scale_factor"))
+    return given.get("size"), given.get("scale_factor")
 
 
 def _ratio(node: fx.Node, size: Any, factors: Sequence[Any]) -> float:
@@ -127,7 +160,7 @@ def _ratio(node: fx.Node, size: Any, factors: Sequence[Any]) -> float:
 
 def _parts(joined: Any, conv: Any) -> list[_Part]:
     """The images whose channels `joined` has one after the other, for this convolution alone."""
-    if not is_own(joined) or joined.target not in _CATS or conv.groups > 1:
+    if not is_own(joined) or joined.target not in _CATS or conv.groups > 1 or folded_before(conv):
         return []
     given = bound(joined, ("tensors", "dim"))
     images = given.get("tensors")
@@ -199,11 +232,10 @@ def _split(node: fx.Node, conv: Any, parts: Sequence[_Part]) -> None:
 
 def _mixed(node: fx.Node, conv: Any, image: fx.Node, weight: Tensor, bias: Any) -> fx.Node:
     """A call of the convolution that `node` calls, with some of its columns."""
-    kind = nn.Conv2d if weight.ndim == 4 else nn.Conv3d
-    mixing = kind(weight.shape[1], len(weight), 1, bias=bias is not None, device="meta")
-    mixing.weight = nn.Parameter(weight.contiguous(), conv.weight.requires_grad)
-    mixing.bias = bias
-    call = add_module(node.graph, f"{node.name}_part", mixing.train(conv.training), (image,))
+    tensors = {"weight": weight.contiguous()} | ({} if bias is None else {"bias": bias})
+    mixing = layer(nn.Conv2d if weight.ndim == 4 else nn.Conv3d, tensors, {})
+    mixing.train(conv.training).weight.requires_grad_(conv.weight.requires_grad)
+    call = add_module(node.graph, f"{node.name}_part", mixing, (image,))
     call.meta = dict(node.meta)
     return call
 

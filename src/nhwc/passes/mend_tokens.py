@@ -22,7 +22,7 @@ def mend_tokens(gm: fx.GraphModule) -> PassReport:
         if shape is None or len(shape) != 4:
             continue
         alone = shape[0] == 1 and is_made_of_pixels(node.args[0])
-        if not alone and not _turns_tokens(node.args[0]):
+        if not alone and not turns_tokens(node.args[0]):
             continue
         sites.append(Site(name_of(node), "image of tokens", True))
         with gm.graph.inserting_before(node):
@@ -33,7 +33,7 @@ def mend_tokens(gm: fx.GraphModule) -> PassReport:
     return PassReport("mend_tokens", tuple(sites))
 
 
-def _turns_tokens(node: Any) -> bool:
+def turns_tokens(node: Any) -> bool:
     """Whether `node` brings the channels of tokens to the front."""
     if not isinstance(node, fx.Node):
         return False

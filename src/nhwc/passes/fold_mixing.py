@@ -1,0 +1,114 @@
+"""Fold two layers that mix channels, one behind the other, into one.
+
+rows = Linear(64, 768)(x)                           rows = Linear(64, 256)(x)
+image = rows.transpose(1, 2).reshape(N, -1, H, W)   y = rows.transpose(1, 2).reshape(N, -1, H, W)
+y = Conv2d(768, 256, 1)(image)                 ->
+
+There is nothing but their order between them, so their weights are multiplied once, in float64. It
+is done where the product has fewer numbers than both. In SegFormer's head a resize kept them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..graph import clean, erase, module_of, replace_module
+from ..graph.leaves import is_leaf
+from ..graph.report import PassReport, Site
+from ..graph.seen import seen_at
+from ._folding_sites import folded_before, input_of, layer_unfit, name_of
+from ._matching import is_own, numbers_given, shape_given
+from ._ranks import ranks_of
+from .delay_resizing import mixes_channels
+from .lift_functional import layer
+from .mend_tokens import turns_tokens
+
+_KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, nn.Conv3d)
+
+
+def fold_mixing(gm: fx.GraphModule) -> PassReport:
+    """Fold 1x1 convolutions and linear layers into such a layer before them, if that is less."""
+    ranks = ranks_of(gm.graph, sure=True)
+    sites = []
+    for node in list(gm.graph.nodes):
+        before, *views = _before(node, ranks)
+        first: Any = module_of(before)
+        second: Any = module_of(node)
+        if before is None or not _is_less(first, second):
+            continue
+        what, folded = f"{name_of(before)} + {name_of(node)}", _folded(first, second)
+        if folded is not None:
+            replace_module(before, folded)
+            _follow(before, views, len(second.weight))
+            erase(node, views[-1] if views else before)
+        reason = "" if folded else f"the product does not fit {first.weight.dtype}"
+        sites.append(Site(name_of(node), what, not reason, reason))
+    if any(site.applied for site in sites):
+        clean(gm)
+    return PassReport("fold_mixing", tuple(sites))
+
+
+def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[Any]:
+    """The layer whose channels alone `node` mixes again, and the views that lead from it."""
+    mixing, value = module_of(node), input_of(node)
+    if value is None or not _mixes(mixing) or not is_own(value):
+        return [None]
+    if any(isinstance(module_of(value), kind) and isinstance(mixing, kind) for kind in _KINDS):
+        return [value]
+    shape = shape_given(value) if isinstance(mixing, nn.Conv2d) else None
+    turned = input_of(value) if shape else None
+    rows = input_of(turned) if turned and is_own(turned) and turns_tokens(turned) else None
+    first: Any = module_of(rows)
+    if rows is None or not is_own(rows) or ranks[rows] != 3 or not isinstance(first, nn.Linear):
+        return [None]
+    fits = shape and len(shape) == 4 and shape[1] in (-1, first.out_features)
+    return [rows, turned, value] if fits else [None]
+
+
+def _mixes(mixing: Any) -> bool:
+    """Whether each of its results is a sum over all channels of one pixel or row."""
+    if isinstance(mixing, nn.Linear) and is_leaf(mixing):
+        return not layer_unfit(mixing) and mixing.weight.dtype in (torch.float32, torch.float64)
+    return mixes_channels(mixing) and mixing.groups == 1 and not folded_before(mixing)
+
+
+def _is_less(first: Any, second: Any) -> bool:
+    """Whether one layer has fewer weights than both, which are of one type."""
+    if not _mixes(first) or first.weight.dtype != second.weight.dtype:
+        return False
+    product = first.weight.shape[1] * second.weight.shape[0]
+    return bool(product < first.weight.numel() + second.weight.numel())
+
+
+def _folded(first: Any, second: Any) -> nn.Module | None:
+    """The layer that does both, of the kind of the first; None if numbers become infinite."""
+    inner, outer = (one.weight.detach().double().flatten(1) for one in (first, second))
+    tensors = {"weight": (outer @ inner).reshape(len(outer), *first.weight.shape[1:])}
+    shifts = [] if first.bias is None else [outer @ first.bias.detach().double()]
+    shifts += [] if second.bias is None else [second.bias.detach().double()]
+    if shifts:
+        tensors["bias"] = sum(shifts[1:], shifts[0])
+    tensors = {name: tensor.to(first.weight) for name, tensor in tensors.items()}
+    if not all(tensor.is_meta or tensor.isfinite().all() for tensor in tensors.values()):
+        return None
+    kind = next(kind for kind in _KINDS if isinstance(first, kind))
+    folded: nn.Module = layer(kind, tensors, {}).train(first.training)
+    return folded.requires_grad_(first.weight.requires_grad)
+
+
+def _follow(before: fx.Node, views: list[fx.Node], channels: int) -> None:
+    """Let the views from a layer that has other channels now have these, too."""
+    first = -1 if isinstance(module_of(before), nn.Linear) else 1
+    for node, place in zip((before, *views), (first, 1, 1), strict=False):
+        seen = seen_at(node)
+        if seen:
+            shape = [*seen.shape]
+            shape[place] = channels
+            node.meta["seen"] = seen._replace(shape=tuple(shape))
+    if views:
+        images, _, *sides = numbers_given(views[-1])
+        views[-1].args = (views[0], images, channels, *sides)
