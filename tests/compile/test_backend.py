@@ -274,6 +274,18 @@ def test_weights_are_those_of_now():
     assert len(backend.graphs[0].reports) > 3
 
 
+@torch.no_grad()
+def test_weights_of_one_call_are_not_packed_each_time():
+    model, backend = Two().eval(), nhwc.backend()
+    call = lambda weights, x: torch.func.functional_call(model, weights, x)
+    compiled, x = torch.compile(call, backend=backend), torch.randn(2, 3, 8, 8)
+    for factor in range(1, 5):
+        weights = {n: nn.Parameter(factor * p) for n, p in model.named_parameters()}
+        assert_alike(compiled(weights, x), call(weights, x))
+    [graph] = backend.graphs
+    assert len(graph.reports) == 1
+
+
 def test_a_graph_serves_all_modules_that_share_it():
     blocks = nn.ModuleList(Two() for _ in range(2)).eval()
     backend = nhwc.backend()
@@ -344,15 +356,25 @@ def test_hooks_fire_and_strides_are_kept():
     assert len(calls) == 4
 
 
-def test_nothing_keeps_the_weights_of_a_model_that_is_gone():
+def test_nothing_keeps_the_weights_of_a_model_that_is_gone(monkeypatch):
+    packed, optimize = [], planned.optimize
+
+    def noted(*given, **options):
+        fast = optimize(*given, **options)
+        packed.append(weakref.ref(fast))
+        return fast
+
+    monkeypatch.setattr(planned, "optimize", noted)
     model = Two().eval()
     compiled = torch.compile(model, backend=nhwc.backend())
     with torch.no_grad():
         compiled(torch.randn(2, 3, 8, 8))
-    weight = weakref.ref(model.first.weight)
+    weight, [plan] = weakref.ref(model.first.weight), packed
+    assert plan() is not None
     del model, compiled
     gc.collect()
     assert weight() is None
+    assert plan() is None
 
 
 @pytest.mark.parametrize(
@@ -482,6 +504,20 @@ def test_the_name_that_torch_finds(by_name):
     from nhwc._compile import by_name as found
 
     assert found.graphs[-1].reports[0].exact
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"),
+    reason="Dynamo itself keeps weak references",
+)
+@torch.no_grad()
+def test_weights_can_be_swapped(by_name):
+    """Torch swaps no tensor that has a weak reference, and drops its own for a backend by name."""
+    model, x = Two().eval(), torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(model, backend=by_name)
+    for _ in range(3):
+        assert_alike(compiled(x), model(x))
+        torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.randn(4, 3, 1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -141,17 +141,14 @@ class PlannedGraph:
         key = tuple(map(id, tensors))
         known = self._known
         found = known.get(key)
-        if found is not None and not found.are(tensors):
-            known.pop(key, None)
-            found = None
         if found is None:
-
-            def died(_: object) -> None:
-                known.pop(key, None)
-
             # The first weights are the model's. Others may be made for one call alone. Threads that
             # come to new weights at once have one set of plans.
-            found = known.setdefault(key, Weights(tensors, int(bool(known)), died))
+            waits = int(bool(known))
+            for old, one in [*known.items()]:
+                if not one.are_alive():
+                    known.pop(old, None)
+            found = known.setdefault(key, Weights(tensors, waits))
         return found if found.are_ready(tensors) else None
 
     def _made(self, inputs: Sequence[Any], places: _Places) -> _Plan | None:

@@ -7,14 +7,13 @@ were when kernels packed them.
 
 from __future__ import annotations
 
-import operator
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..optimized.stamp import Facts
+from ..optimized.stamp import Facts, has_place
 
 
 def weights_of(graph: fx.GraphModule, examples: Sequence[Any]) -> tuple[int, ...]:
@@ -44,21 +43,25 @@ class Weights:
     while a model is trained, is not worth packing. Each change doubles the patience with the next.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], waits: int, died: Callable[[Any], None]) -> None:
-        self._tensors = [weakref.ref(tensor, died) for tensor in tensors]
-        self._facts = Facts(tensors)
+    def __init__(self, tensors: Sequence[Tensor], waits: int) -> None:
         self._patience = 1
         self.waits = waits
-        self.made: dict[Hashable, Any] = {}
+        self._note(tensors)
 
-    def are(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the very same tensors."""
-        return all(map(operator.is_, [one() for one in self._tensors], tensors))
+    def _note(self, tensors: Sequence[Tensor]) -> None:
+        made: dict[Hashable, Any] = {}
+        # `swap_tensors` refuses a tensor that has weak references, not one whose storage has them.
+        held = [one.untyped_storage() if has_place(one) else one for one in tensors]
+        self._held = [weakref.ref(one, lambda _: made.clear()) for one in held]
+        self._facts, self.made = Facts(tensors), made
+
+    def are_alive(self) -> bool:
+        return None not in [one() for one in self._held]
 
     def are_ready(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a plan may serve this call; forgets what was made of other numbers."""
-        if not self._facts.hold(tensors):
-            self._facts, self.made = Facts(tensors), {}
+        if not (self.are_alive() and self._facts.hold(tensors)):
+            self._note(tensors)
             self.waits, self._patience = self._patience, 2 * self._patience
         if self.waits:
             self.waits -= 1

@@ -61,7 +61,7 @@ class Facts:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         # Tensors made under inference_mode have no versions.
         self._counted = [not t.is_inference() for t in tensors]
-        self._placed = [_has_place(t) for t in tensors]
+        self._placed = [has_place(t) for t in tensors]
         self._facts = self._of(tensors)
         self.samples = [
             sample
@@ -117,10 +117,8 @@ class Stamp:
         self.tensors = [*model.parameters(), *model.buffers()]
         self._facts = Facts(self.tensors)
         # These keep the sampled memory alive if the tensors are given other memory.
-        self._memory = [
-            t.detach() for t in self.tensors if _has_place(t) and t.device.type == "cpu"
-        ]
-        self._glances = all(map(_has_place, self.tensors))
+        self._memory = [t.detach() for t in self.tensors if has_place(t) and t.device.type == "cpu"]
+        self._glances = all(map(has_place, self.tensors))
         self._glance: Glance | None = None
 
     def _set_calls(self, model: nn.Module, modules: list[nn.Module]) -> None:
@@ -225,7 +223,7 @@ def _are_tensors(*values: Any) -> bool:
     return all(isinstance(value, Tensor) for value in values)
 
 
-def _has_place(tensor: Tensor) -> bool:
+def has_place(tensor: Tensor) -> bool:
     """Whether its numbers lie in memory, where its strides say."""
     ours = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     return ours and has_strides(tensor) and not tensor.is_meta
