@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
@@ -385,6 +385,15 @@ def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_pa
     with pytest.raises(InputError, match=says):
         nhwc.save(model, tmp_path / "no.nhwc")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_of_others_is_not_taken_for_torchs_of_that_name(tmp_path):
+    with torch.library._scoped_library("others", "FRAGMENT") as others:
+        others.define("relu(Tensor x) -> Tensor")
+        others.impl("relu", torch.neg, "CompositeExplicitAutograd")
+        graph = fx.symbolic_trace(lambda x: torch.ops.others.relu.default(x))
+        with pytest.raises(InputError, match=r"it calls relu\.default"):
+            nhwc.save(graph, tmp_path / "no.nhwc")
 
 
 def test_hooks_are_not_saved_silently(tmp_path):

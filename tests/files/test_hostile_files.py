@@ -64,6 +64,12 @@ def insert(header, target, *args, op="call_function", kwargs=(), name="planted")
     header["nodes"].insert(2, node)
 
 
+def in_a_part(header):
+    """A call of what only holds a tensor."""
+    held(header, "scale")["path"] = step(header, "scale")["target"] = "part.scale"
+    insert(header, "part", X, op="call_module")
+
+
 X = {"node": "x"}
 PLANTED = "__import__('pathlib').Path({!r}).touch()"
 
@@ -150,6 +156,7 @@ NOTHING_TO_CALL = """
     torch.ops.load_library torch.classes.load_library torch.segment_reduce torch.lu_solve
     torch.sparse_csr_tensor torch.linalg.lu_solve torch.linalg._linalg torch.nn.functional.math
     torch.nn.functional.boolean_dispatch torch.nn.functional.triplet_margin_with_distance_loss
+    torch.svd_lowrank torch.pca_lowrank torch.lobpcg
     operator.call operator.methodcaller operator.attrgetter aten.from_file.default
     aten.save.default aten.set_.source_Storage aten.__class__.default aten.add.__class__
     prim.Print.default nhwc.load math.__loader__
@@ -204,6 +211,13 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         (lambda h: h["nodes"][0].update(target="*x"), r"the name '\*x'"),
         (lambda h: h["nodes"][0].update(target="\uff53elf"), "the name"),
         (lambda h: h["nodes"][0].update(args={"tuple": [{"tuple": []}]}), "default"),
+        (
+            lambda h: h["nodes"][0].update(args={"tuple": [{"ellipsis": True}]}),
+            "a default that is no plain value",
+        ),
+        (lambda h: insert(h, "collections.OrderedDict", X), "an OrderedDict of"),
+        (lambda h: insert(h, "conv", op="get_attr"), "a read of conv, which is no tensor"),
+        (in_a_part, "a call of part, which computes nothing"),
         (lambda h: h["nodes"].insert(1, h["nodes"][0]), "two steps named x"),
         (lambda h: h["nodes"][-1].update(args={"tuple": []}), "'output' with 0 arguments"),
         (lambda h: h["nodes"][-1].update(kwargs={"dict": [["a", 1]]}), "output with 'a'"),
@@ -212,7 +226,16 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         (lambda h: h["state"][0].update(path="graph"), "the name 'graph'"),
         (lambda h: h["state"][0].update(path="\ufe4d\ufe4dclass\ufe4d\ufe4d"), "the name"),
         (lambda h: h["state"][0].update(tensor=-1), "tensor -1 of 3"),
+        (lambda h: h["state"][0].update(tensor=True), "tensor True of 3"),
         (lambda h: h["state"].append(held(h, "scale")), "two tensors called scale"),
+        (
+            lambda h: h["state"].append(held(h, "scale") | {"path": "conv.part.scale"}),
+            "conv.part.scale, inside a module that has no such part",
+        ),
+        (
+            lambda h: h["modules"].update(spare=h["modules"]["conv"]),
+            "a tensor spare.weight without values",
+        ),
         (
             lambda h: h.update(modules={"conv.x": h["modules"]["conv"], **h["modules"]}),
             "two parts called conv",
@@ -372,6 +395,17 @@ def test_bytes_behind_the_last_tensor_are_damage(path, tmp_path):
         nhwc.load(target)
 
 
+def test_something_between_tensors_is_damage(path, tmp_path):
+    content, target = bytearray(path.read_bytes()), tmp_path / "f.nhwc"
+    (length,) = struct.unpack_from("<Q", content, 12)
+    end = 60 + length + -(60 + length) % 64 + read(path)[1][0].nbytes
+    assert end % 64
+    content[end] = 1
+    target.write_bytes(content)
+    with pytest.raises(FileError, match="something between tensors 0 and 1"):
+        nhwc.load(target)
+
+
 def test_a_file_that_changes_while_it_is_read_is_not_believed(path, tmp_path, monkeypatch):
     other = tampered(path, tmp_path, lambda header: header.update(name="Other")).read_bytes()
     target = tmp_path / "f.nhwc"
@@ -396,7 +430,7 @@ def test_a_file_that_says_it_is_longer_than_it_is_is_not_read(tmp_path):
 
 @pytest.mark.parametrize(
     "entry",
-    [{"shape": "12"}, {"shape": [1] * 100}, {"shape": [-1]}, {"shape": [1.0]}, {"shape": [True]},
+    [{"shape": "12"}, {"shape": [-1]}, {"shape": [1.0]}, {"shape": [True]},
      {"shape": {"a": 1}}, {"shape": [1 << 70]}, {"shape": [0, 1 << 62]}, {"dtype": "object"},
      {"dtype": []}, {"format": 3}, {"format": {}}, {"crc32": "x"}],
 )  # fmt: skip
@@ -408,6 +442,21 @@ def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monke
     write(tmp_path / "t.nhwc", header, tensors)
     with pytest.raises(FileError, match="damaged"):
         nhwc.load(tmp_path / "t.nhwc")
+
+
+def test_a_tensor_of_more_dimensions_than_torch_computes_with_is_damage(tmp_path):
+    write(tmp_path / "t.nhwc", {}, [torch.ones([1] * 65)])
+    with pytest.raises(FileError, match=r"damaged: .*the shape \[1, 1"):
+        read(tmp_path / "t.nhwc")
+
+
+@pytest.mark.parametrize("format", ["channels_last_3d", "other"])
+def test_a_format_that_the_shape_cannot_have_is_damage(tmp_path, monkeypatch, format):
+    real = container._entry
+    monkeypatch.setattr(container, "_entry", lambda tensor: real(tensor) | {"format": format})
+    write(tmp_path / "t.nhwc", {}, [torch.ones(2, 3, 4, 5)])
+    with pytest.raises(FileError, match=f"damaged: .*4 dimensions and {format}"):
+        read(tmp_path / "t.nhwc")
 
 
 def test_an_error_of_a_file_is_one_line_without_escapes(path, tmp_path):

@@ -198,11 +198,11 @@ def _composed(room: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _takes_tensors(function: Callable[..., Any]) -> bool:
-    """Whether it takes tensors, and neither a function nor a number of iterations."""
+    """Whether it takes tensors, and no function."""
     if function in boolean_dispatched:
         return True
     parameters = list(inspect.signature(function).parameters.values())
-    if any("Callable" in str(p.annotation) or p.name == "niter" for p in parameters):
+    if any("Callable" in str(p.annotation) for p in parameters):
         return False
     first = parameters[0]
     return first.annotation is first.empty or "Tensor" in str(first.annotation)
