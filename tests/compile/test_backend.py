@@ -549,11 +549,34 @@ class Energy(Two):
         return energy * 2
 
 
-def test_gradients_that_a_model_turns_on_are_kept():
-    model = Energy().eval().requires_grad_(False)
+class WantsGradients(Two):
+    """What its weights want, whoever calls it."""
+
+    @torch.enable_grad()
+    def forward(self, x):
+        return super().forward(x)
+
+
+class MakesALeaf(Two):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * y.new_ones(1, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grad", "wanted"),
+    [
+        (Energy, False, False),
+        (WantsGradients, False, True),
+        (MakesALeaf, True, False),
+        (MakesALeaf, False, False),
+    ],
+)
+def test_gradients_that_a_model_turns_on_are_kept(kind, grad, wanted):
+    model = kind().eval().requires_grad_(wanted)
     compiled = torch.compile(model, backend="nhwc")
     x = torch.randn(2, 3, 8, 8)
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         for _ in range(3):
             found, expected = compiled(x), model(x)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -62,19 +62,18 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
     """
     for reason in filter(None, map(_changes_torch, graph.graph.nodes)):
         raise Unserved(reason)
-    # The last one sets again what was found.
-    nodes = graph.graph.nodes
-    modes = [one.args[0] for one in nodes if one.target is torch._C._set_grad_enabled]
-    if any(modes) and not modes[-1]:
-        raise Unserved("it turns gradients on")
-    # Whether a parameter wants gradients says nothing of the graph.
-    inputs = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
+    bare = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
+    grad = torch.set_grad_enabled(torch.is_grad_enabled())
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     watch = _Watch()
     with ExitStack() as stack:
-        for context in (torch.inference_mode(False), torch.no_grad(), undrawn(), fake, watch):
+        for context in (torch.inference_mode(False), grad, undrawn(), fake, watch):
             stack.enter_context(context)
-        given = [_like(fake, x) for x in inputs]
+        given = [_like(fake, x) for x in bare]
+        # They want gradients where the inputs do: the results tell what the graph makes of that.
+        for one, x in zip(given, inputs, strict=True):
+            if isinstance(x, Tensor) and x.requires_grad and not x.is_inference():
+                one.requires_grad_()
         before = [x._version if isinstance(x, Tensor) else 0 for x in given]
         run = fx.Interpreter(graph, garbage_collect_values=False)
         try:
@@ -86,7 +85,9 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
         after = [x._version if isinstance(x, Tensor) else 0 for x in given]
     if watch.reason:
         raise Unserved(watch.reason)
-    if any(t.requires_grad for t in _tensors(results)):
+    # Torch itself takes the views of inputs, behind a plan.
+    given_memory = set(map(_memory_of, _tensors(given)))
+    if any(t.requires_grad for t in _tensors(results) if _memory_of(t) not in given_memory):
         raise Unserved("it turns gradients on")
     places = graph.graph.find_nodes(op="placeholder")
     changes = zip(places, given, before, after, strict=True)
