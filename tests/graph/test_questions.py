@@ -283,6 +283,14 @@ def test_what_an_opaque_part_returns_may_be_none(kind):
     torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
 
 
+def test_what_the_caller_of_fuse_asks_for_is_not_asked_by_the_model():
+    model = random_(nn.Sequential(Maybe(), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
+    fused = fuse(model)
+    report = fused.report if fused is not None else None
+    assert [part.path for part in report.opaque] == ["0"]
+    assert len(report.applied) == 1
+
+
 class Masked(nn.Module):
     def __init__(self):
         super().__init__()
