@@ -384,7 +384,18 @@ def test_the_numbers_of_parts_are_more_than_their_type():
     assert "its parts stay as they are: it looks through its parts" in part.reason
 
 
-@pytest.mark.parametrize("kind", [Typed, TypedByItsFloats])
+class CallsStatic(Shell):
+    """Hands a value, not itself, to code of its own."""
+
+    def forward(self, x):
+        return decided(self.part(self.halved(x)))
+
+    @staticmethod
+    def halved(x):
+        return torch.mul(x, 0.5)
+
+
+@pytest.mark.parametrize("kind", [Typed, TypedByItsFloats, CallsStatic])
 def test_what_only_calls_its_parts_gets_graphs(kind):
     found = {path for path, _ in graphs(fuse(kind().eval()))}
     assert found == {"", "part", "parts.0", "parts.1", "head"}

@@ -178,6 +178,22 @@ def test_an_error_that_holds_a_traced_value_is_told():
     }
 
 
+class InStatic(nn.Module):
+    """Its method that gets no module asks for the type of what it gets first."""
+
+    def forward(self, x):
+        return self.doubled(x + 1)
+
+    @staticmethod
+    def doubled(x):
+        return x * 2 if type(x) is Tensor else x
+
+
+def test_a_static_method_asks_about_values_not_about_the_module():
+    model = InStatic().eval()
+    torch.testing.assert_close(outputs(fuse(model), (X,)), outputs(model, (X,)))
+
+
 class Logits(nn.Module):
     """A wrapper as many write it around models of others."""
 
@@ -269,13 +285,24 @@ def exists(value):
     return value is not None
 
 
+class PassedToStatic(Passed):
+    def forward(self, x):
+        return self.pick(self.maybe(x), self.conv(x))
+
+    @staticmethod
+    def pick(found, other):
+        return other if found is None else found
+
+
 class Helped(Optional):
     def forward(self, x):
         found = self.maybe(x)
         return found if exists(found) else self.conv(x)
 
 
-@pytest.mark.parametrize("kind", [Optional, Passed, PassedUp, PassedToAnother, Helped])
+@pytest.mark.parametrize(
+    "kind", [Optional, Passed, PassedUp, PassedToAnother, PassedToStatic, Helped]
+)
 def test_what_an_opaque_part_returns_may_be_none(kind):
     model = kind().eval()
     fused = fuse(model)

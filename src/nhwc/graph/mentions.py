@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from .reached import codes_in, functions_of, methods_of, names_in
+from .reached import codes_in, functions_of, methods_of, names_in, takes_module
 
 _LOOKING = {
     *("modules", "named_modules", "children", "named_children", "_modules", "get_submodule"),
@@ -55,7 +55,11 @@ def mentions_of(module: nn.Module, others: Iterable[str] = ()) -> Mentions:
             # Graphs have attributes that the part does not have, and copying them looks one up.
             said.unseen = f"it has a {name} of its own"
             return said
-    methods = {function.__code__ for function in methods_of(module, others)}
+    methods = {
+        function.__code__
+        for function in methods_of(module, others)
+        if takes_module(module, function)
+    }
     for function in functions_of(module, others):
         tree = _tree(function)
         if tree is None and function.__code__ not in methods:

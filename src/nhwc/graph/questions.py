@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in
+from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in, takes_module
 from .shapes import SHAPE_ATTRIBUTES
 
 _BUILTINS = {"type": type, "callable": callable}
@@ -47,7 +47,11 @@ def why_asking(module: nn.Module) -> str:
         if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
             return f"it catches errors, which a graph would not ({_place(method.__code__)})"
     for function in functions_of(module):
-        own = function in methods and hasattr(type(module), function.__code__.co_name)
+        own = (
+            function in methods
+            and hasattr(type(module), function.__code__.co_name)
+            and takes_module(module, function)
+        )
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason

@@ -46,8 +46,17 @@ def values_named_by(module: nn.Module) -> Iterator[Any]:
 
 
 def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
-    """Yield those of `functions_of` that get the module itself as their first argument."""
+    """Yield those of `functions_of` that are methods of the module's class, also static ones."""
     return _followed(module, others, lambda function: [])
+
+
+def takes_module(module: nn.Module, method: types.FunctionType) -> bool:
+    """Whether `method` gets the module itself as its first argument, as a static one does not."""
+    return not any(
+        isinstance(value, staticmethod | classmethod) and value.__func__ is method
+        for kind in type(module).__mro__
+        for value in vars(kind).values()
+    )
 
 
 def _followed(

@@ -26,7 +26,7 @@ from .names import is_sayable
 from .outside import Outside
 from .plain import all_plain, is_derived
 from .questions import asks_for_none, assigned_in
-from .reached import methods_of
+from .reached import methods_of, takes_module
 from .replaced import replaced
 from .results import is_lost, made_by
 from .shapes import is_size
@@ -289,7 +289,7 @@ class Tracer(fx.Tracer):
         for other in methods_of(module) if method else ():
             # The code may pass the result on to this method.
             if other.__code__ is not code and asks_for_none(
-                other.__code__, other.__globals__, method=True
+                other.__code__, other.__globals__, method=takes_module(module, other)
             ):
                 self.refuse(_ASKS_FOR_NONE)
 
