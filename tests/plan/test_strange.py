@@ -1,5 +1,7 @@
 """Images in neither format: a plan hands views of them on as eager does, and copies for itself."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from nhwc.formats import Format
 from nhwc.plan.binding import Packed, bind
 from nhwc.plan.implementation import Timed
 from nhwc.plan.scene import scene_of
+from nhwc.plan.trials import time_layer
 
 
 class Beside(nn.Module):
@@ -118,3 +121,39 @@ def test_a_parameter_that_is_returned_is_a_parameter():
     _, wanted, also = graph(x)
     assert scale is wanted
     assert held["weight"] is also["weight"]
+
+
+def filters_of_one_channel(x):
+    return F.conv2d(x, x.mean((0, 2, 3)).view(8, 1, 1, 1).expand(8, 1, 3, 3) * 1.5, groups=8)
+
+
+UNSURE = {
+    "resized pixel": lambda x: F.interpolate(F.adaptive_avg_pool2d(x, 1), (5, 5)),
+    "padded pixel": lambda x: F.pad(x.mean((2, 3), keepdim=True), (1, 1, 1, 1)),
+    "computed filters": filters_of_one_channel,
+}
+
+
+class Called(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("function", UNSURE.values(), ids=UNSURE)
+def test_what_torch_makes_of_one_channel_or_pixel_lies_as_in_eager_in_every_plan(function, layout):
+    x = torch.randn(2, 8, 6, 7).to(memory_format=layout)
+    model = Called(function).eval()
+    scene = scene_of(fuse(model), [x])
+    expected = model(x)
+    ways = [[*time_layer(scene, layer)] for layer in scene.layers]
+    for names in product(*ways):
+        found = zip(scene.layers, names, strict=True)
+        choice = {layer.node: Timed(scene.find(layer, name), 0.0) for layer, name in found}
+        given = bind(scene, choice, Packed())(x)
+        torch.testing.assert_close(given, expected, check_stride=True)

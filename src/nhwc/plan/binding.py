@@ -16,13 +16,14 @@ from ..graph.results import is_made, is_returned, returned
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim
+from ..operators.kinds import is_pointwise
 from .assigning import written
 from .implementation import Choice, Implementation, Run, Timed
 from .others import caller
 from .program import Made, PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
-from .specs import Layer, Linear, Weighted
+from .specs import Layer, Linear, OperatorSpec, Weighted
 from .stretch import alone, together
 
 _Key = tuple[fx.Node, "Format | tuple[int, ...] | None"]
@@ -247,13 +248,27 @@ class _Binder:
     def _add(self, layer: Layer) -> None:
         one = self.choice[layer.node].implementation
         inputs = tuple(self._given(node, layer, one.reads) for node in layer.inputs)
-        if one.free or (one.reads is None and one.writes is not None and not one.ours):
+        if one.free or self._is_unsure(layer, one):
             self.loose.add(layer.node)
         if one.free:
             # Outside of a program, torch's view takes the place of a note of where data lies.
             one = self.scene.called(layer, one.reads, one.writes)
         make = lambda: alone(self.record, layer, one, self._constants(one, layer), self.pool)
         self._step(layer.name, self.packed.of(layer, one, make), inputs, (layer.node, None))
+
+    def _is_unsure(self, layer: Layer, one: Implementation) -> bool:
+        """Whether another's kernel may write another layout than it wrote in trials.
+
+        It goes by the strides of what it reads. Whoever made an image of one channel or one pixel
+        chose these. Arithmetic goes by its other operand, if that says a layout.
+        """
+        if one.ours or one.writes is None:
+            return False
+        images = filter(None, map(self.record.image, layer.inputs))
+        silent = [seen.layout is None for seen in images]
+        pointwise = isinstance(layer.spec, OperatorSpec) and is_pointwise(layer.spec.name)
+        unsaid = bool(silent) and all(silent) if pointwise else any(silent)
+        return one.reads is None or unsaid
 
     def _add_stretch(self, layers: Sequence[Layer]) -> None:
         """One program for all of `layers`; it reads its inputs in whatever layout they have."""
