@@ -71,6 +71,40 @@ def test_views_that_are_returned_share_memory_in_every_plan(layout, reads, monke
             assert mine.stride() == its.stride()
 
 
+class Called(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+COPIES = {
+    "contiguous": lambda x: x.contiguous(),
+    "rows": lambda x: x.reshape(x.shape[0], -1),
+    "pixels": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reads", [Format.CONTIGUOUS, Format.CHANNELS_LAST])
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+def test_images_in_another_layout_than_the_example_share_memory_as_in_eager(copy, layout, reads):
+    x = torch.randn(2, 4, 5, 5).to(memory_format=layout)
+    other = next(one for one in LAYOUTS if one != layout)
+    model = Called(lambda x: (F.max_pool2d(x, 2), copy(x))).eval()
+    scene = scene_of(fuse(model), [x.contiguous(memory_format=other)])
+    choice = {layer.node: Timed(scene.called(layer, reads, reads), 0.0) for layer in scene.layers}
+    expected, given = model(x), bind(scene, choice, Packed())(x)
+    torch.testing.assert_close(given, expected)
+    assert (given[1].data_ptr() == x.data_ptr()) is (expected[1].data_ptr() == x.data_ptr())
+
+
 class Stacked(nn.Module):
     def forward(self, x):
         return torch.stack([x * 2, x + 1])
@@ -132,15 +166,6 @@ UNSURE = {
     "padded pixel": lambda x: F.pad(x.mean((2, 3), keepdim=True), (1, 1, 1, 1)),
     "computed filters": filters_of_one_channel,
 }
-
-
-class Called(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 @torch.no_grad()

@@ -48,7 +48,8 @@ class Record:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
         self.strange: set[fx.Node] = set()
-        """Images given in neither format, or of which views are returned, and their views.
+        """Images given in neither format, or of which views are returned, and their views; copies
+        that are returned, too, where strides decide whether a call copies.
 
         A plan hands these on as they are.
         """
@@ -185,9 +186,20 @@ class _Recorder(fx.Interpreter):
         """Returned views of an input share its memory, and those of one value its, as in eager."""
         for memory, nodes in self._returned.items():
             self.result.strange.update(self._inputs.get(memory, ()))
+            for node in nodes:
+                self._note_copy(node)
             if len(nodes) > 1:
                 for node in nodes:
                     self._note_views(node)
+
+    def _note_copy(self, node: fx.Node) -> None:
+        """Note what is returned of an input as a copy that other strides would make a view."""
+        made = []
+        while result_may_be_view(node) and len(read := self.result.read_by(node)) == 1:
+            made.append(node)
+            node = read[0]
+        if made and node.op == "placeholder":
+            self.result.strange.update((node, *made))
 
     def _note_views(self, node: fx.Node) -> None:
         """Note a returned view, and those that it is made of."""
