@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..graph import filled, result_may_be_view, written_into
+from ..graph import filled, puts_back, result_may_be_view, written_into
 from ..graph.results import is_returned
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
@@ -48,8 +48,8 @@ class Record:
         self.values: dict[fx.Node, Any] = {}
         self.fixed: set[fx.Node] = set()
         self.strange: set[fx.Node] = set()
-        """Images given in neither format, or of which views are returned, and their views; copies
-        that are returned, too, where strides decide whether a call copies.
+        """Images given in neither format, or of which views are returned, and their views. Also
+        what is returned of an input that is written to, where strides decide whether it is a copy.
 
         A plan hands these on as they are.
         """
@@ -193,12 +193,15 @@ class _Recorder(fx.Interpreter):
                     self._note_views(node)
 
     def _note_copy(self, node: fx.Node) -> None:
-        """Note what is returned of an input as a copy that other strides would make a view."""
+        """Note a copy of an input that is returned, which other strides would make a view.
+
+        Of an input that is written to in the end: the view changes with it.
+        """
         made = []
         while result_may_be_view(node) and len(read := self.result.read_by(node)) == 1:
             made.append(node)
             node = read[0]
-        if made and node.op == "placeholder":
+        if made and any(puts_back(user) and user.args[0] is node for user in node.users):
             self.result.strange.update((node, *made))
 
     def _note_views(self, node: fx.Node) -> None:
