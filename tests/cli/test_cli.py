@@ -300,6 +300,8 @@ def test_quiet_says_nothing_but_errors(place, model_file, tmp_path, capsys):
     assert page.exists()
     assert main(["-q", "audit", "resnet5"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+    assert main(["-q", *audit_line(model_file, "Prints")]) == 0
+    assert capsys.readouterr().err == ""
     # What one command was told does not hold for the next.
     assert main(line) == 0
     assert capsys.readouterr().err == f"wrote {page}\n"

@@ -10,18 +10,19 @@ after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NoReturn
 
 from ..errors import InputError, ModelFailed, NhwcError, ProcessLost, is_out_of_memory, is_too_large
 from ..shown import first_line, printable
 from .interrupt import ends_at_once
-from .progress import drop, put, quiet, say
+from .progress import drop, put, say
 
 VERBS = {
     "audit": "where the model loses or converts its memory format, what it costs, how to mend it",
@@ -60,9 +61,9 @@ def _run(argv: list[str]) -> int:
     try:
         with ends_at_once():
             args = _parse(argv)
-        before = quiet.set(args.quiet)
         try:
-            return int(args.run(args))
+            with _silence() if args.quiet else contextlib.nullcontext():
+                return int(args.run(args))
         except SystemExit as error:
             raise ModelFailed(
                 f"the model's code ended the program (sys.exit({error.code!r})) when it was run."
@@ -74,11 +75,16 @@ def _run(argv: list[str]) -> int:
                     "--input, 1x3x16x112x112 for a clip, say."
                 ) from error
             raise
-        finally:
-            quiet.reset(before)
     finally:
         # Flush before the interpreter exits, so that `main` can catch the error of a closed pipe.
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Lead stderr nowhere: notes, warnings, and what a model's code prints. `main` tells errors."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _say(error: Exception) -> None:

@@ -22,7 +22,7 @@ from ..render.optimize_text import optimize_text
 from ..shown import printable
 from .common import add_model_arguments, aside, build, colors, parse_shape
 from .outputs import as_bytes, check_outputs, write_file, write_output
-from .progress import note, quiet, say
+from .progress import note, say
 
 FORMATS = ("text", "json", "html")
 _REPORTS = {
@@ -134,7 +134,7 @@ class _Line:
     """One line on stderr that says what is being done; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty() and not quiet.get()
+        self._live = sys.stderr.isatty()
 
     def __enter__(self) -> _Line:
         return self

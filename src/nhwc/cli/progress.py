@@ -6,21 +6,16 @@ import os
 import shutil
 import sys
 import time
-from contextvars import ContextVar
 from typing import TextIO
 
 from ..errors import InputError
 from ..render.text import duration, to_show
 from ..shown import printable
 
-quiet: ContextVar[bool] = ContextVar("quiet", default=False)
-"""Whether the command was told to say nothing but errors."""
-
 
 def note(text: str) -> None:
     """Print a note about the work on stderr; stdout is for data."""
-    if not quiet.get():
-        say(to_show(text) + "\n")
+    say(to_show(text) + "\n")
 
 
 def say(text: str) -> None:
@@ -67,7 +62,7 @@ class ProgressLine:
 
     def update(self, text: str, share: float, remaining_s: float | None) -> None:
         now = time.monotonic()
-        if quiet.get() or now - self._last < self._every_s:
+        if now - self._last < self._every_s:
             return
         self._last = now
         text = printable(text, keep="")
@@ -80,5 +75,5 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Erase the line, so that the next output stands alone."""
-        if self._live and not quiet.get():
+        if self._live:
             say("\r\x1b[K")
