@@ -56,7 +56,7 @@ def test_it_saves_and_loads_by_path_and_draws(model, tmp_path, capsys):
     assert "http" not in text
     assert main(["optimize", str(file), "--input", "1x3x12x12", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["schema"] == 1
+    assert (data["schema"], data["model"]) == (1, str(file))
     assert data["verification"]["passed"] is True
 
 

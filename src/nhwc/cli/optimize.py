@@ -110,7 +110,7 @@ def _report(
     if args.format == "html":
         write_output(optimize_html(report, args.model, audits), None)
     elif args.format == "json":
-        write_output(json.dumps(report.to_dict(), indent=1), None)
+        write_output(json.dumps({**report.to_dict(), "model": args.model}, indent=1), None)
     else:
         write_output(optimize_text(report, args.model, color=colors()), None)
     if args.report is not None:
