@@ -32,8 +32,10 @@ def usable_device(device: Device | str) -> Device:
         found = Device(device)
         torch.empty(0, device=found)
     except Exception as error:  # Each backend raises its own.
-        said = f"device {str(device)!r} is not usable here: {first_line(error)}"
-        raise InputError(said) from error
+        why = first_line(error).rstrip(".")
+        raise InputError(
+            f"device {str(device)!r} is not usable here: {why}. Take another, as cpu."
+        ) from error
     # There is one processor, whatever its number.
     return Device("cpu") if found.type == "cpu" else found
 
