@@ -302,6 +302,10 @@ def test_a_loss_that_follows_from_another_names_it():
     assert cat.operator == "torch.cat"
     assert f"lost it in `instance_norm` ({norm.site.place}): mend that first." in cat.remedy
     assert "mend that first" not in norm.remedy
+    traced = torch.fx.symbolic_trace(Skip(nn.InstanceNorm2d(8), out=16))
+    norm, cat = sorted(audit(traced, torch.rand(2, 3, 8, 8)).lost, key=lambda one: one.calls)
+    assert norm.site.file == ""
+    assert "lost it in `instance_norm` (operator): mend that first." in cat.remedy
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

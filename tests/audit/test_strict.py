@@ -1,4 +1,6 @@
 import contextlib
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -32,6 +34,17 @@ def test_strict_agrees_with_what_is_known(case: Expected):
         with strict(net):
             net(x)
     assert nothing_patched()
+
+
+def test_code_that_lies_in_no_file_has_no_line_to_show():
+    code = (
+        "import nhwc, torch\n"
+        "norm = torch.nn.InstanceNorm2d(8)\n"
+        "net = nhwc.convert_(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm))\n"
+        "with nhwc.strict(net): net(torch.rand(2, 3, 8, 8))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert "at an unknown line in module 1 (InstanceNorm2d). Inputs: " in said
 
 
 def test_the_message_names_everything():

@@ -134,10 +134,9 @@ def _finding(
     advice = remedy(calls[first], outcomes[first].effect)
     if kind == "lost" and (origin := outcomes[first].origin) is not None:
         cause = calls[origin]
-        advice += (
-            f" That input lost it in `{short_name(cause.operator)}` ({cause.site.place}): "
-            "mend that first."
-        )
+        where = cause.site.place if cause.site.file else cause.site.module
+        place = f" ({where})" if where else ""
+        advice += f" That input lost it in `{short_name(cause.operator)}`{place}: mend that first."
     return Finding(
         kind=kind,
         operator=operator,

@@ -73,16 +73,17 @@ def _is_of_script(call: Call) -> bool:
 
 def _unclear(call: Call) -> str:
     return (
-        f"{call.operator} converted to {call.outputs[0].format} inside TorchScript at "
-        f"{call.site.place}: asked for, or inside an operator that drops the format. Run it under "
+        f"{call.operator} converted to {call.outputs[0].format} inside TorchScript "
+        f"{call.site.words}: asked for, or inside an operator that drops the format. Run it under "
         "torch.inference_mode(), which shows operators whole."
     )
 
 
 def _message(call: Call, effect: Effect) -> str:
     phase = " in the backward pass" if call.backward else ""
+    source = f": {call.site.source!r}" if call.site.source else ""
     return (
-        f"{call.operator} lost channels last{phase} {call.site.words}: {call.site.source!r}. "
+        f"{call.operator} lost channels last{phase} {call.site.words}{source}. "
         f"Inputs: {described(call.inputs)}. Outputs: {described(call.outputs)}. "
         f"{remedy(call, effect)}"
     )

@@ -30,8 +30,9 @@ def _trouble(step: FirstStep) -> str:
         first = lost[0]
         often = f" x{len(first.calls)}" if len(first.calls) > 1 else ""
         others = f", and {plural(len(lost) - 1, 'other place')}" if len(lost) > 1 else ""
-        where = f"{first.site.place} {modules_of(step.audit, first)}"
-        parts.append(f"{first.operator}{often} {KINDS[first.kind]} at {where}{others}")
+        place = f" at {first.site.place}" if first.site.file else ""
+        where = f"{place} {modules_of(step.audit, first)}"
+        parts.append(f"{first.operator}{often} {KINDS[first.kind]}{where}{others}")
     if step.gradients:
         parts.append(f"gradients of {some(list(step.gradients))} are not as their weights")
     if step.states:
