@@ -133,7 +133,6 @@ def test_a_graph_of_torch_export_gets_the_words_of_the_code_it_was_made_of(betwe
     assert exported == eager != set()
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_what_a_graph_of_torch_export_leaves_empty_differs_by_nature():
     class Filled(nn.Conv2d):
         def forward(self, x):

@@ -22,8 +22,6 @@ from nhwc.formats.weights import convolution_weights, packed_convolutions
 
 LAST = torch.channels_last
 
-# Torch's own copies of what says how an exported program takes its arguments.
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 X = torch.rand(2, 3, 8, 8)
 
 

@@ -7,6 +7,7 @@ import copy
 import random
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -33,7 +34,10 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     >>> copy_as_is(nn.ReLU().eval()).training
     False
     """
-    result = copy.deepcopy(model, memo)
+    with turn, warnings.catch_warnings():
+        # An exported program has trees of leaves, which torch copies by a class that it deprecated.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        result = copy.deepcopy(model, memo)
     # TorchScript that was frozen has no mode.
     modes = {
         name: vars(part)["training"]
