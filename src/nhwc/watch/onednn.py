@@ -12,6 +12,7 @@ the end. A reorder is printed like any other primitive, with what it copies from
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -187,19 +188,12 @@ def _is_weight(reorder: Primitive, beside: list[Primitive], call: Call) -> bool:
     """
     if len(reorder.shape) == 1:
         return True
-    count = _product(reorder.shape)
-    own = {_product(i.shape) for i in call.inputs if i.source is None}
+    count = math.prod(reorder.shape)
+    own = {math.prod(i.shape) for i in call.inputs if i.source is None}
     others = [i for i in call.inputs if i.source is not None] + list(call.outputs)
-    if count not in own or count not in {_product(i.shape) for i in others}:
+    if count not in own or count not in {math.prod(i.shape) for i in others}:
         return count in own
     layouts = [item for primitive in beside for item in primitive.layouts]
     images = {layout for name, layout in layouts if name not in _WEIGHTS}
     weights = {layout for name, layout in layouts if name in _WEIGHTS}
     return bool({reorder.source, reorder.target} & (weights - images))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

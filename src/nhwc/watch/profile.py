@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,7 @@ def _copies(event: Any) -> Iterator[Copy]:
             shape=tuple(target.sizes),
             source_strides=tuple(source.strides),
             target_strides=tuple(target.strides),
-            bytes=target.dtype.itemsize * _product(target.sizes),
+            bytes=target.dtype.itemsize * math.prod(target.sizes),
             seconds=_seconds(inner),
         )
 
@@ -112,10 +113,3 @@ def _reorders(target: Any, source: Any) -> bool:
     dims = [d for d, size in enumerate(target.sizes) if size > 1 and source.strides[d] > 0]
     first = {min(dims, key=lambda d: (t.strides[d], -d), default=0) for t in (target, source)}
     return len(first) > 1
-
-
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
