@@ -29,6 +29,12 @@ def arithmetic(node: fx.Node) -> str | None:
     return arithmetic_of(name) if node.op == "call_function" and known else None
 
 
+def is_addition(node: fx.Node) -> bool:
+    """Whether `node` is a sum of two values."""
+    both = len(node.args) == 2 and all(isinstance(value, fx.Node) for value in node.args)
+    return arithmetic(node) == "add" and both and not node.kwargs
+
+
 def activation_of(node: fx.Node) -> nn.Module | None:
     """Return an activation module that does the same as `node`; None if it is no activation."""
     module = module_of(node)

@@ -12,7 +12,7 @@ from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of, written_between
-from ._matching import activation_of, arithmetic, only_user
+from ._matching import activation_of, is_addition, only_user
 from ._ranks import asks_rank
 
 
@@ -26,7 +26,7 @@ def fuse_epilogue(gm: fx.GraphModule) -> PassReport:
             continue
         changed |= _ask_before(node, layer)
         follower = only_user(node)
-        if follower is None or not (_is_addition(follower) or activation_of(follower)):
+        if follower is None or not (is_addition(follower) or activation_of(follower)):
             continue
         site = _fuse(node, layer, follower)
         if site is not None:
@@ -53,7 +53,7 @@ def _fuse(node: fx.Node, layer: nn.Module, follower: fx.Node) -> Site | None:
     reason = layer_unfit(layer)
     if len(node.args) != 1 or node.kwargs:
         reason = "it is called with more than its input"
-    if _is_addition(follower) and reason is None:
+    if is_addition(follower) and reason is None:
         residual, reason = _residual(node, follower)
         if residual is not None:
             end = follower
@@ -89,12 +89,6 @@ def _replace(node: fx.Node, end: fx.Node, residual: fx.Node | None, fused: Fused
         graph.erase_node(middle)
     graph.erase_node(node)
     replace_module(call, fused)
-
-
-def _is_addition(node: fx.Node) -> bool:
-    if arithmetic(node) != "add" or len(node.args) != 2 or node.kwargs:
-        return False
-    return all(isinstance(value, fx.Node) for value in node.args)
 
 
 def _residual(node: fx.Node, add: fx.Node) -> tuple[fx.Node | None, str | None]:

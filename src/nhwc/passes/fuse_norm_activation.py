@@ -16,7 +16,7 @@ from ..graph.mended import GroupNorm, InstanceNorm
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import name_of, written_between
-from ._matching import activation_of, arithmetic, only_user
+from ._matching import activation_of, is_addition, only_user
 
 
 def fuse_norm_activation(gm: fx.GraphModule) -> PassReport:
@@ -34,7 +34,7 @@ def fuse_norm_activation(gm: fx.GraphModule) -> PassReport:
 
 def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:
     add, reason = only_user(node), ""
-    if add is None or not _is_addition(add):
+    if add is None or not is_addition(add):
         add = None
     if add is not None:
         reason = _unfit(node, add)
@@ -58,12 +58,6 @@ def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:
 
 def _kind(activation: nn.Module) -> str:
     return type(activation).__name__
-
-
-def _is_addition(node: fx.Node) -> bool:
-    if arithmetic(node) != "add" or len(node.args) != 2 or node.kwargs:
-        return False
-    return all(isinstance(value, fx.Node) for value in node.args)
 
 
 def _unfit(node: fx.Node, add: fx.Node) -> str:
