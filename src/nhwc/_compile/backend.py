@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -42,7 +43,7 @@ class Backend:
 
     def __reduce__(self) -> Any:
         """A compiled model that is copied or pickled takes its backend along, empty."""
-        return _made, (self.exact,)
+        return partial(Backend, exact=self.exact), ()
 
     @property
     def graphs(self) -> tuple[GraphReport, ...]:
@@ -96,7 +97,3 @@ def _exact(options: Mapping[str, Any], exact: bool) -> bool:
     if not isinstance(found, bool):
         raise InputError(f"options has exact={found!r}; it is True or False.")
     return found
-
-
-def _made(exact: bool) -> Backend:
-    return Backend(exact=exact)

@@ -30,6 +30,7 @@ from torch import Tensor
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..machine.disk import put_file
+from ..machine.documents import no_constant
 from ..machine.host_memory import from_file, raw
 from ..shown import shown
 
@@ -143,16 +144,12 @@ def _header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], byte
     if hashlib.sha256(head[: _FIXED.size] + text).digest() != head[_FIXED.size :]:
         raise damaged(path, "its header does not match its checksum")
     try:
-        header = json.loads(text, parse_constant=_no_constant)
+        header = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its header is no JSON ({shown(error)})") from error
     if not isinstance(header, dict):
         raise damaged(path, "its header is no mapping")
     return header, head + text
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _shape(entry: dict[str, Any]) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class Document:
     def read(self, path: str | Path) -> dict[str, Any]:
         """The document in a file."""
         try:
-            data = json.loads(Path(path).read_bytes(), parse_constant=_no_constant)
+            data = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
         except FileNotFoundError:
             raise InputError(f"no such {self.noun}: {path}. {self.anew}") from None
         except OSError as error:
@@ -110,5 +110,6 @@ def _is_plain(value: Any, declared: Any) -> bool:
     return isinstance(declared, type) and isinstance(value, declared)
 
 
-def _no_constant(name: str) -> float:
+def no_constant(name: str) -> float:
+    """What a reader of JSON makes of `NaN` and `Infinity`, which Python's takes: an error."""
     raise ValueError(f"{name} is no number of JSON")
