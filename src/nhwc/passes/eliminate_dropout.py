@@ -8,10 +8,11 @@ from torch import fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..graph import clean, erase, module_of
+from ..graph import erase, module_of
 from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
+from ._reporting import reported
 
 # For each function: the position of its argument `training`, and its default.
 _FUNCTIONS: dict[Any, tuple[int, bool]] = {
@@ -39,9 +40,7 @@ def eliminate_dropout(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "dropout", not reason, reason))
         if not reason:
             erase(node, value)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("eliminate_dropout", tuple(sites))
+    return reported(gm, "eliminate_dropout", sites)
 
 
 def _training(node: fx.Node) -> object:

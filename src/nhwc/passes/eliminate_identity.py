@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from ..graph import clean, erase, module_of
+from ..graph import erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
+from ._reporting import reported
 
 
 def eliminate_identity(gm: fx.GraphModule) -> PassReport:
@@ -21,6 +22,4 @@ def eliminate_identity(gm: fx.GraphModule) -> PassReport:
         if not reason and value is not None:
             erase(node, value)
         sites.append(Site(name_of(node), "Identity", not reason, reason))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("eliminate_identity", tuple(sites))
+    return reported(gm, "eliminate_identity", sites)

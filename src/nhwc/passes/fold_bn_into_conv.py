@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, frozen, scale_and_shift, undoable
@@ -27,6 +27,7 @@ from ._folding_sites import (
     weight_read_elsewhere,
 )
 from ._ranks import takes_batches
+from ._reporting import reported
 
 Owners = dict[Tensor, list[str]]
 
@@ -52,9 +53,7 @@ def fold_bn_into_conv(gm: fx.GraphModule) -> PassReport:
             isinstance(module_of(beside), nn.Linear) for beside in (before, after)
         ):
             sites.append(_skip(node, name_of(node), _lone(before)))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fold_bn_into_conv", tuple(sites))
+    return reported(gm, "fold_bn_into_conv", sites)
 
 
 def _fold_back(conv: fx.Node, norm: fx.Node, done: set[fx.Node], owners: Owners) -> list[Site]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, scale_and_shift, undoable
 from ._folding_sites import (
@@ -29,6 +29,7 @@ from ._folding_sites import (
     weight_read_elsewhere,
 )
 from ._ranks import rank_of
+from ._reporting import reported
 
 
 def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
@@ -48,9 +49,7 @@ def fold_bn_into_linear(gm: fx.GraphModule) -> PassReport:
             sites.append(_fold(node, before, node, before))
         elif after is not None and isinstance(module_of(after), nn.Linear):
             sites.append(_fold(node, after, node, before))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fold_bn_into_linear", tuple(sites))
+    return reported(gm, "fold_bn_into_linear", sites)
 
 
 def _fold(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import attribute, clean, erase, module_of, replace_module
+from ..graph import attribute, erase, module_of, replace_module
 from ..graph.folded import FrozenConv2d
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
@@ -27,6 +27,7 @@ from ._folding_sites import (
     weight_read_elsewhere,
 )
 from ._matching import TO_IMAGE, arithmetic, only_user, permutation
+from ._reporting import reported
 
 
 def fold_scale(gm: fx.GraphModule) -> PassReport:
@@ -51,9 +52,7 @@ def fold_scale(gm: fx.GraphModule) -> PassReport:
         if folded is not None:
             replace_module(layer_node, folded)
             erase(node, found.value)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fold_scale", tuple(sites))
+    return reported(gm, "fold_scale", sites)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import add_module, attribute, clean, erase, module_of, replace_module
+from ..graph import add_module, attribute, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after
 from ._folding_sites import (
@@ -27,6 +27,7 @@ from ._folding_sites import (
     weight_read_elsewhere,
 )
 from ._matching import activation_of, arithmetic, only_user
+from ._reporting import reported
 
 
 class _Affine(NamedTuple):
@@ -54,9 +55,7 @@ def fold_scale_behind_relu(gm: fx.GraphModule) -> PassReport:
         if folded is not None:
             replace_module(layer_node, folded)
             _bound(gm, layer_node, node, found)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fold_scale_behind_relu", tuple(sites))
+    return reported(gm, "fold_scale_behind_relu", sites)
 
 
 def _behind(gm: fx.GraphModule, node: fx.Node) -> _Affine | None:

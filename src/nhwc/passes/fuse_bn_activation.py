@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.layers import Fused
 from ..graph.report import PassReport, Site
 from ._folding_sites import is_batch_norm, name_of, norm_unfit
 from ._matching import activation_of, only_user
+from ._reporting import reported
 
 
 def fuse_bn_activation(gm: fx.GraphModule) -> PassReport:
@@ -27,6 +28,4 @@ def fuse_bn_activation(gm: fx.GraphModule) -> PassReport:
         if reason is None:
             erase(after, node)
             replace_module(node, Fused(norm, activation).eval())
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fuse_bn_activation", tuple(sites))
+    return reported(gm, "fuse_bn_activation", sites)

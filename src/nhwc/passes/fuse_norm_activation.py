@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.layers import Fused
 from ..graph.mended import GroupNorm, InstanceNorm
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import name_of, written_between
 from ._matching import activation_of, is_addition, only_user
+from ._reporting import reported
 
 
 def fuse_norm_activation(gm: fx.GraphModule) -> PassReport:
@@ -27,9 +28,7 @@ def fuse_norm_activation(gm: fx.GraphModule) -> PassReport:
         if isinstance(norm, GroupNorm | InstanceNorm) and len(node.args) == 1 and not node.kwargs:
             site = _fuse(node, norm)
             sites += [site] if site else []
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fuse_norm_activation", tuple(sites))
+    return reported(gm, "fuse_norm_activation", sites)
 
 
 def _fuse(node: fx.Node, norm: nn.Module) -> Site | None:

@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import add_module, bound, clean, erase, erase_unused, module_of
+from ..graph import add_module, bound, erase, erase_unused, module_of
 from ..graph.leaves import is_leaf
 from ..graph.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._matching import numbers_given, permutation, shape_given
+from ._reporting import reported
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
 _ORDER = (2, 0, 3, 1, 4)
@@ -47,9 +48,7 @@ def join_attention(gm: fx.GraphModule) -> PassReport:
             swapped = ending.args[0]
             erase(ending, joined)
             erase_unused(swapped)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("join_attention", tuple(sites))
+    return reported(gm, "join_attention", sites)
 
 
 def _packed(node: fx.Node) -> tuple[fx.Node, list[Any]] | None:

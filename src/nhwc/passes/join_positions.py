@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ..graph import bound, clean, erase_unused, fresh_name
+from ..graph import bound, erase_unused, fresh_name
 from ..graph.layers import as_elements
 from ..graph.report import PassReport, Site
 from ..graph.seen import note_new, seen_at, shape_at
 from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, is_product, is_softmax, unscaled
+from ._reporting import reported
 
 _RESHAPES = ("view", "reshape", "flatten", "unflatten", "reshape_as", "view_as")
 _MOVES = (*_RESHAPES, "permute", "transpose", "unsqueeze", "expand", operator.getitem)
@@ -80,9 +81,7 @@ def join_positions(gm: fx.GraphModule) -> PassReport:
         called = node.target is F.scaled_dot_product_attention and _of_function(gm, node)
         if called or (is_softmax(node) and _of_softmax(gm, node)):
             sites.append(Site(name_of(node), "positions", True))
-    if sites:
-        clean(gm)
-    return PassReport("join_positions", tuple(sites))
+    return reported(gm, "join_positions", sites)
 
 
 def _of_function(gm: fx.GraphModule, node: fx.Node) -> bool:

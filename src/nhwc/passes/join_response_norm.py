@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, bound, clean
+from ..graph import add_module, attribute, bound
 from ..graph.mended import GlobalResponse
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, only_user
+from ._reporting import reported
 
 _NORMS = (torch.norm, torch.linalg.vector_norm, "norm")
 
@@ -53,9 +54,7 @@ def join_response_norm(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(norm), "response norm", not reason, reason))
         if found is not None and not reason:
             _replace(gm, x, found)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("join_response_norm", tuple(sites))
+    return reported(gm, "join_response_norm", sites)
 
 
 def _over(node: fx.Node) -> Sequence[int] | None:

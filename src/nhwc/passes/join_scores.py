@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from ..graph import add_module, clean, erase, erase_unused
+from ..graph import add_module, erase, erase_unused
 from ..graph.mended import SpelledAttention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, written_between
@@ -28,6 +28,7 @@ from ._matching import (
     shape_given,
     unscaled,
 )
+from ._reporting import reported
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,7 @@ def join_scores(gm: fx.GraphModule) -> PassReport:
         first = mixing.args[0]
         erase(mixing, joined)
         erase_unused(first)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("join_scores", tuple(sites))
+    return reported(gm, "join_scores", sites)
 
 
 def _mixing(softmax: fx.Node) -> fx.Node | None:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, attribute, bound, clean
+from ..graph import add_module, attribute, bound
 from ..graph.layers import BatchNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._reporting import reported
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSE = (
@@ -88,9 +89,7 @@ def lift_functional(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), kind.__name__, not reason, reason))
         if not reason:
             _lift(gm, node, arguments, kind)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("lift_functional", tuple(sites))
+    return reported(gm, "lift_functional", sites)
 
 
 def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module]) -> str:

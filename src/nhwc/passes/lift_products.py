@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, clean, erase
+from ..graph import add_module, attribute, erase
 from ..graph.report import PassReport, Site
 from ..graph.seen import shape_at
 from ._folding_sites import name_of
 from ._ranks import rank_of
+from ._reporting import reported
 from .lift_functional import layer
 
 _ATEN = torch.ops.aten
@@ -45,9 +46,7 @@ def lift_products(gm: fx.GraphModule) -> PassReport:
             lifted = add_module(gm.graph, f"{node.name}_layer", made, (factors["input"],))
         lifted.meta = dict(node.meta)
         erase(node, lifted)
-    if sites:
-        clean(gm)
-    return PassReport("lift_products", tuple(sites))
+    return reported(gm, "lift_products", sites)
 
 
 def _factors(node: fx.Node) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph import clean, written_into
+from ..graph import written_into
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import arithmetic, is_made_of_pixels, is_reshaped
+from ._reporting import reported
 
 
 def mend_arithmetic(gm: fx.GraphModule) -> PassReport:
@@ -29,6 +30,4 @@ def mend_arithmetic(gm: fx.GraphModule) -> PassReport:
         if is_reshaped(first) and is_made_of_pixels(second):
             node.args = (second, first)
             sites.append(Site(name_of(node), kind, True))
-    if sites:
-        clean(gm)
-    return PassReport("mend_arithmetic", tuple(sites))
+    return reported(gm, "mend_arithmetic", sites)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, bound, clean, module_of
+from ..graph import add_module, bound, module_of
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import is_reshaped, whole_of_slice
+from ._reporting import reported
 
 
 def mend_cat_format(gm: fx.GraphModule) -> PassReport:
@@ -38,9 +39,7 @@ def mend_cat_format(gm: fx.GraphModule) -> PassReport:
             call = add_module(gm.graph, "cat", Cat(arguments["dim"]), (list(tensors),))
         node.replace_all_uses_with(call)
         gm.graph.erase_node(node)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_cat_format", tuple(sites))
+    return reported(gm, "mend_cat_format", sites)
 
 
 def _may_differ(tensors: Sequence[Any]) -> bool:

@@ -16,6 +16,7 @@ from ..graph.mended import ChannelShuffle, Interleave
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import only_user, size_read
+from ._reporting import reported
 
 
 def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
@@ -41,9 +42,7 @@ def mend_channel_shuffle(gm: fx.GraphModule) -> PassReport:
         joined = _absorb_cat(gm, call, groups)
         if joined is not None:
             sites.append(joined)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_channel_shuffle", tuple(sites))
+    return reported(gm, "mend_channel_shuffle", sites)
 
 
 def _absorb_cat(gm: fx.GraphModule, call: fx.Node, groups: int) -> Site | None:

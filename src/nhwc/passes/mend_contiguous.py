@@ -10,10 +10,11 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from ..graph import clean, erase, module_of
+from ..graph import erase, module_of
 from ..graph.mended import Cat
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
+from ._reporting import reported
 
 _READERS = (_ConvNd, _BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, Cat)
 
@@ -32,9 +33,7 @@ def mend_contiguous(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "contiguous", not reason, reason))
         if not reason:
             erase(node, value)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_contiguous", tuple(sites))
+    return reported(gm, "mend_contiguous", sites)
 
 
 def _needed(node: fx.Node) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, bound, clean, erase
+from ..graph import add_module, bound, erase
 from ..graph.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import permutation, shape_given
 from ._ranks import ranks_of
+from ._reporting import reported
 
 _SWAP = (0, 2, 1, 3, 4)
 
@@ -34,9 +35,7 @@ def mend_frames(gm: fx.GraphModule) -> PassReport:
         with gm.graph.inserting_before(node):
             call = add_module(gm.graph, "frames", module, tuple(arguments))
         erase(node, call)
-    if sites:
-        clean(gm)
-    return PassReport("mend_frames", tuple(sites))
+    return reported(gm, "mend_frames", sites)
 
 
 def _to_frames(node: fx.Node, ranks: dict[fx.Node, int | None]) -> tuple[Any, ...] | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import fx
 from torch.nn import functional as F
 
-from ..graph import add_module, bound, clean, erase
+from ..graph import add_module, bound, erase
 from ..graph.mended import GridSample
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._reporting import reported
 
 _NAMES = ("input", "grid", "mode", "padding_mode", "align_corners")
 
@@ -33,6 +34,4 @@ def mend_grid_sample(gm: fx.GraphModule) -> PassReport:
             with gm.graph.inserting_before(node):
                 call = add_module(gm.graph, "grid_sample", layer, values)
             erase(node, call)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_grid_sample", tuple(sites))
+    return reported(gm, "mend_grid_sample", sites)

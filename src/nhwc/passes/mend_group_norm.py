@@ -6,11 +6,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph import clean, module_of, replace_module
+from ..graph import module_of, replace_module
 from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.mended import GroupNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._reporting import reported
 
 
 def mend_group_norm(gm: fx.GraphModule) -> PassReport:
@@ -25,6 +26,4 @@ def mend_group_norm(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "GroupNorm", not reason, reason))
         if not reason:
             replace_module(node, GroupNorm(norm).train(norm.training))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_group_norm", tuple(sites))
+    return reported(gm, "mend_group_norm", sites)

@@ -7,12 +7,13 @@ from typing import Any
 from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ..graph import clean, module_of, replace_module
+from ..graph import module_of, replace_module
 from ..graph.layers import StatisticsNorm
 from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.mended import InstanceNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
+from ._reporting import reported
 
 
 def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
@@ -34,9 +35,7 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
         if not reason:
             tracked = norm.track_running_stats and norm.running_mean is not None
             replace_module(node, _as_batch_norm(norm) if tracked else _wrapped(norm))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_instance_norm", tuple(sites))
+    return reported(gm, "mend_instance_norm", sites)
 
 
 def _wrapped(norm: _InstanceNorm) -> InstanceNorm:

@@ -12,13 +12,14 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, bound, clean, erase, module_of, written_into
+from ..graph import add_module, bound, erase, module_of, written_into
 from ..graph.leaves import is_leaf
 from ..graph.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import activation_of, arithmetic
 from ._ranks import rank_of
+from ._reporting import reported
 
 _NAMES = ("input", "size", "scale_factor", "mode")
 _BETWEEN = (nn.BatchNorm2d, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -39,9 +40,7 @@ def mend_interpolate(gm: fx.GraphModule) -> PassReport:
             with gm.graph.inserting_before(node):
                 call = add_module(gm.graph, "pixel", Pixel(), (value, size))
             erase(node, call)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_interpolate", tuple(sites))
+    return reported(gm, "mend_interpolate", sites)
 
 
 def is_one_pixel(node: Any) -> bool:

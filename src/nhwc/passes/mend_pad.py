@@ -11,12 +11,13 @@ from typing import Any
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, bound, clean, erase, module_of, replace_module
+from ..graph import add_module, bound, erase, module_of, replace_module
 from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.mended import CircularPad
 from ..graph.report import PassReport, Site
 from ._arithmetic import twin
 from ._folding_sites import input_of, layer_unfit, name_of
+from ._reporting import reported
 
 _PADS: dict[str, tuple[type[nn.Module], ...]] = {
     "reflect": (nn.ReflectionPad2d, nn.ReflectionPad3d),
@@ -31,9 +32,7 @@ def mend_pad(gm: fx.GraphModule) -> PassReport:
         site = _mend_conv(node) if _pads_itself(module_of(node)) else _mend_pad(node)
         if site is not None:
             sites.append(site)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_pad", tuple(sites))
+    return reported(gm, "mend_pad", sites)
 
 
 def _mend_pad(node: fx.Node) -> Site | None:

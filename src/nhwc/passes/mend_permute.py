@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.mended import ChannelNorm, GlobalResponse
 from ..graph.report import PassReport, Site
 from ..machine.whole import rounds_convolutions, rounds_products
 from ._arithmetic import twin
 from ._folding_sites import calls_of, layer_unfit, name_of
 from ._matching import TO_IMAGE, TO_LAST, activation_of, only_user, permutation
+from ._reporting import reported
 
 
 def mend_permute(gm: fx.GraphModule) -> PassReport:
@@ -39,9 +40,7 @@ def mend_permute(gm: fx.GraphModule) -> PassReport:
             _mend(node)
         for permute in (end, start):
             erase(permute, permute.all_input_nodes[0])
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_permute", tuple(sites))
+    return reported(gm, "mend_permute", sites)
 
 
 def _between(start: fx.Node) -> tuple[list[fx.Node], fx.Node | None, str]:

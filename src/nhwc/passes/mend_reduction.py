@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, bound, clean, erase
+from ..graph import add_module, bound, erase
 from ..graph.ordered import Reduced
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._ranks import ranks_of
+from ._reporting import reported
 
 _KINDS = ("sum", "mean", "amax", "amin")
 
@@ -40,9 +41,7 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
         with gm.graph.inserting_before(node):
             call = add_module(gm.graph, kind, Reduced(kind, dims, keepdim), (value,))
         erase(node, call)
-    if sites:
-        clean(gm)
-    return PassReport("mend_reduction", tuple(sites))
+    return reported(gm, "mend_reduction", sites)
 
 
 def _dims(given: Any) -> tuple[int, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph import add_module, clean, erase
+from ..graph import add_module, erase
 from ..graph.ordered import Repeat
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import numbers_given
+from ._reporting import reported
 
 
 def mend_repeat(gm: fx.GraphModule) -> PassReport:
@@ -24,6 +25,4 @@ def mend_repeat(gm: fx.GraphModule) -> PassReport:
         with gm.graph.inserting_before(node):
             call = add_module(gm.graph, "repeat", Repeat(), (node.args[0], list(sizes)))
         erase(node, call)
-    if sites:
-        clean(gm)
-    return PassReport("mend_repeat", tuple(sites))
+    return reported(gm, "mend_repeat", sites)

@@ -12,12 +12,13 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..graph import add_module, bound, clean, erase, module_of
+from ..graph import add_module, bound, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.ordered import Softmax
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._matching import is_made_of_pixels
+from ._reporting import reported
 
 _LOGARITHM = {
     **dict.fromkeys((F.softmax, torch.softmax, "softmax", nn.Softmax, nn.Softmax2d), False),
@@ -42,9 +43,7 @@ def mend_softmax(gm: fx.GraphModule) -> PassReport:
             with gm.graph.inserting_before(node):
                 call = add_module(gm.graph, "softmax", Softmax(dim, logarithm), (value,))
             erase(node, call)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_softmax", tuple(sites))
+    return reported(gm, "mend_softmax", sites)
 
 
 def _dim(node: fx.Node, module: Any) -> Any:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import add_module, bound, clean, erase
+from ..graph import add_module, bound, erase
 from ..graph.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import is_made_of_pixels, permutation, shape_given
+from ._reporting import reported
 
 
 def mend_tokens(gm: fx.GraphModule) -> PassReport:
@@ -28,9 +29,7 @@ def mend_tokens(gm: fx.GraphModule) -> PassReport:
         with gm.graph.inserting_before(node):
             call = add_module(gm.graph, "image", FromTokens(), (node.args[0], shape))
         erase(node, call)
-    if sites:
-        clean(gm)
-    return PassReport("mend_tokens", tuple(sites))
+    return reported(gm, "mend_tokens", sites)
 
 
 def turns_tokens(node: Any) -> bool:

@@ -42,6 +42,7 @@ from ..graph.shapes import is_size
 from ..graph.traced import seen_later
 from ..operators.kinds import returns_several
 from ._folding_sites import name_of
+from ._reporting import reported
 
 
 def mend_writes(gm: fx.GraphModule) -> PassReport:
@@ -59,9 +60,7 @@ def mend_writes(gm: fx.GraphModule) -> PassReport:
         if not reason:
             _replace(gm, node, part)
     sites += write_anew(gm)
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("mend_writes", tuple(sites))
+    return reported(gm, "mend_writes", sites)
 
 
 def write_anew(gm: fx.GraphModule) -> list[Site]:

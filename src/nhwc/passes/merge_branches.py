@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, clean, module_of
+from ..graph import add_module, attribute, module_of
 from ..graph.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import frozen, scale_and_shift, with_weights
@@ -39,6 +39,7 @@ from ._folding_sites import (
 )
 from ._matching import arithmetic
 from ._ranks import asks_rank, takes_batches
+from ._reporting import reported
 
 Numbers = float | Tensor
 """A number for all channels, or one for each in float64."""
@@ -62,9 +63,7 @@ def merge_branches(gm: fx.GraphModule) -> PassReport:
                 _replace(root, source, found, merged)
                 gone.update(found.inner)
                 break
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("merge_branches", tuple(sites[::-1]))
+    return reported(gm, "merge_branches", sites[::-1])
 
 
 @dataclass(frozen=True)

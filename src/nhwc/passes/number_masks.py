@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ..graph import bound, clean
+from ..graph import bound
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at
 from ._attention_masks import mask_at, numbers_of
 from ._folding_sites import name_of, written_between
+from ._reporting import reported
 
 _NAMES = ("query", "key", "value", "attn_mask")
 
@@ -39,6 +40,4 @@ def number_masks(gm: fx.GraphModule) -> PassReport:
                 made[key] = numbers_of(gm.graph, mask, query.dtype, hidden=False)
         node.replace_input_with(mask, made[key])
         sites.append(Site(name_of(node), "mask", True))
-    if sites:
-        clean(gm)
-    return PassReport("number_masks", tuple(sites))
+    return reported(gm, "number_masks", sites)

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, attribute, bound, clean, erase, module_of
+from ..graph import add_module, attribute, bound, erase, module_of
 from ..graph.leaves import opaque_by_nature
 from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import Opaque, PassReport, Site
 from ..graph.seen import seen_at
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of, written_between
+from ._reporting import reported
 from .lift_functional import layer
 
 _ATEN = torch.ops.aten
@@ -80,9 +81,7 @@ def split_attention(gm: fx.GraphModule) -> PassReport:
                 erase(node, _encoder(gm, node, given))
             else:
                 _replace_item(node, _masked(gm, node, given, biases))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("split_attention", tuple(sites))
+    return reported(gm, "split_attention", sites)
 
 
 def attention_of_unknown_sizes(gm: fx.GraphModule) -> tuple[Opaque, ...]:
