@@ -6,7 +6,7 @@ writes nowhere, and shows which values would share memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from torch.amp import autocast_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.preserve import undrawn
+from ..models.trees import storage_of, tensors_of
 
 TRAINS = "it is in training mode"
 
@@ -45,7 +46,7 @@ class Behaviour:
         return isinstance(self.values.get(node), Tensor)
 
     def _memory(self, node: fx.Node) -> set[int]:
-        return set(map(_memory_of, _tensors(self.values.get(node))))
+        return set(map(storage_of, tensors_of(self.values.get(node))))
 
 
 class Unserved(Exception):
@@ -86,8 +87,8 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
     if watch.reason:
         raise Unserved(watch.reason)
     # Torch itself takes the views of inputs, behind a plan.
-    given_memory = set(map(_memory_of, _tensors(given)))
-    if any(t.requires_grad for t in _tensors(results) if _memory_of(t) not in given_memory):
+    given_memory = set(map(storage_of, tensors_of(given)))
+    if any(t.requires_grad for t in tensors_of(results) if storage_of(t) not in given_memory):
         raise Unserved("it turns gradients on")
     places = graph.graph.find_nodes(op="placeholder")
     changes = zip(places, given, before, after, strict=True)
@@ -119,7 +120,7 @@ class _Watch(TorchDispatchMode):
         self._written: set[int] = set()
 
     def saw_writes_into(self, value: Any) -> bool:
-        return not self._written.isdisjoint(map(_memory_of, _tensors(value)))
+        return not self._written.isdisjoint(map(storage_of, tensors_of(value)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -129,7 +130,7 @@ class _Watch(TorchDispatchMode):
         given = dict(zip([one.name for one in arguments], args, strict=False)) | kwargs
         for argument in arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._written.update(map(_memory_of, _tensors(given.get(argument.name))))
+                self._written.update(map(storage_of, tensors_of(given.get(argument.name))))
         if given.get("training") is True or given.get("train") is True:
             self.reason = TRAINS
         elif _is_random(func, given) and not self.reason:
@@ -167,16 +168,3 @@ def _changes_torch(node: fx.Node) -> str:
 
 
 _HOMES = ("torch._C._functorch", "torch.amp", "torch.autograd", "torch._functorch", "torch._dynamo")
-
-
-def _memory_of(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided:
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from .._optimize import OptimizeReport, optimize
 from ..errors import NhwcError, VerificationError
 from ..models.preserve import turn
-from ..models.trees import flatten
+from ..models.trees import flatten, has_strides, storage_of
 from ..optimized import Optimized, is_known, is_observed, signature
 from ..verify import cloned, compare
 from .behaviour import TRAINS, Unserved, behaviour
@@ -129,7 +129,8 @@ class PlannedGraph:
         weights = self._known_again([inputs[i] for i in places.weights])
         rest = [inputs[i] for i in places.rest]
         # What a graph returns may have strides that follow from its inputs'.
-        return weights, (signature(rest), tuple(x.stride() for x in rest if _has_strides(x)))
+        tensors = [x for x in rest if isinstance(x, Tensor)]
+        return weights, (signature(rest), tuple(x.stride() for x in tensors if has_strides(x)))
 
     @staticmethod
     def _comes_again(inputs: Sequence[Any], places: _Places) -> bool:
@@ -239,10 +240,6 @@ def _seconds(look: Callable[[], object]) -> float:
     return min(found)
 
 
-def _has_strides(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided
-
-
 def _is_empty(inputs: Sequence[Any]) -> bool:
     """Whether there is nothing to compute, and nothing to verify, as in a batch of no image."""
     return any(isinstance(x, Tensor) and not x.numel() for x in inputs)
@@ -250,7 +247,7 @@ def _is_empty(inputs: Sequence[Any]) -> bool:
 
 def _overlap(inputs: Sequence[Any]) -> bool:
     """Whether two inputs lie in one memory: what is written to one is read from the other."""
-    found = [x.untyped_storage().data_ptr() for x in inputs if _has_strides(x) and x.numel()]
+    found = [storage_of(x) for x in inputs if isinstance(x, Tensor) and x.numel()]
     return len(set(found)) < len(found)
 
 

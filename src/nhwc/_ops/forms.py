@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .samples import Layout, Sample, arrange, can_tell, tensors_in
+from ..models.trees import tensors_of
+from .samples import Layout, Sample, arrange, can_tell
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ Form = Callable[[Sample, Layout], Prepared]
 
 def forward(sample: Sample, layout: Layout) -> Prepared:
     args, kwargs, laid = arrange(sample, layout, grad=False)
-    return Prepared(lambda: tensors_in(sample.call(*args, **kwargs)), laid)
+    return Prepared(lambda: tensors_of(sample.call(*args, **kwargs)), laid)
 
 
 def in_place(sample: Sample, layout: Layout) -> Prepared:
@@ -40,8 +41,8 @@ def backward(sample: Sample, layout: Layout) -> Prepared:
     """
     args, kwargs, laid = arrange(sample, layout, grad=True)
     with torch.enable_grad():
-        results = [r for r in tensors_in(sample.call(*args, **kwargs)) if r.requires_grad]
-    wanted = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
+        results = [r for r in tensors_of(sample.call(*args, **kwargs)) if r.requires_grad]
+    wanted = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
     given = [_gradient_like(result, layout) for result in results]
 
     def call() -> list[Tensor]:

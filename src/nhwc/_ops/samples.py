@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
+from ..models.trees import tensors_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Sample:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return tensors_in((self.args, self.kwargs))
+        return tensors_of((self.args, self.kwargs))
 
     @property
     def dims(self) -> int:
@@ -41,10 +42,6 @@ class Sample:
         """
         first = next(iter(self.tensors), None)
         return first.ndim if first is not None and can_tell(first) and min(first.shape) > 1 else 0
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def can_tell(tensor: Tensor) -> bool:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..models.places import by_call, is_open_ended, places
 from ..models.preserve import mark_generators
-from ..models.trees import tensors_of
+from ..models.trees import storage_of, tensors_of
 from ..verify import cloned
 from .arguments import type_like
 from .assigned import assigned
@@ -357,11 +357,10 @@ class _Recorder(TorchFunctionMode):
         if id(tensor) not in self._made:
             self.noted.refuse("its forward writes into a tensor that it keeps")
         if id(tensor) not in self._fakes:
-            own = tensor.untyped_storage().data_ptr()
             others = [
                 t for t in self.noted.kept if t is not tensor and not isinstance(t, FakeTensor)
             ]
-            if any(t.untyped_storage().data_ptr() == own for t in others):
+            if storage_of(tensor) in map(storage_of, others):
                 self.noted.refuse("it writes a traced value into a tensor that it made")
             self._fakes[id(tensor)] = self._copied(tensor)
 
@@ -378,15 +377,11 @@ class _Recorder(TorchFunctionMode):
 
     def _is_there(self, tensor: Tensor, key: Any, value: Any) -> bool:
         """Whether `value` is that part of the tensor: `x[key] += y` writes there, then assigns."""
-        if not isinstance(value, Tensor) or _memory_of(value) != _memory_of(tensor):
+        if not isinstance(value, Tensor) or storage_of(value) != storage_of(tensor):
             return False
         part = self._run(operator.getitem, (tensor, key), {})
-        lie = lambda one: (_memory_of(one), one.storage_offset(), one.shape, one.stride())
+        lie = lambda one: (storage_of(one), one.storage_offset(), one.shape, one.stride())
         return bool(lie(part) == lie(value))
-
-
-def _memory_of(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _names_of(root: nn.Module, count: int) -> list[str]:

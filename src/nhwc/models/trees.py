@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 
@@ -21,6 +22,18 @@ def has_strides(tensor: Tensor) -> bool:
     (True, False)
     """
     return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What is the same for tensors that share memory, and for those that vmap makes of them."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    if not has_strides(tensor):
+        return id(tensor)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
 
 
 def tensors_of(tree: object) -> list[Tensor]:

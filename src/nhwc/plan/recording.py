@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, puts_back, result_may_be_view, written_into
@@ -23,7 +22,14 @@ from ..graph.results import is_returned
 from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
 from ..machine.host_memory import unread
 from ..models.preserve import own
-from ..models.trees import can_be_remade, tensors_of, tuple_like, versions_of
+from ..models.trees import (
+    can_be_remade,
+    has_strides,
+    storage_of,
+    tensors_of,
+    tuple_like,
+    versions_of,
+)
 
 
 @dataclass(frozen=True)
@@ -156,15 +162,15 @@ class _Recorder(fx.Interpreter):
             changed = [node for node in given if versions_of(self.env[node]) != given[node]]
             self.result.writes += [(n, node) for node in changed]
         self.result.values[n] = _seen(value)
-        if any(isinstance(one, Tensor) and _is_foreign(one) for one in tree_leaves(value)):
+        if any(map(_is_foreign, tensors_of(value))):
             self.result.foreign = n
-        if _has_memory(value):
+        if isinstance(value, Tensor) and has_strides(value):
             self._note_strange(n, value)
             if is_returned(n) and _is_unsaid(value):
                 self.result.strides[n] = value.stride()
         if is_returned(n):
-            for memory in map(_memory, filter(_has_memory, tensors_of(value))):
-                self._returned[memory].add(n)
+            for tensor in tensors_of(value):
+                self._returned[storage_of(tensor)].add(n)
         if n.op == "output":
             self._note_returned()
         if _is_fixed(n, value, self.result.fixed):
@@ -172,7 +178,7 @@ class _Recorder(fx.Interpreter):
         return value
 
     def _note_strange(self, n: fx.Node, value: Tensor) -> None:
-        memory = _memory(value)
+        memory = storage_of(value)
         if n.op == "placeholder":
             self._inputs[memory] = []
             if value.ndim == 4 and format_of(value) is Format.OTHER:
@@ -223,16 +229,8 @@ def _is_unsaid(value: Tensor) -> bool:
     return torch.empty_like(value, device="meta").stride() == value.stride()
 
 
-def _has_memory(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided
-
-
 def _is_foreign(value: Tensor) -> bool:
-    return value.layout is not torch.strided or value.is_quantized or value.is_neg()
-
-
-def _memory(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+    return not has_strides(value) or value.is_quantized or value.is_neg()
 
 
 def _seen(value: Any) -> Any:

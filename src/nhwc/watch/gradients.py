@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from ..formats import Format
+from ..models.trees import storage_of
 from .calls import Call, TensorSpec
 from .effects import MIXING
-from .recorder import Recorder, storage_of
+from .recorder import Recorder
 
 _LEAF = "AccumulateGrad"
 

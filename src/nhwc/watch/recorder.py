@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
 from ..formats.weights import convolution_weights
-from ..models.trees import has_strides
+from ..models.trees import has_strides, storage_of, tensors_of
 from .calls import Call, CallSite, TensorSpec, described
 
 _NOT_THE_USERS = (
@@ -75,8 +74,8 @@ class Recorder(contextlib.ExitStack):
         self.made += 1
         self.current = index
         before = _get_sequence_nr()
-        specs = tuple(self._spec(tensor) for tensor in _tensors(arguments))
-        memories = {storage_of(tensor) for tensor in _tensors(arguments)}
+        specs = tuple(self._spec(tensor) for tensor in tensors_of(arguments))
+        memories = {storage_of(tensor) for tensor in tensors_of(arguments)}
         node = torch._C._current_autograd_node() if backward else None
         try:
             with torch._C._profiler._RecordFunctionFast(f"nhwc::{index}"):
@@ -91,7 +90,7 @@ class Recorder(contextlib.ExitStack):
             raise
         finally:
             self.current = None
-        results = _tensors(result)
+        results = tensors_of(result)
         fresh = [tensor for tensor in results if storage_of(tensor) not in memories]
         for tensor in fresh:
             self.sources[storage_of(tensor)] = index
@@ -283,10 +282,6 @@ def _leaves(node: Any) -> set[torch.Size]:
     return {leaf.shape for leaf in leaves if isinstance(leaf, nn.Parameter)}
 
 
-def _tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 _ASKED = {
     torch.contiguous_format: Format.CONTIGUOUS,
     torch.channels_last: Format.CHANNELS_LAST,
@@ -298,18 +293,6 @@ def _asked(arguments: object) -> Format | None:
     """The memory format that the caller named in any argument of any operator, or None."""
     named = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.memory_format)]
     return _ASKED.get(named[0]) if named else None
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What is the same for tensors that share memory, and for those that vmap makes of them."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    if not has_strides(tensor):
-        return id(tensor)
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
 
 
 def _own_tensors(model: nn.Module) -> list[Tensor]:
