@@ -177,9 +177,7 @@ UNSURE = {
 @torch.no_grad()
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("function", UNSURE.values(), ids=UNSURE)
-def test_what_torch_makes_of_one_channel_or_pixel_lies_as_in_eager_in_every_plan(
-    function, layout
-):
+def test_what_torch_makes_of_one_channel_or_pixel_lies_as_in_eager_in_every_plan(function, layout):
     x = torch.randn(2, 8, 6, 7).to(memory_format=layout)
     model = Called(function).eval()
     scene = scene_of(fuse(model), [x])

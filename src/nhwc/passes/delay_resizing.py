@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, bound, clean, erase, erase_unused, module_of
+from ..graph import add_module, bound, erase, erase_unused, module_of
 from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at, shape_at
@@ -35,6 +35,7 @@ from ._folding_sites import (
     written_between,
 )
 from ._matching import activation_of, is_own
+from ._reporting import reported
 from .lift_functional import layer
 from .mend_interpolate import is_one_pixel
 
@@ -64,9 +65,7 @@ def delay_resizing(gm: fx.GraphModule) -> PassReport:
                 continue
             _split(node, conv, parts)
         sites.append(Site(name_of(node), "before its input is enlarged", True))
-    if sites:
-        clean(gm)
-    return PassReport("delay_resizing", tuple(sites))
+    return reported(gm, "delay_resizing", sites)
 
 
 def _drop_those_of_own_size(gm: fx.GraphModule) -> list[Site]:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..graph import clean, erase, module_of, replace_module
+from ..graph import erase, module_of, replace_module
 from ..graph.leaves import is_leaf
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
 from ._matching import is_own, numbers_given, shape_given
 from ._ranks import ranks_of
+from ._reporting import reported
 from .delay_resizing import mixes_channels
 from .lift_functional import layer
 from .mend_tokens import turns_tokens
@@ -47,9 +48,7 @@ def fold_mixing(gm: fx.GraphModule) -> PassReport:
             erase(node, views[-1] if views else before)
         reason = "" if folded else f"the product does not fit {first.weight.dtype}"
         sites.append(Site(name_of(node), what, not reason, reason))
-    if any(site.applied for site in sites):
-        clean(gm)
-    return PassReport("fold_mixing", tuple(sites))
+    return reported(gm, "fold_mixing", sites)
 
 
 def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[Any]:

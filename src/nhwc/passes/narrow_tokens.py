@@ -17,7 +17,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import bound, clean, module_of, replace_module, written_into
+from ..graph import bound, module_of, replace_module, written_into
 from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.memory import exposed
 from ..graph.mended import Attention, SpelledAttention
@@ -27,6 +27,7 @@ from ..operators.kinds import is_pointwise
 from ._folding_sites import name_of
 from ._matching import activation_of
 from ._ranks import asks_rank, ranks_of
+from ._reporting import reported
 
 _PLAIN = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 _WORTHWHILE = (nn.Linear, Attention, SpelledAttention)
@@ -49,9 +50,7 @@ def narrow_tokens(gm: fx.GraphModule) -> PassReport:
         if any(isinstance(module_of(one), _WORTHWHILE) for one in narrowed):
             sites.append(Site(name_of(node), f"the first {count} of its tokens", True))
             _narrow(narrowed, count)
-    if sites:
-        clean(gm)
-    return PassReport("narrow_tokens", tuple(sites))
+    return reported(gm, "narrow_tokens", sites)
 
 
 def _read_of(node: fx.Node, held: set[fx.Node]) -> int:
