@@ -10,7 +10,6 @@ from torch import fx
 
 from ..graph import graphs
 from ..graph.report import PassReport, Site
-from .delay_resizing import delay_resizing
 from .eliminate_dropout import eliminate_dropout
 from .eliminate_identity import eliminate_identity
 from .fold_bn_into_conv import fold_bn_into_conv
@@ -45,6 +44,7 @@ from .mend_softmax import mend_softmax
 from .mend_tokens import mend_tokens
 from .mend_writes import mend_writes
 from .merge_branches import merge_branches
+from .move_mixing import move_mixing
 from .narrow_tokens import narrow_tokens
 from .number_masks import number_masks
 from .split_attention import split_attention
@@ -90,7 +90,7 @@ PASSES: tuple[Pass, ...] = (
     *FOLDING,
     lift_products,
     merge_branches,
-    delay_resizing,
+    move_mixing,
     fold_mixing,
     split_attention,
     number_masks,
@@ -111,7 +111,7 @@ PASSES: tuple[Pass, ...] = (
 
 def exact_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Those of `passes` that leave infinite numbers where they are, and multiply none by zero."""
-    inexact = (delay_resizing, fold_mixing, join_positions)
+    inexact = (move_mixing, fold_mixing, join_positions)
     return tuple(one for one in passes if one not in inexact)
 
 

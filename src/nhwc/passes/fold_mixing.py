@@ -24,9 +24,9 @@ from ._folding_sites import folded_before, input_of, layer_unfit, name_of
 from ._matching import is_own, numbers_given, shape_given
 from ._ranks import ranks_of
 from ._reporting import reported
-from .delay_resizing import mixes_channels
 from .lift_functional import layer
 from .mend_tokens import turns_tokens
+from .move_mixing import mixes_channels
 
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv2d, nn.Conv3d)
 

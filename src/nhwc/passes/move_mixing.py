@@ -1,12 +1,13 @@
-"""Mix the channels of an image before it is enlarged, where a model does so after.
+"""Mix the channels of an image where it has fewest pixels.
 
 y = conv1x1(resize(x))                      y = resize(conv1x1(x))
 y = conv1x1(cat([b, resize(a)], 1))    ->   y = conv1x1(b) + resize(conv1x1(a))
+y = avg_pool(conv1x1(x))                    y = conv1x1(avg_pool(x))
 
-A pixel of an enlarged image is a mean of pixels, by weights whose sum is one. A convolution of 1x1
-gives the same of that mean as the mean of what it gives of the pixels, and before there are fewer
-of them. Heads that segment images (SegFormer, HRNet, LR-ASPP) or estimate depth (DPT) spend much of
-their time there.
+A pixel of an enlarged or averaged image is a mean of pixels, by weights whose sum is one. A 1x1
+convolution gives the same of that mean as the mean of what it gives of the pixels. Heads that
+segment images (SegFormer, HRNet, LR-ASPP) or estimate depth (DPT) spend much of their time in the
+first, the transitions of DenseNet in the last.
 """
 
 from __future__ import annotations
@@ -40,32 +41,47 @@ from .lift_functional import layer
 from .mend_interpolate import is_one_pixel
 
 _CATS = (torch.cat, torch.concat)
+_OF_POOL = (
+    *("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+    "divisor_override",
+)
 
-_ENLARGED = 1.5
-"""A resize that gives fewer pixels for each is left where it is."""
+_FEWER = 1.5
+"""Where there are not so many times fewer pixels, a convolution is left where it is."""
 
 _PRODUCTS = 32
 """So many products must be saved for each number that is resized or added more than before."""
 
 
-def delay_resizing(gm: fx.GraphModule) -> PassReport:
-    """Let 1x1 convolutions of enlarged images, alone or joined with others, come before that."""
+def move_mixing(gm: fx.GraphModule) -> PassReport:
+    """Move 1x1 convolutions before a resize that enlarges, and behind an average of windows."""
     sites = _drop_those_of_own_size(gm)
     for node in list(gm.graph.nodes):
         conv: Any = module_of(node)
         if not mixes_channels(conv):
             continue
-        source = input_of(node)
-        resize = _resize(source, conv)
-        if resize is not None and resize.pays(conv.in_channels, conv):
-            _swap(resize.node, node)
-        else:
-            parts = _parts(source, conv)
-            if not any(part.resize for part in parts):
-                continue
-            _split(node, conv, parts)
-        sites.append(Site(name_of(node), "before its input is enlarged", True))
-    return reported(gm, "delay_resizing", sites)
+        name, where = name_of(node), _moved(node, conv)
+        if where:
+            sites.append(Site(name, where, True))
+    return reported(gm, "move_mixing", sites)
+
+
+def _moved(node: fx.Node, conv: Any) -> str:
+    """Move a convolution, and say where it is now; empty if it stays."""
+    source = input_of(node)
+    resize = _resize(source, conv)
+    if resize is not None and resize.pays(conv.in_channels, conv):
+        _swap(resize.node, node)
+        return "before its input is enlarged"
+    parts = _parts(source, conv)
+    if any(part.resize for part in parts):
+        _split(node, conv, parts)
+        return "before its input is enlarged"
+    pool = _average(node, conv)
+    if pool is None:
+        return ""
+    _swap_back(node, conv, pool)
+    return "behind the average of its result"
 
 
 def _drop_those_of_own_size(gm: fx.GraphModule) -> list[Site]:
@@ -129,7 +145,7 @@ def _resize(node: Any, conv: Any) -> _Resize | None:
     size, factor = sizes
     factors = factor if isinstance(factor, list | tuple) else [factor] * len(conv.kernel_size)
     ratio = _ratio(node, size, factors)
-    return _Resize(node, ratio) if ratio >= _ENLARGED else None
+    return _Resize(node, ratio) if ratio >= _FEWER else None
 
 
 def _sizes_of(node: fx.Node) -> tuple[Any, Any] | None:
@@ -202,6 +218,44 @@ def _swap(resize: fx.Node, conv: fx.Node) -> None:
     erase(conv, resize)
 
 
+def _average(node: fx.Node, conv: Any) -> fx.Node | None:
+    """The average of windows that alone reads a convolution, where it pays to average before."""
+    pool = next(iter(node.users)) if is_own(node) else None
+    module: Any = module_of(pool)
+    if pool is None:
+        return None
+    if isinstance(module, nn.AvgPool2d | nn.AvgPool3d):
+        plain = is_leaf(module) and not opaque_by_nature(module)
+        given = {name: getattr(module, name, None) for name in _OF_POOL[1:]} if plain else {}
+    else:
+        given = bound(pool, _OF_POOL) if pool.target in (F.avg_pool2d, F.avg_pool3d) else {}
+    size, padding = given.get("kernel_size"), given.get("padding", 0)
+    step = given.get("stride") or size
+    steps = step if isinstance(step, list | tuple) else [step] * len(conv.kernel_size)
+    if not all(type(one) is int for one in steps) or given.get("divisor_override") is not None:
+        return None
+    padded = any(padding) if isinstance(padding, list | tuple) else padding != 0
+    ratio = math.prod(steps)
+    saved = conv.weight.numel() * (1 - 1 / ratio)
+    pays = ratio >= _FEWER and saved > _PRODUCTS * (conv.in_channels - conv.out_channels)
+    image = input_of(node)
+    return None if padded or not pays or written_between([image], node, pool) else pool
+
+
+def _swap_back(node: fx.Node, conv: Any, pool: fx.Node) -> None:
+    """Let `conv` mix what `pool` gives of its input."""
+    image = input_of(node)
+    assert image is not None
+    with node.graph.inserting_after(pool):
+        mixed = node.graph.call_module(str(node.target), (pool,))
+    pool.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
+    pool.replace_input_with(node, image)
+    mixed.meta = dict(node.meta)
+    _note(mixed, pool, conv.out_channels)
+    _note(pool, pool, conv.in_channels)
+    node.graph.erase_node(node)
+
+
 def _split(node: fx.Node, conv: Any, parts: Sequence[_Part]) -> None:
     """Convolve each part that is enlarged by itself, the others together, and add all."""
     graph, bias, sums, whole = node.graph, conv.bias, [], input_of(node)
@@ -240,11 +294,15 @@ def _mixed(node: fx.Node, conv: Any, image: fx.Node, weight: Tensor, bias: Any) 
 
 
 def _enlarge(resize: fx.Node, image: fx.Node, mixed: fx.Node, conv: Any) -> None:
-    """Let `resize` read `mixed`, what a convolution gives of its `image`, and note the shapes."""
+    """Let `resize` read `mixed`, what a convolution gives of its `image`."""
     resize.replace_input_with(image, mixed)
-    for node, like in ((mixed, image), (resize, resize)):
-        seen = seen_at(like)
-        node.meta.pop("seen", None)
-        if seen:
-            shape = (seen.shape[0], conv.out_channels, *seen.shape[2:])
-            node.meta["seen"] = seen._replace(shape=shape)
+    _note(mixed, image, conv.out_channels)
+    _note(resize, resize, conv.out_channels)
+
+
+def _note(node: fx.Node, like: fx.Node, channels: int) -> None:
+    """Note that `node` gives an image `like` another, but of so many channels."""
+    seen = seen_at(like)
+    node.meta.pop("seen", None)
+    if seen:
+        node.meta["seen"] = seen._replace(shape=(seen.shape[0], channels, *seen.shape[2:]))

@@ -1,4 +1,4 @@
-"""1x1 convolutions come before their inputs are enlarged, or stay where they are."""
+"""1x1 convolutions come before their inputs are enlarged, behind averages, or stay in place."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from nhwc.graph import capture, module_of
 from nhwc.graph.seen import shape_at
 from nhwc.graph.sized import capture_sized
 from nhwc.passes import FOLDING, PASSES, exact_passes, run_passes
-from nhwc.passes.delay_resizing import delay_resizing
+from nhwc.passes.move_mixing import move_mixing
 
 from ..fusing import Block, random_
 
@@ -35,13 +35,13 @@ class Running(fx.Interpreter):
 
 
 @torch.no_grad()
-def delayed(net, *inputs, sized=False):
+def moved(net, *inputs, sized=False):
     """How many convolutions were moved, and how many pixels each convolution computes now."""
     random_(net)
     graph = capture(net).module
     if sized:
         graph, _ = capture_sized(graph, inputs)
-    *_, report = run_passes(graph, (*FOLDING, delay_resizing))
+    *_, report = run_passes(graph, (*FOLDING, move_mixing))
     running = Running(graph)
     torch.testing.assert_close(running.run(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
     assert not running.untrue
@@ -67,8 +67,8 @@ def enlarge(x, **how):
 def test_a_resize_comes_last(resize):
     net = Block(lambda self, x: self.conv(self.resize(x)).relu(), conv=nn.Conv2d(48, 20, 1))
     net.resize = resize
-    assert delayed(net, SMALL) == (1, [12])
-    assert delayed(net, SMALL, sized=True) == (1, [12])
+    assert moved(net, SMALL) == (1, [12])
+    assert moved(net, SMALL, sized=True) == (1, [12])
 
 
 def test_a_size_that_is_read_from_another_image():
@@ -80,12 +80,12 @@ def test_a_size_that_is_read_from_another_image():
             return forward(self, x, y)
 
     net = Two(None, conv=nn.Conv2d(48, 20, 1), side=nn.Conv2d(16, 20, 1))
-    assert delayed(net, SMALL, LARGE) == (1, [12, 48])
+    assert moved(net, SMALL, LARGE) == (1, [12, 48])
 
 
 def test_volumes_and_groups():
     net = Block(lambda self, x: self.conv(enlarge(x)), conv=nn.Conv3d(48, 24, 1, groups=2))
-    assert delayed(net, torch.randn(1, 48, 2, 3, 4)) == (1, [24])
+    assert moved(net, torch.randn(1, 48, 2, 3, 4)) == (1, [24])
 
 
 class Joined(nn.Module):
@@ -113,7 +113,7 @@ class Joined(nn.Module):
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("sized", [True, False])
 def test_each_part_by_itself(bias, rest, norm, sized):
-    times, pixels = delayed(Joined(bias, rest, norm), SMALL, LARGE, sized=sized)
+    times, pixels = moved(Joined(bias, rest, norm), SMALL, LARGE, sized=sized)
     # Two layers before, the parts of the last behind, and the large image with its part.
     assert (times, sorted(pixels)) == (1, [12] * 4 + [48] * 2 * rest)
 
@@ -124,7 +124,7 @@ def test_each_part_by_itself(bias, rest, norm, sized):
 def test_planned_saved_and_with_other_sizes(mode, tmp_path):
     net = random_(Joined(mode=mode))
     fast = nhwc.optimize(net, SMALL, LARGE)
-    assert "delay_resizing" in {one.name for one in fast.report.passes if one.applied}
+    assert "move_mixing" in {one.name for one in fast.report.passes if one.applied}
     for inputs in ((SMALL, LARGE), (SMALL[:1, :, 1:], LARGE[:1, :, 3:])):
         torch.testing.assert_close(fast(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
     nhwc.save(fast, tmp_path / "net.nhwc")
@@ -154,27 +154,87 @@ def test_planned_saved_and_with_other_sizes(mode, tmp_path):
     ],
 )
 def test_others_stay(forward, conv):
-    assert delayed(Block(forward, conv=conv), SMALL)[0] == 0
+    assert moved(Block(forward, conv=conv), SMALL)[0] == 0
 
 
 def test_sizes_that_are_numbers_must_be_known():
     net = Block(lambda self, x: self.conv(enlarge(x, size=(8, 8))), conv=nn.Conv2d(48, 20, 1))
-    assert delayed(net, SMALL) == (0, [64])
-    assert delayed(net, SMALL, sized=True) == (1, [12])
-    assert delayed(net, torch.randn(1, 48, 9, 9), sized=True) == (0, [64])
+    assert moved(net, SMALL) == (0, [64])
+    assert moved(net, SMALL, sized=True) == (1, [12])
+    assert moved(net, torch.randn(1, 48, 9, 9), sized=True) == (0, [64])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AvgPool2d(2),
+        nn.AvgPool2d((2, 3), stride=(2, 1)),
+        nn.AvgPool2d(2, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, kernel_size=2, stride=2, padding=0),
+    ],
+)
+@pytest.mark.parametrize("sized", [True, False])
+def test_an_average_comes_first(pool, sized):
+    net = Block(lambda self, x: self.pool(self.conv(x.relu())).tanh(), conv=nn.Conv2d(48, 40, 1))
+    net.pool = pool
+    pixels = pool(SMALL)[0, 0].numel()
+    assert moved(net, SMALL, sized=sized) == (1, [pixels])
+
+
+def test_an_average_of_volumes():
+    net = Block(lambda self, x: self.pool(self.conv(x)).tanh(), conv=nn.Conv3d(48, 48, 1))
+    net.pool = nn.AvgPool3d(2)
+    assert moved(net, torch.randn(1, 48, 2, 4, 4)) == (1, [4])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: F.avg_pool2d(self.conv(x), 2, padding=1),
+        lambda self, x: F.avg_pool2d(self.conv(x), 2, padding=(0, 1)),
+        lambda self, x: F.avg_pool2d(self.conv(x), 2, divisor_override=3),
+        lambda self, x: F.avg_pool2d(self.conv(x), 2, stride=1),
+        lambda self, x: F.avg_pool2d(self.conv(x).relu(), 2),
+        lambda self, x: F.max_pool2d(self.conv(x), 2),
+        lambda self, x: F.avg_pool2d(y := self.conv(x), 2).sum() + y,
+        lambda self, x: F.avg_pool2d(self.conv(y := x + 1.0) + y.relu_().mean(), 2),
+    ],
+)
+def test_other_averages_stay(forward):
+    net = Block(forward, conv=nn.Conv2d(48, 24, 1))
+    assert moved(net, SMALL)[0] == 0
+
+
+def test_an_average_of_many_channels_more_stays():
+    net = Block(lambda self, x: F.avg_pool2d(self.conv(x), 2), conv=nn.Conv2d(48, 2, 1))
+    assert moved(net, SMALL)[0] == 0
+
+
+def test_what_is_written_between_is_read_before():
+    def forward(self, x):
+        y = x + 1.0
+        z = self.conv(y)
+        y.mul_(2.0)
+        return F.avg_pool2d(z, 2).tanh()
+
+    graph = capture(random_(Block(forward, conv=nn.Conv2d(48, 24, 1)))).module
+    report, *_ = run_passes(graph, (move_mixing,))
+    torch.testing.assert_close(graph(SMALL), forward(graph, SMALL), rtol=1e-4, atol=1e-5)
+    assert not report.applied
 
 
 def test_a_hook_sees_what_it_saw():
     conv = nn.Conv2d(48, 20, 1)
     conv.register_forward_hook(lambda module, inputs, result: result[..., :5])
-    assert delayed(Block(lambda self, x: self.conv(enlarge(x)), conv=conv), SMALL)[0] == 0
+    assert moved(Block(lambda self, x: self.conv(enlarge(x)), conv=conv), SMALL)[0] == 0
 
 
 def test_half_precision_adds_no_roundings():
     net = Block(lambda self, x: self.conv(enlarge(x)), conv=nn.Conv2d(48, 20, 1)).bfloat16()
-    assert delayed(net, SMALL.bfloat16())[0] == 0
+    assert moved(net, SMALL.bfloat16())[0] == 0
 
 
 def test_exact_sums_are_left():
-    assert delay_resizing in PASSES
-    assert delay_resizing not in exact_passes(PASSES)
+    assert move_mixing in PASSES
+    assert move_mixing not in exact_passes(PASSES)
