@@ -153,6 +153,18 @@ def test_what_a_users_file_prints_is_no_data(tmp_path, capsys):
     assert (said.out, said.err) == ("", "one\ntwo\n")
 
 
+def test_what_a_package_of_models_prints_is_no_data(tmp_path, monkeypatch, capsys):
+    (tmp_path / "timm.py").write_text(
+        "from torch import nn\nprint('welcome')\ndef is_model(name): return True\n"
+        "def create_model(name, pretrained): return nn.ReLU()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    load_model("timm:net")
+    assert capsys.readouterr() == ("", "welcome\n")
+    del sys.modules["timm"]
+
+
 @pytest.mark.parametrize("made", ["", ".module()"])
 def test_a_function_may_load_an_exported_program(tmp_path, made):
     net, x = nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8)

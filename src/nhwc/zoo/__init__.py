@@ -55,7 +55,9 @@ def load_model(
     >>> sum(p.numel() for p in load_model("squeezenet1_1").parameters())
     1235496
     """
-    builder = find_builder(name)
+    # stdout is for our data, so what packages, files and models print goes to stderr.
+    with contextlib.redirect_stdout(sys.stderr):
+        builder = find_builder(name)
     if classes is not None and _takes(builder, "num_classes"):
         builder = partial(builder, num_classes=classes)
     with torch.random.fork_rng(devices=[]):
@@ -76,7 +78,6 @@ def load_model(
 
 def _built(name: str, builder: Callable[..., object]) -> object:
     try:
-        # stdout is for our data, so anything that the code prints goes to stderr.
         with contextlib.redirect_stdout(sys.stderr):
             return builder()
     except NhwcError:
