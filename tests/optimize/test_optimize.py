@@ -621,7 +621,7 @@ def test_memory_of_opposite_numbers_is_read_as_these():
         fast = force(model, x)
         for given in (x, x.conj()):
             close(fast(given), model(given))
-    assert "makes a sparse, quantized or negated tensor" in fast.report.reason
+    assert "makes a sparse, nested, quantized or negated tensor" in fast.report.reason
 
 
 def test_a_default_device_is_no_watch(planned, image):

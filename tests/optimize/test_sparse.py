@@ -83,3 +83,22 @@ def test_nested_tensors_take_the_graph(layout):
     found = nhwc.optimize(model, X)(nested)
     for one, expected in zip(found.unbind(), model(nested).unbind(), strict=True):
         assert torch.equal(one, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@torch.no_grad()
+def test_a_model_that_makes_a_nested_tensor_takes_the_graph(layout):
+    class Ragged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.layer = nn.Conv2d(3, 8, 3), nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.conv(x)
+            rows = torch.nested.as_nested_tensor([y[0, 0, :2], y[0, 1, :3]], layout=layout)
+            return self.layer(rows).to_padded_tensor(0.0)
+
+    model, x = Ragged().eval(), torch.randn(1, 3, 10, 10)
+    fast = nhwc.optimize(model, x)
+    torch.testing.assert_close(fast(x), model(x))

@@ -69,7 +69,7 @@ class Record:
         self.writes: list[tuple[fx.Node, fx.Node]] = []
         """Nodes that wrote into a value, with that value, where their name does not say so."""
         self.foreign: fx.Node | None = None
-        """A node whose tensor has not the numbers of its memory: sparse, quantized, negated."""
+        """A node whose tensor is not just numbers at strides: it is sparse, nested, negated, ..."""
         self.constant: set[fx.Node] = set()
         """Tensors that follow from parameters and from shapes: they are made with the plan."""
         self.tokens: set[fx.Node] = set()
@@ -234,7 +234,7 @@ def _is_foreign(value: Tensor) -> bool:
 
 
 def _seen(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:
         return Seen(tuple(value.shape), value.dtype, str(value.device), layout_of(value))
     if type(value) is list:
         value = tuple(value)

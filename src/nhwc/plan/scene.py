@@ -120,7 +120,8 @@ def scene_of(graph: fx.GraphModule, inputs: Sequence[Any], *, exact: bool = Fals
         # In another layout the same numbers would fall on other pixels.
         raise Unplannable("it draws random numbers")
     if found.foreign is not None:
-        raise Unplannable(f"{found.foreign.name} makes a sparse, quantized or negated tensor")
+        name = found.foreign.name
+        raise Unplannable(f"{name} makes a sparse, nested, quantized or negated tensor")
     for node, target in found.writes:
         reason = why_seen(node, target)
         if reason is not None:
