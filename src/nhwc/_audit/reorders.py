@@ -11,6 +11,7 @@ import torch
 
 from ..formats import Format
 from ..machine.stdout import Taken, give_back, stdout_taken
+from ..shown import shown
 from ..watch.calls import Call
 from ..watch.onednn import (
     Primitive,
@@ -125,8 +126,8 @@ def _inside(audited: Run, format: Format, *, asked: bool) -> Inside:
                 run.go()
             return Inside(tuple(_told(run, asked=asked)))
     except Exception as error:
-        text = " ".join(str(error).split())[:200].rstrip(".")
-        raise Untold(f"the model does not run {str(format).replace('_', ' ')} ({text})") from error
+        how = str(format).replace("_", " ")
+        raise Untold(f"the model does not run {how} ({shown(error).rstrip('.')})") from error
 
 
 def _told(run: Run, *, asked: bool) -> list[Primitive]:

@@ -20,6 +20,7 @@ from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
 from ..models.trees import every_tensor_of, has_strides, remade, some
 from ..optimized import Optimized
+from ..shown import shown
 from ..watch.recorder import Recorder, is_users
 from .deadly import NoDeath
 
@@ -194,7 +195,7 @@ def guarded(run: Run, tensors: Sequence[Tensor]) -> None:
             raise death.found from None
         if is_out_of_memory(error):
             raise
-        text = " ".join(str(error).split())[:300].rstrip(".")
+        text = shown(error).rstrip(".")
         usual = "Check the input's shape and type, and that the model runs by itself."
         advice = advice_on(error, usual)
         if "view size is not compatible" in text:

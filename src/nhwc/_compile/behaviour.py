@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.preserve import undrawn
 from ..models.trees import storage_of, tensors_of
+from ..shown import shown
 
 TRAINS = "it is in training mode"
 
@@ -81,8 +82,7 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
             results = run.run(*given, enable_io_processing=False)
         except Exception as error:
             # Fake tensors refuse whatever hangs on values, each operator in its own words.
-            said = " ".join(str(error).split())[:100]
-            raise Unserved(f"its sizes do not follow from its inputs': {said}") from error
+            raise Unserved(f"its sizes do not follow from its inputs': {shown(error)}") from error
         after = [x._version if isinstance(x, Tensor) else 0 for x in given]
     if watch.reason:
         raise Unserved(watch.reason)

@@ -17,6 +17,7 @@ from ..errors import NhwcError, VerificationError
 from ..models.preserve import turn
 from ..models.trees import flatten, has_strides, storage_of
 from ..optimized import Optimized, is_known, is_observed, signature
+from ..shown import shown
 from ..verify import cloned, compare
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
@@ -175,7 +176,7 @@ class PlannedGraph:
         except Exception as error:
             # Whatever stops a plan is no reason to stop the user's program.
             kind = "" if isinstance(error, NhwcError) else f"{type(error).__name__}: "
-            self._reason = kind + " ".join(str(error).split())[:300]
+            self._reason = kind + shown(error)
             place = _place_of(self._graph)
             self._say(f"nhwc leaves a graph that begins at {place} to eager: {self._reason}")
             return None

@@ -12,6 +12,7 @@ from ..graph.report import Opaque, PassReport
 from ..machine.host_memory import trim
 from ..models.preserve import preserved
 from ..passes import run_passes
+from ..shown import shown
 from .inner import inner_graphs, unplanned
 from .returned import return_as
 from .task import OptimizeTask
@@ -61,8 +62,8 @@ def checked(rewritten: Rewritten, task: OptimizeTask, judge: Judge) -> Rewritten
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:200]
-        reason = f"a graph of it fails where it does not: {type(error).__name__}: {said}"
+        said = f"{type(error).__name__}: {shown(error)}"
+        reason = f"a graph of it fails where it does not: {said}"
         return closed(task, judge, reason)
 
 

@@ -25,6 +25,7 @@ from ..machine.host_memory import raw, trim
 from ..models.trees import has_strides
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
+from ..shown import shown
 from ..verify import (
     Answers,
     Check,
@@ -208,10 +209,9 @@ def _named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:300].rstrip(".")
         raise ModelFailed(
             f"{type(model).__name__} raised {type(error).__name__} on "
-            f"{', '.join(describe(inputs))}: {said}. "
+            f"{', '.join(describe(inputs))}: {shown(error).rstrip('.')}. "
             f"{advice_on(error, 'Check the example inputs.')}"
         ) from error
 
