@@ -14,7 +14,7 @@ from .._audit import audit
 from .._optimize import optimize
 from .._optimize.inner import unplanned
 from .._optimize.report import OptimizeReport
-from ..errors import FileError, InputError, NhwcError
+from ..errors import InputError, NhwcError
 from ..files import save
 from ..optimized import Optimized
 from ..render.optimize_html import optimize_html
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     # Save the model first, so that a report that cannot be written does not lose it.
     try:
         if args.output is not None:
-            _save(fast, args.output)
+            save(fast, args.output)
+            note(f"wrote {args.output}")
     except NhwcError:
         # A model that cannot be saved is optimized all the same, so show its report.
         _report(args, model, fast, inputs)
@@ -87,16 +88,6 @@ def _check_names(model: Path | None, page: Path | None) -> None:
         raise InputError(
             f"--report {page} would be a page of HTML. Name it .html, or use {instead}."
         )
-
-
-def _save(fast: Optimized, path: Path) -> None:
-    try:
-        save(fast, path)
-    except FileError:
-        raise
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    note(f"wrote {path}")
 
 
 def _report(
