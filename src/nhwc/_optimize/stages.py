@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from ..models.trees import every_tensor_of, tensors_of
 from ..optimized import Optimized, describe
 from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
-from ..plan.ledger import Ledger
+from ..plan.ledger import Ledger, digest
 from ..plan.measuring import Leisure
 from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
@@ -208,13 +207,13 @@ def _planned_soundly(
 def _labels(rewritten: Rewritten, planned: Planned) -> str:
     """Digest what the answers depend on: the passes that changed something, and every kernel."""
     passes = [f"{report.name} {len(report.applied)}" for report in rewritten.passes]
-    return _digest([*passes, *planned.kernels])
+    return digest([*passes, *planned.kernels])
 
 
 def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequence[str] = ()) -> str:
     """The same for the same graph, shapes and kernels: then times carry over."""
     codes = [inner.code for _, inner in graphs(graph)]
-    return f"{stage} {_digest([*codes, repr(graph), *describe(task.example), *kernels])}"
+    return f"{stage} {digest([*codes, repr(graph), *describe(task.example), *kernels])}"
 
 
 def _report(
@@ -316,10 +315,6 @@ def _completed(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any])
 def _is_exported(module: nn.Module) -> bool:
     """Whether torch.export made it: such a module takes no `eval()`, and its flag says nothing."""
     return isinstance(module, fx.GraphModule) and "eval" in vars(module)
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:

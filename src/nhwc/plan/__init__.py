@@ -28,8 +28,7 @@ between layouts, is least; and a few such choices are timed as whole programs.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ from .evidence import Evidence, Sitting, evened
 from .gpu.graphs import on_device
 from .implementation import Choice, Identifier, Timed, Timings
 from .joining import join
-from .ledger import Ledger
+from .ledger import Ledger, digest
 from .measuring import Leisure, Measured, conversion_seconds, measure, sat, switch_seconds
 from .program import PlanProgram
 from .recording import Seen, layout_of
@@ -174,7 +173,7 @@ def _choose(
     choices = [join(scene, choice, ledger, leisure) for choice in assigned]
     if len(choices) == 1:
         return _Chosen(choices[0], bind(scene, choices[0], pool=pool))
-    key = "best of " + _digest(word for choice in choices for word in _words(scene.layers, choice))
+    key = "best of " + digest(word for choice in choices for word in _words(scene.layers, choice))
     bound: dict[int, PlanProgram] = {}
     rivals = [str(number) for number in range(len(choices))]
     whole = sat(ledger, leisure, key, rivals, lambda: _hold(scene, choices, bound, pool))
@@ -259,7 +258,7 @@ def gains(
 ) -> bool:
     """Whether the program of `plan` is clearly faster than `graph` on inputs in this layout."""
     layouts = [str(layout_of(x)) for x in tensors_of(inputs)]
-    key = " ".join(["gain of", _digest(plan.words), *layouts])
+    key = " ".join(["gain of", digest(plan.words), *layouts])
 
     def hold() -> Sitting:
         program = on_device(plan.program, inputs)
@@ -296,7 +295,3 @@ def _seconds(choice: Choice) -> float:
 
 def _words(layers: Sequence[Layer], choice: Choice) -> list[str]:
     return [f"{layer.spec.key} {choice[layer.node].implementation.label}" for layer in layers]
-
-
-def _digest(words: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]

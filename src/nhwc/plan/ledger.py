@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -89,6 +90,11 @@ def is_time(value: Any) -> TypeGuard[float]:
     (True, False, False, False)
     """
     return type(value) is float and 0 <= value < math.inf
+
+
+def digest(words: Iterable[str]) -> str:
+    """A short key for many words, the same in every process."""
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]
 
 
 def _read(path: Path) -> dict[str, Any]:
