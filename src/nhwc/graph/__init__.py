@@ -11,6 +11,7 @@ from .copies import own_copy as own_copy
 from .edit import add_module as add_module
 from .edit import attribute as attribute
 from .edit import bound as bound
+from .edit import called as called
 from .edit import clean as clean
 from .edit import erase as erase
 from .edit import filled as filled

@@ -49,6 +49,14 @@ def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:
     return fx.node.map_arg(arguments, value_of)
 
 
+def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What the function or the method that `node` calls returns for these arguments."""
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
 def replace_module(node: fx.Node, module: nn.Module) -> None:
     """Let `node` call `module`; the old module keeps its path only if other nodes need it."""
     owner, target = node.graph.owning_module, str(node.target)

@@ -111,7 +111,7 @@ def _recorded(
     if kept is not None:
         state.put_back(kept.attributes)
         root.meta["unset"] = tuple(_said(state, part, name) for part, name in kept.attributes)
-    spare_writes(noted.graph, recorder.as_wide)
+    spare_writes(noted.graph, noted.values.__getitem__, recorder.quietly)
     return noted.graph, noted.opaque
 
 
@@ -134,17 +134,29 @@ def _said(state: State, part: nn.Module, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def spare_writes(graph: fx.Graph, as_wide: Callable[[fx.Node, Any], bool]) -> None:
+def spare_writes(
+    graph: fx.Graph,
+    value_of: Callable[[fx.Node], Any],
+    quietly: Callable[[Any, Any, Any], Any],
+) -> None:
     """Turn `x.add_(y)` into `x.add(y)` where nothing else sees x: plans need pure graphs.
 
-    `as_wide` says whether a function's result has the type and shape of the tensor written to.
+    The result must have the type and shape of x: `quietly` calls a function on what `value_of`
+    tells of the nodes.
     """
     nodes = list(graph.nodes)
     order = {node: place for place, node in enumerate(nodes)}
     methods = [n for n in nodes if n.op == "call_method" and written_into(n)]
     for node in [n for n in methods if not seen_later(n, order)]:
         function = getattr(Tensor, str(node.target).removesuffix("_"), None)
-        if function is not None and as_wide(node, function):
+        if function is None:
+            continue
+        try:
+            args, kwargs = filled((node.args, node.kwargs), value_of)
+            result = quietly(function, args, kwargs)
+        except Exception:
+            continue
+        if result.shape == args[0].shape and result.dtype == args[0].dtype:
             node.target = str(node.target).removesuffix("_")
 
 
@@ -183,15 +195,6 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(value, int | float | bool | str | type(None)):
             raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
         return value
-
-    def as_wide(self, node: fx.Node, function: Any) -> bool:
-        """Whether `function` returns what has the type and shape of the first argument."""
-        try:
-            args, kwargs = filled((node.args, node.kwargs), self.noted.values.__getitem__)
-            result = self._quietly(function, args, kwargs)
-        except Exception:
-            return False
-        return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
 
     def calls_seen(self) -> contextlib.AbstractContextManager[None]:
         """Record calls of modules that a graph calls as a whole."""
@@ -303,14 +306,14 @@ class _Recorder(TorchFunctionMode):
         given = tensors_of((args, kwargs))
         if without_values or any(map(self._is_unknown, given)):
             args, kwargs = tree_map_only(Tensor, self._without_value, (args, kwargs))
-            return self._quietly(function, args, kwargs)
+            return self.quietly(function, args, kwargs)
         self._quiet = True
         try:
             return function(*args, **kwargs)
         finally:
             self._quiet = False
 
-    def _quietly(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def quietly(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `function` on fake tensors without recording what it calls."""
         self._quiet = True
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from .computed import is_computed_from_arguments
-from .edit import filled
+from .edit import called, filled
 
 
 class SeenTensor(NamedTuple):
@@ -58,7 +58,4 @@ def _run(node: fx.Node) -> Any:
         return torch.empty(seen.shape, dtype=seen.dtype, device="meta")
 
     args, kwargs = filled((node.args, node.kwargs), without_memory)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target)
-    return node.target(*args, **kwargs)
+    return called(node, args, kwargs)

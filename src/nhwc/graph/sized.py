@@ -23,7 +23,7 @@ from ..verify import cloned
 from .arguments import name_placeholders
 from .asked import asking
 from .captured import graph_module, renamed, unwrap_layers
-from .edit import attribute, filled
+from .edit import attribute, called, filled
 from .recorded import MOST, record_run, spare_writes
 from .replaced import replaced
 from .report import Opaque
@@ -82,7 +82,7 @@ def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict
     tracer, state = _Sized(root, inputs), State(root)
     traced = tracer.trace(root, tracer.fixed)
     tracer.check(state)
-    spare_writes(traced, tracer.as_wide)
+    spare_writes(traced, tracer.seen, tracer.quietly)
     name_placeholders(traced, root)
     return traced, tracer.opaque
 
@@ -129,7 +129,7 @@ class _Sized(Tracer):
     def seen(self, node: fx.Node) -> Any:
         """Return the fake result of `node`; raise KeyError if there is none."""
         if node.op == "get_attr" and node not in self._seen:
-            self._seen[node] = self._quietly(attribute, self.root, str(node.target))
+            self._seen[node] = self.quietly(attribute, (self.root, str(node.target)), {})
         return self._seen[node]
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,18 +191,6 @@ class _Sized(Tracer):
     def _may_be_none(self, node: fx.Node) -> bool:
         return node not in self._seen and super()._may_be_none(node)
 
-    def as_wide(self, node: fx.Node, function: Any) -> bool:
-        """Whether the out-of-place result has the type and shape of the written tensor."""
-        try:
-            args, kwargs = self._arguments(node)
-            result = self._quietly(function, *args, **kwargs)
-        except Exception:
-            return False
-        return bool(result.shape == args[0].shape and result.dtype == args[0].dtype)
-
-    def _arguments(self, node: fx.Node) -> Any:
-        return filled((node.args, node.kwargs), self.seen)
-
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self._fake.from_tensor(self._given[str(node.target)])
@@ -210,14 +198,12 @@ class _Sized(Tracer):
             raise KeyError(node)
         if node.op == "get_attr":
             return self.seen(node)
-        args, kwargs = self._arguments(node)
-        if node.op == "call_method":
-            return self._quietly(getattr(args[0], str(node.target)), *args[1:], **kwargs)
+        args, kwargs = filled((node.args, node.kwargs), self.seen)
         if node.op == "call_module":
-            return self._quietly(self.root.get_submodule(str(node.target)), *args, **kwargs)
-        return self._quietly(node.target, *args, **kwargs)
+            return self.quietly(self.root.get_submodule(str(node.target)), args, kwargs)
+        return self.quietly(called, (node, args, kwargs), {})
 
-    def _quietly(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def quietly(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `function` on fake tensors without recording its calls."""
         self._running = True
         try:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
-from ..graph import attribute, clean, fresh_name, targets_of
+from ..graph import attribute, called, clean, filled, fresh_name, targets_of
 from ..graph.computed import is_computed_from_arguments
 from ..graph.memory import exposed, memory_of
 from ..graph.report import PassReport, Site
@@ -76,13 +75,9 @@ def _writes_into_own(node: fx.Node) -> bool:
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = map_arg(node.args, lambda n: values[n])
-    kwargs = map_arg(node.kwargs, lambda n: values[n])
+    args, kwargs = filled((node.args, node.kwargs), values.__getitem__)
     with torch.no_grad():
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+        return called(node, args, kwargs)
 
 
 def _replace(
