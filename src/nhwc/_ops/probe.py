@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of
 from ..machine.whole import whole_float32
+from ..models.trees import storage_of
 from .cases import Observation
 from .forms import Form, Prepared, backward, forward, in_place, with_out
 from .inside import LayoutCopy, draws_random_numbers, first_loser, layout_copies
@@ -120,7 +121,7 @@ class _Judge:
         self, form: Form, layout: Layout, right: list[Tensor], wanted: Format | None
     ) -> tuple[Outcome, str]:
         prepared = form(self.sample, layout)
-        given = {_memory(tensor) for tensor in prepared.laid}
+        given = {storage_of(tensor) for tensor in prepared.laid}
         results: list[Tensor] = []
         copies = layout_copies(
             lambda: results.extend(_results(prepared, seed=0)), _half(prepared.laid)
@@ -167,7 +168,7 @@ class _Judge:
             found = format_of(result)
             if found is wanted:
                 seen = Outcome.KEEPS
-            elif _memory(result) in given or _is_broadcast(result):
+            elif storage_of(result) in given or _is_broadcast(result):
                 seen = Outcome.VIEW if seen is Outcome.NONE else seen
             else:
                 shape = "x".join(map(str, result.shape))
@@ -193,13 +194,6 @@ _SETTINGS: dict[tuple[str, Layout], str] = {
 def _half(tensors: Sequence[Tensor]) -> int:
     """The size from which a copy counts as that of a whole tensor, not of indices or statistics."""
     return min((tensor.numel() for tensor in tensors), default=2) // 2
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0  # A gradient that is zero throughout may have no memory at all.
 
 
 def _is_broadcast(tensor: Tensor) -> bool:
