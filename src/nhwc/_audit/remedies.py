@@ -94,9 +94,7 @@ def _cat(call: Call) -> str:
     elif culprit.format is Format.AMBIGUOUS:
         what = "is ambiguous (its strides are true of both formats) and was read as contiguous"
         do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
-    elif any(
-        step == 0 and size > 1 for step, size in zip(culprit.strides, culprit.shape, strict=True)
-    ):
+    elif culprit.spread:
         what = "is expanded: its strides say no format"
         do = _FRAMES if len(culprit.shape) == 5 else "Write it with F.pad or interpolate instead"
     elif culprit.format is Format.CONTIGUOUS:

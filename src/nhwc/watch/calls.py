@@ -33,6 +33,13 @@ class TensorSpec:
         return min(dims, key=lambda d: (self.strides[d], -d))
 
     @property
+    def spread(self) -> bool:
+        """Whether one number stands for several, side by side."""
+        return any(
+            step == 0 and size > 1 for step, size in zip(self.strides, self.shape, strict=True)
+        )
+
+    @property
     def marked(self) -> bool:
         """Whether torch takes it for channels last; torch reads the stride even of a batch of one.
 

@@ -148,7 +148,7 @@ class Tracker:
             weights = {i.shape for i in call.inputs if i.source is None}
             made = [o for o in made if o.shape not in weights]
             # What is spread over an image from one pixel had no format to keep.
-            images = [i for i in images if not (i.source in self._unmarked and _is_spread(i))]
+            images = [i for i in images if not (i.source in self._unmarked and i.spread)]
         name = short_name(call.operator)
         if not made or not images or name.startswith(_FRESH):
             return CallEffect(Effect.NEUTRAL)
@@ -219,11 +219,6 @@ class Tracker:
 
 def _ends_densest(spec: TensorSpec) -> bool:
     return spec.densest == len(spec.shape) - 1
-
-
-def _is_spread(spec: TensorSpec) -> bool:
-    """Whether one number stands for several, side by side."""
-    return any(step == 0 and size > 1 for step, size in zip(spec.strides, spec.shape, strict=True))
 
 
 def _is_like(name: str) -> bool:

@@ -176,10 +176,8 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if self.recorder.current is not None or name in _QUERIES:
-            return func(*args, **kwargs)
-        if name in ("backward", "grad"):
-            # A backward pass is no operator: the dispatch mode sees each of its operators.
+        # A backward pass is no operator: the dispatch mode sees each of its operators.
+        if self.recorder.current is not None or name in (*_QUERIES, "backward", "grad"):
             return func(*args, **kwargs)
         return self.recorder.run(
             name_of(func), False, lambda: func(*args, **kwargs), (args, kwargs)
