@@ -30,9 +30,14 @@ def name_of(node: fx.Node) -> str:
         owner = node.graph.owning_module
         return str(node.target) if owner is None else user_path(owner, str(node.target))
     function = getattr(node.target, "__name__", str(node.target))
-    stack = node.meta.get("nn_module_stack")
-    path = next(reversed(stack.values()))[0] if stack else ""
+    path = path_around(node)
     return f"{path}.{function}()" if path else f"{function}()"
+
+
+def path_around(node: fx.Node) -> str:
+    """The path of the module whose code made `node`; empty for the model itself."""
+    stack = node.meta.get("nn_module_stack")
+    return str(next(reversed(stack.values()))[0]) if stack else ""
 
 
 def input_of(node: fx.Node) -> fx.Node | None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..graph import add_module, attribute, bound
 from ..graph.layers import BatchNorm
 from ..graph.report import PassReport, Site
-from ._folding_sites import name_of
+from ._folding_sites import name_of, path_around
 from ._reporting import reported
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -46,6 +46,11 @@ _TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 _ATEN = torch.ops.aten
 
+_LINEAR = ("input", "weight", "bias")
+_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
+_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
+_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+
 _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv1d: (_CONV, nn.Conv1d),
     F.conv2d: (_CONV, nn.Conv2d),
@@ -53,10 +58,10 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     F.conv_transpose1d: (_TRANSPOSE, nn.ConvTranspose1d),
     F.conv_transpose2d: (_TRANSPOSE, nn.ConvTranspose2d),
     F.conv_transpose3d: (_TRANSPOSE, nn.ConvTranspose3d),
-    F.linear: (("input", "weight", "bias"), nn.Linear),
-    F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), nn.LayerNorm),
-    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), nn.RMSNorm),
-    F.group_norm: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
+    F.linear: (_LINEAR, nn.Linear),
+    F.layer_norm: (_LAYER_NORM, nn.LayerNorm),
+    F.rms_norm: (_RMS_NORM, nn.RMSNorm),
+    F.group_norm: (_GROUP_NORM, nn.GroupNorm),
     F.batch_norm: (_NORM, BatchNorm),
     torch.batch_norm: (_RAW_NORM, BatchNorm),
     # Exported programs consist of these.
@@ -66,13 +71,10 @@ _FUNCTIONS: dict[Any, tuple[tuple[str, ...], type[nn.Module]]] = {
     _ATEN.conv_transpose1d.default: (_TRANSPOSE, nn.ConvTranspose1d),
     _ATEN.conv_transpose2d.input: (_TRANSPOSE, nn.ConvTranspose2d),
     _ATEN.conv_transpose3d.input: (_TRANSPOSE, nn.ConvTranspose3d),
-    _ATEN.linear.default: (("input", "weight", "bias"), nn.Linear),
-    _ATEN.layer_norm.default: (
-        ("input", "normalized_shape", "weight", "bias", "eps"),
-        nn.LayerNorm,
-    ),
-    _ATEN.rms_norm.default: (("input", "normalized_shape", "weight", "eps"), nn.RMSNorm),
-    _ATEN.group_norm.default: (("input", "num_groups", "weight", "bias", "eps"), nn.GroupNorm),
+    _ATEN.linear.default: (_LINEAR, nn.Linear),
+    _ATEN.layer_norm.default: (_LAYER_NORM, nn.LayerNorm),
+    _ATEN.rms_norm.default: (_RMS_NORM, nn.RMSNorm),
+    _ATEN.group_norm.default: (_GROUP_NORM, nn.GroupNorm),
     _ATEN.batch_norm.default: (_RAW_NORM, BatchNorm),
 }
 
@@ -130,9 +132,7 @@ def _lift(
     options = {k: v for k, v in arguments.items() if k not in (*_TENSORS, "input", "training")}
     module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):
-        stack = node.meta.get("nn_module_stack")
-        path = next(reversed(stack.values()))[0] if stack else ""
-        name = path.replace(".", "_") if path else node.name
+        name = path_around(node).replace(".", "_") or node.name
         called = add_module(gm.graph, name, module, (arguments["input"],))
     called.meta = dict(node.meta)
     node.replace_all_uses_with(called)

@@ -34,12 +34,9 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), type(norm).__name__, not reason, reason))
         if not reason:
             tracked = norm.track_running_stats and norm.running_mean is not None
-            replace_module(node, _as_batch_norm(norm) if tracked else _wrapped(norm))
+            made = _as_batch_norm(norm) if tracked else InstanceNorm(norm).train(norm.training)
+            replace_module(node, made)
     return reported(gm, "mend_instance_norm", sites)
-
-
-def _wrapped(norm: _InstanceNorm) -> InstanceNorm:
-    return InstanceNorm(norm).train(norm.training)
 
 
 def _as_batch_norm(norm: Any) -> StatisticsNorm:
