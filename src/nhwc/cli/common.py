@@ -114,7 +114,6 @@ def check_alone(args: argparse.Namespace, option: str, *others: str) -> None:
             raise InputError(f"{said} does not go with {option}. Leave one of them out.")
 
 
-def colors(stream: object = None) -> bool:
-    """Whether to colour text for `stream` (stdout): it is a terminal, and NO_COLOR is not set."""
-    stream = sys.stdout if stream is None else stream
-    return not os.environ.get("NO_COLOR") and bool(getattr(stream, "isatty", lambda: False)())
+def colors() -> bool:
+    """Whether to colour what is printed: stdout is a terminal, and NO_COLOR is not set."""
+    return not os.environ.get("NO_COLOR") and sys.stdout.isatty()

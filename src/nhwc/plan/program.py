@@ -77,13 +77,13 @@ class PlanProgram:
             values[given].copy_(values[value])
         return values
 
-    def step_seconds(self, inputs: Sequence[Any], calls: int = 3) -> dict[str, float]:
+    def step_seconds(self, inputs: Sequence[Any]) -> dict[str, float]:
         """What each step takes in its place in a call, by its name: the least of a few calls.
 
         A device that works beside the processor has not finished when a step returns.
         """
         least: dict[str, float] = {}
-        for _ in range(calls):
+        for _ in range(3):
             values = self._fed(inputs)
             for step in self.steps:
                 start = time.perf_counter()
