@@ -693,6 +693,17 @@ def test_a_model_that_raises_is_told_with_the_operator_and_its_inputs():
     assert "raised at" not in str(caught.value)
 
 
+def test_what_a_model_says_when_it_raises_moves_no_cursor():
+    class Coloured(nn.Module):
+        def forward(self, x):
+            raise ValueError("\x1b[31mtoo small\x1b[0m\x1b[2J")
+
+    x = last(2, 3, 8, 8)
+    for run in (audit, nhwc.optimize):
+        with pytest.raises(nhwc.ModelFailed, match=r"too small\\x1b\[2J\. "):
+            run(Coloured().eval(), x)
+
+
 def test_an_error_that_the_model_catches_moves_no_finding():
     def viewed(x):
         try:

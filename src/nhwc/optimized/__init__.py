@@ -24,6 +24,7 @@ from ..machine.forks import check_threads
 from ..models.places import by_place
 from ..plan import UnknownKernel, Unplannable, remake_plan
 from ..plan.gpu.graphs import on_device
+from ..shown import shown
 from ..verify.decided import Picking
 from .recipes import PlanRecipe as PlanRecipe
 from .recipes import Served as Served
@@ -240,7 +241,7 @@ class Optimized(nn.Module):
         try:
             result = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
-            problem = " ".join(str(error).split()).partition(": ")[2][:200]
+            problem = shown(str(error).partition(": ")[2])
             raise InputError(
                 "the state dict is not one of this optimized model, whose layers are folded: "
                 f"{problem} Load the weights of the original into the original, and optimize it "
