@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import InputError
 from nhwc.graph import capture
+from nhwc.graph.sized import capture_sized
 from nhwc.models.vision import import_torchvision
 from nhwc.passes import PASSES, run_passes
 from nhwc.passes.sizes import for_sizes
@@ -243,6 +244,30 @@ def test_code_that_decides_by_more_than_sizes_is_none(does):
     assert sized is None
 
 
+def made(self, x):
+    y = self.norm(self.conv(x))
+    size = y.shape[1:] if torch.numel(x) > 1 else (1, 1, 1)
+    return y + y.new_ones(size) + y.new_zeros(*size) + y.new_full(size, 2)
+
+
+class Beside(nn.Module):
+    def __init__(self, does):
+        super().__init__()
+        self.one, self.other = net(does), net(by_value)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+@pytest.mark.parametrize("does", [*SIZED, made], ids=lambda does: does.__name__)
+def test_it_is_opened_beside_a_part_that_decides_by_more(does):
+    model, x = Beside(does).eval(), image()
+    sized, closed = capture_sized(capture(model).module, [x])
+    assert [*closed] == ["other"]
+    for one in (x, -x):
+        close(sized(one), copy.deepcopy(model)(one))
+
+
 def test_a_loop_that_is_too_long_stays_one(monkeypatch):
     assert opened(net(rows), image())[1] is not None
     for file in ("recorded", "sized"):
@@ -361,6 +386,24 @@ def test_two_inputs_and_structures_come_back_as_they_are():
         close(fast(x, y, True)["parts"][0], model(x, y, True)["parts"][0])
     assert runs_program(fast, x, y, True)
     assert not runs_program(fast, x, y, False)
+
+
+@torch.no_grad()
+def test_a_mode_that_code_sets_for_a_part_is_set_in_every_call():
+    class Trains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            self.norm.train(x.shape[2] > 4)
+            y = self.norm(x)
+            self.norm.eval()
+            return y
+
+    model, x = Trains().eval(), image()
+    sized, _ = capture_sized(capture(model).module, [x])
+    close(sized(x), copy.deepcopy(model)(x))
 
 
 @torch.no_grad()

@@ -16,6 +16,8 @@ from .questions import may_write, why_asking
 
 _BY_HOOKS = "what hooks write"
 
+RESETS = "it sets a mode, hooks or a forward of its parts while it runs"
+
 
 class Doubts:
     """Note what opaque parts do while `root` is traced, and judge the code around them.
@@ -29,10 +31,10 @@ class Doubts:
         self._asking: dict[type[nn.Module], str] = {}
 
     def check_watched(self, module: nn.Module) -> None:
-        """Refuse code that sets hooks or another `forward` on its parts while it runs."""
+        """Refuse code that sets a mode, hooks or a `forward` of its parts while it runs."""
         for part in module.modules():
             if self._watched.get(part, ()) != watchers(part):
-                raise TraceError("it sets hooks or another forward on its parts while it runs")
+                raise TraceError(RESETS)
 
     def note_written(self, module: nn.Module, given: Iterable[Any]) -> None:
         """Note what a part writes that stays a call: it does not run here, so its code is read."""

@@ -89,10 +89,10 @@ def _is_of_library(hook: Any) -> bool:
 
 
 def watchers(module: nn.Module) -> tuple[int, ...]:
-    """Return the identities of a module's hooks and of a `forward` set on it from outside."""
+    """A module's mode, and the identities of its hooks and of a `forward` set from outside."""
     if isinstance(module, jit.ScriptModule):  # Reading its attributes would change its dictionary.
         return ()
-    return (id(vars(module).get("forward")), *map(id, hooks_of(module)))
+    return (module.training, id(vars(module).get("forward")), *map(id, hooks_of(module)))
 
 
 def runs_hooks(module: nn.Module) -> bool:

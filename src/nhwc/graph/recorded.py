@@ -28,6 +28,7 @@ from ..models.trees import storage_of, tensors_of
 from ..verify import cloned
 from .arguments import type_like
 from .assigned import assigned
+from .doubts import RESETS
 from .edit import filled
 from .flat import is_nested, with_leaves
 from .kept import Kept
@@ -172,6 +173,7 @@ class _Recorder(TorchFunctionMode):
         self._modes, self._drawn = modes(), torch.get_rng_state()
         self._quiet = False
         self._paths = {module: path for path, module in root.named_modules()}
+        self._training = {part for part in root.modules() if part.training}
         self._made: set[int] = set()
         # Code may ask for the shapes of parameters, not for values that training changes.
         self._fakes: dict[int, Tensor] = {}
@@ -207,6 +209,8 @@ class _Recorder(TorchFunctionMode):
                 return own(module, *args, **kwargs)
             if calls_otherwise(module):
                 self.noted.refuse(IN_OWN_CALL)
+            if module.training is not (module in self._training):
+                self.noted.refuse(RESETS)
             if reason is not None:
                 self.noted.opaque[path] = reason
             with torch._C.DisableTorchFunction():  # Noting a weight asks it what it is.
