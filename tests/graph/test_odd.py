@@ -98,6 +98,26 @@ def anchored(self, x):
     return y + self.anchors
 
 
+def remembered(self, x):
+    self.mean.copy_(x.mean((0, 2, 3)))
+    return self.body(x) * self.mean.sum() - self.mean.clone().view(1, -1, 1, 1)
+
+
+def trained_for_a_while(self, x):
+    self.norm.train()
+    y = self.norm(self.body(x))
+    self.norm.eval()
+    return y
+
+
+def doubled(forward):
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        return forward(self, *args, **kwargs) * 2
+
+    return call
+
+
 MODELS = {
     "any number": odd(lambda self, *xs: self.body(xs[0]) + len(xs)),
     "any names": odd(lambda self, *xs, **more: self.body(xs[0]) + len(more)),
@@ -135,6 +155,11 @@ MODELS = {
     "random": odd(lambda self, x: self.body(x) + 0 * torch.rand(1)),
     "anchors": odd(anchored, lambda self: self.__dict__.update(shape=None, anchors=None)),
     "writes into its input": odd(in_place),
+    "writes into a buffer and reads it": odd(
+        remembered, lambda self: self.register_buffer("mean", torch.ones(3))
+    ),
+    "sets a mode": odd(trained_for_a_while, lambda self: setattr(self, "norm", nn.BatchNorm2d(3))),
+    "decorated keyword": odd(doubled(lambda self, x, *, scale=2.0: self.body(x) * scale)),
     "slots": Slotted,
     "own call": OwnCall,
     "own forward": OwnForward,

@@ -311,9 +311,13 @@ class Tracer(fx.Tracer):
         return node.op == "call_function" and not ours
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        name = self._names.get(attr_val) if isinstance(attr_val, nn.Parameter) else None
+        name = self._names.get(attr_val) if isinstance(attr_val, Tensor) else None
         if name is None:
             return attr_val
+        if not isinstance(attr_val, nn.Parameter):
+            # What the graph writes into a buffer is not there yet.
+            written = {one.target for _, one in self._writes if not one._erased}
+            return self.create_proxy("get_attr", name, (), {}) if name in written else attr_val
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy(
                 *("get_attr", name, (), {}),
@@ -471,11 +475,7 @@ def explain(error: Exception) -> str:
 
 
 _PLAIN = {
-    "inputs to control flow": "it branches on data",
-    "cannot be iterated": "it loops over data",
     "does not support item assignment": "it assigns to elements of a traced value",
-    "support for arbitrary number of arguments": "it unpacks a traced value with *",
-    "'len' is not supported": "it uses the length of a traced value",
     "cannot be interpreted as an integer": "it counts with a traced value",
     "must be real number, not": "it computes with a traced value in plain Python",
     "int() argument must be": "it makes a plain number of a traced value",
