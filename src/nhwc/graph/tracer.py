@@ -177,9 +177,6 @@ class Tracer(fx.Tracer):
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         self.refuse("it loops over data")
 
-    def keys(self, obj: fx.Proxy) -> Any:
-        self.refuse("it unpacks a traced value with **")
-
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         leaf = is_leaf(m) and not is_spelled_out(m)
         return module_qualified_name in self.opaque or leaf

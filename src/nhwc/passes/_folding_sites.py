@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..graph import folded, module_of, user_path
@@ -98,8 +97,6 @@ def norm_unfit(norm: nn.Module) -> str | None:
         return "the batch norm keeps no running statistics: it normalises by those of each batch"
     if norm.training:
         return "the batch norm is in training mode: call model.eval() first"
-    if is_lazy(fields.running_mean):
-        return "the batch norm is lazy: run the model once first"
     if is_parametrized(norm):
         return "a parameter of the batch norm is parametrized"
     return None
@@ -117,8 +114,6 @@ def layer_unfit(layer: nn.Module) -> str | None:
         return "it has hooks"
     if "forward" in vars(layer) or not _of_torch(layer):
         return f"{type(layer).__name__} has a forward of its own"
-    if is_lazy(fields.weight):
-        return "it is lazy: run the model once first"
     if fields.weight is not None and not fields.weight.dtype.is_floating_point:
         return f"its weight is {fields.weight.dtype}"
     return None
