@@ -194,6 +194,70 @@ def test_a_static_method_asks_about_values_not_about_the_module():
     torch.testing.assert_close(outputs(fuse(model), (X,)), outputs(model, (X,)))
 
 
+def by_type(y):
+    return y * 2 if type(y) is Tensor else y * 3
+
+
+class Tool:
+    """Not a module; its code is reached by a value alone."""
+
+    def __call__(self, y):
+        return by_type(y)
+
+    def picked(self, y):
+        return y * 2 if type(y) is Tensor else y * 3
+
+    def __getitem__(self, y):
+        return y * 2 if type(y) is Tensor else y * 3
+
+
+TABLE = {"tool": by_type}
+TOOL = Tool()
+
+
+def swallowed(self, y):
+    try:
+        return TABLE["tool"](y)
+    finally:
+        self.seen = True
+
+
+CALLED = {
+    "object": lambda self, y: TOOL(y),
+    "method of an object": lambda self, y: TOOL.picked(y),
+    "made in the call": lambda self, y: Tool().picked(y),
+    "operator": lambda self, y: TOOL[y],
+    "table": lambda self, y: TABLE["tool"](y),
+    "partial": lambda self, y: functools.partial(TABLE["tool"])(y),
+    "name that is put together": lambda self, y: getattr(self, "pick" + "ed")(y),
+    "all arguments": lambda self, y: self.listed(y),
+    "behind finally": swallowed,
+}
+
+
+class Calls(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.conv, self.way = nn.Conv2d(3, 3, 1), way
+
+    def forward(self, x):
+        return self.way(self, self.conv(x))
+
+    def picked(self, y):
+        return y * 2 if type(y) is Tensor else y * 3
+
+    def listed(*args):
+        return args[1] * 2 if type(args[1]) is Tensor else args[1] * 3
+
+
+@pytest.mark.parametrize("way", CALLED)
+def test_code_asks_by_whatever_way_it_is_called(way):
+    model = Calls(CALLED[way]).eval()
+    fused = fuse(model)
+    assert "it asks for the type of a value (test_questions.py:" in fused.report.opaque[0].reason
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
+
+
 class Logits(nn.Module):
     """A wrapper as many write it around models of others."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from types import FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import fx, jit, nn
@@ -12,7 +12,7 @@ from torch.fx.proxy import TraceError
 
 from .leaves import hooks_of, is_leaf, watchers
 from .mentions import mentions_of, reads_state
-from .questions import may_write, why_asking
+from .questions import may_write, questions_of, why_asking
 
 _BY_HOOKS = "what hooks write"
 
@@ -29,6 +29,7 @@ class Doubts:
         self.written: list[str] = []
         self._watched = {module: watchers(module) for module in root.modules()}
         self._asking: dict[type[nn.Module], str] = {}
+        self._running: dict[tuple[CodeType, bool], str] = {}
 
     def check_watched(self, module: nn.Module) -> None:
         """Refuse code that sets a mode, hooks or a `forward` of its parts while it runs."""
@@ -71,3 +72,16 @@ class Doubts:
             self._asking[kind] = "" if graph else why_asking(module)
         if self._asking[kind]:
             raise TraceError(self._asking[kind])
+
+    def why_running(self, frame: FrameType) -> str:
+        """Say why code that runs must not be traced: not all that is called can be read before.
+
+        A method may ask about the object that has it, which is no traced value.
+        """
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        method = not issubclass(type(first), (fx.Proxy, dict, list, tuple, type(None)))
+        if (code, method) not in self._running:
+            reason = questions_of(code, frame.f_globals, method=method).reason
+            self._running[code, method] = reason.partition(" (")[0]
+        return self._running[code, method]

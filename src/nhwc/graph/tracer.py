@@ -190,6 +190,7 @@ class Tracer(fx.Tracer):
     ) -> Any:
         if self._is_passing(m):
             return self._through(m, forward, args, kwargs)
+        self._check_running()
         path = self.path_of_module(m)
         self._doubts.check_watched(m)
         reason = opaque_by_nature(m)
@@ -269,6 +270,15 @@ class Tracer(fx.Tracer):
         asked = asks_for_none(code, root.forward.__globals__, method=True) & {*names[1:]}
         if asked:
             raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
+
+    def _check_running(self) -> None:
+        """Refuse code of the current module that asks a question, by whatever way it is called."""
+        frame: Any = sys._getframe(2)
+        while frame.f_code not in (Tracer.call_module.__code__, Tracer.trace.__code__):
+            users = not frame.f_code.co_filename.startswith((TORCH, OURS))
+            if users and (reason := self._doubts.why_running(frame)):
+                self.refuse(reason)
+            frame = frame.f_back
 
     def _check_none(self) -> None:
         """Refuse code that asks whether the result of the current call is None: it is unknown."""
@@ -351,6 +361,7 @@ class Tracer(fx.Tracer):
             self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
         if kind == "call_module" and calls_otherwise(self.root.get_submodule(target)):
             self.refuse(IN_OWN_CALL)
+        self._check_running()
         result = super().create_proxy(kind, target, *args, **kwargs)
         if modes() != self._modes:
             self.refuse("it runs parts in another precision, or with gradients")
