@@ -116,8 +116,8 @@ def layout_of(tensor: Tensor) -> Format | None:
 
     Rows in batches have no other layout: for them, CONTIGUOUS or None.
 
-    A channel slice of a channels-last tensor is dense in its channels: it counts as channels last,
-    as torch's own operators count it.
+    A channel slice of a channels-last tensor is densest in its channels, also one that leaves some
+    out: it counts as channels last, as torch's own operators count it.
     """
     if tensor.ndim == 3:
         return Format.CONTIGUOUS if tensor.is_contiguous() else None
@@ -125,7 +125,10 @@ def layout_of(tensor: Tensor) -> Format | None:
         return None
     found = format_of(tensor)
     if found is Format.OTHER:
-        return Format.CHANNELS_LAST if tensor.stride(1) == 1 else Format.CONTIGUOUS
+        sides = zip(tensor.stride(), tensor.shape, strict=True)
+        densest = min((step for step, size in sides if step and size > 1), default=1)
+        last = 0 < tensor.stride(1) <= densest
+        return Format.CHANNELS_LAST if last else Format.CONTIGUOUS
     if found is Format.AMBIGUOUS:
         return None
     return Format.CHANNELS_LAST if found.is_last else found
