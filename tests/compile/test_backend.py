@@ -1,5 +1,6 @@
 """torch.compile with nhwc behind it answers as the model does, whatever Dynamo makes of that."""
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -14,13 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import same
 from torch.utils._pytree import tree_leaves
 
 import nhwc
 from nhwc._compile import core, planned
+from nhwc._compile.behaviour import Unserved, behaviour
 from nhwc._optimize import stages
 
 ROOT = Path(__file__).parents[2]
@@ -239,6 +241,27 @@ def test_what_no_plan_does_is_left_to_torch(kind):
     backend = answers(kind)
     assert [graph.reports for graph in backend.graphs] == [()] * len(backend.graphs)
     assert all(LEFT[kind] in graph.reason for graph in backend.graphs)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1])
+def test_attention_draws_random_numbers_where_it_drops(probability):
+    """As on a GPU, where one operator attends and drops."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    graph = fx.symbolic_trace(lambda x: attend(x, x, x, dropout_p=probability)[0])
+    left = pytest.raises(Unserved, match="draws random numbers")
+    with left if probability else contextlib.nullcontext():
+        behaviour(graph, [torch.ones(1, 2, 4, 8)])
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_recurrent_layer_may_be_in_training_mode(train):
+    def run(x, h, w, u, b):
+        return torch.lstm(x, (h, h), (w, u, b, b), True, 1, 0.0, train, False, False)
+
+    sizes = ((5, 2, 3), (1, 2, 4), (16, 3), (16, 4), (16,))
+    left = pytest.raises(Unserved, match="training mode")
+    with left if train else contextlib.nullcontext():
+        behaviour(fx.symbolic_trace(run), [torch.ones(size) for size in sizes])
 
 
 def test_a_layer_has_the_users_name():
