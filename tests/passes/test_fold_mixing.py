@@ -10,6 +10,7 @@ from nhwc.graph.seen import shape_at
 from nhwc.graph.sized import capture_sized
 from nhwc.passes import FOLDING, PASSES, exact_passes, run_passes
 from nhwc.passes.fold_mixing import fold_mixing
+from nhwc.zoo import import_torchvision
 
 from ..fusing import Block, random_
 
@@ -68,11 +69,19 @@ def test_norms_are_folded_before():
 @pytest.mark.parametrize("sized", [True, False])
 def test_images_of_rows(turn, channels, sized):
     def forward(self, x):
+        n, _, high, wide = x.shape
         rows = self.first(x.flatten(2).transpose(1, 2))
-        return self.conv(turn(rows).reshape(2, channels, 4, 5)).relu()
+        return self.conv(turn(rows).reshape(n, channels, high, wide)).relu()
 
     net = Block(forward, first=nn.Linear(6, 12), conv=nn.Conv2d(12, 8, 1))
-    assert folded(net, IMAGE, sized=sized) == (1, [])
+    assert folded(net, IMAGE, sized=sized)[0] == (sized or channels == -1)
+
+
+class Single(nn.Sequential):
+    """In float32, whatever it is given."""
+
+    def forward(self, x):
+        return super().forward(x.float())
 
 
 def hooked():
@@ -92,6 +101,9 @@ def hooked():
         (chain(nn.Conv2d(6, 12, 1, groups=2), nn.Conv2d(12, 8, 1)), IMAGE),
         (chain(nn.Conv2d(6, 12, 1), nn.Conv2d(12, 8, 1, groups=2)), IMAGE),
         (chain(nn.Linear(6, 12), hooked()), ROWS),
+        (chain(nn.Conv2d(6, 5, 1), nn.Linear(5, 8)), IMAGE),  # which mixes columns
+        (chain(nn.Linear(6, 5), nn.Conv2d(4, 3, 1)), IMAGE.permute(0, 2, 3, 1)),
+        (chain(nn.Linear(6, 12).double(), Single(nn.Linear(12, 8))), ROWS.double()),
         (chain(nn.Linear(6, 12), nn.Sequential(nn.Flatten(1, 1), nn.Linear(12, 8))), ROWS),
         (
             Block(
@@ -113,25 +125,42 @@ def test_half_precision_is_left():
 
 
 @pytest.mark.parametrize(
-    "turned",
+    ("turned", "channels"),
     [
-        lambda rows: rows.reshape(2, 12, 4, 5),  # not brought to the front
-        lambda rows: rows.transpose(0, 1).reshape(2, 12, 4, 5),
-        lambda rows: rows.transpose(1, 2).reshape(4, 12, 2, 5)[
-            :2
-        ],  # other places, the same channels
-        lambda rows: rows.transpose(1, 2).reshape(2, 24, 2, 5)[:, ::2],
-        lambda rows: rows.transpose(1, 2).reshape(2, 12, 20).unsqueeze(-1),
+        (lambda rows: rows.reshape(2, 12, 4, 5), 12),  # not brought to the front
+        (lambda rows: rows.transpose(0, 1).reshape(2, 12, 4, 5), 12),
+        (lambda rows: rows.transpose(1, 2).reshape(4, 12, 2, 5), 12),  # halves for images
+        (lambda rows: rows.transpose(1, 2).reshape(rows.shape[0], 24, 2, 5), 24),
+        (lambda rows: rows.transpose(1, 2).reshape(rows.shape[0], -1, 2, 5), 24),
+        (lambda rows: rows.transpose(1, 2).reshape(rows.shape[1] // 5, -1, 2, 5), 12),
+        (lambda rows: rows.transpose(1, 2).reshape(2, 12, 20).unsqueeze(-1), 12),
+        (lambda rows: rows.unflatten(1, (4, 5)).transpose(1, 2).reshape(2, 12, 4, 5), 12),
     ],
 )
 @pytest.mark.parametrize("sized", [True, False])
-def test_other_views_stay(turned, sized):
+def test_other_views_stay(turned, channels, sized):
     net = Block(
         lambda self, x: self.conv(turned(self.first(x))).relu(),
         first=nn.Linear(6, 12),
+        conv=nn.Conv2d(channels, 8, 1),
+    )
+    assert folded(net, ROWS, sized=sized)[0] == 0
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_rows_of_rows_stay(sized):
+    net = Block(
+        lambda self, x: self.conv(self.first(x).transpose(1, 2).reshape(x.shape[0], -1, 4, 5)),
+        first=nn.Linear(6, 12),
         conv=nn.Conv2d(12, 8, 1),
     )
-    folded(net, ROWS, sized=sized)
+    assert folded(net, IMAGE.permute(0, 2, 3, 1), sized=sized)[0] == 0
+
+
+def test_a_frozen_norm_that_gives_an_image_a_batch_stays():
+    frozen = import_torchvision().ops.misc.FrozenBatchNorm2d(12)
+    first = nn.Sequential(nn.Conv2d(6, 12, 1), frozen)
+    assert folded(chain(first, nn.Conv2d(12, 8, 1)), IMAGE[0])[0] == 0
 
 
 def test_layers_that_are_called_or_read_elsewhere_stay_for_those():

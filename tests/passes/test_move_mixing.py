@@ -45,6 +45,8 @@ def moved(net, *inputs, sized=False):
     running = Running(graph)
     torch.testing.assert_close(running.run(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
     assert not running.untrue
+    resized = graph.graph.find_nodes(op="call_function", target=F.interpolate)
+    assert not sized or None not in map(shape_at, resized)
     return len(report.applied), running.pixels
 
 
@@ -136,7 +138,7 @@ def test_planned_saved_and_with_other_sizes(mode, tmp_path):
     ("forward", "conv"),
     [
         (lambda self, x: self.conv(enlarge(x, scale_factor=0.5)), nn.Conv2d(48, 20, 1)),
-        (lambda self, x: self.conv(enlarge(x, scale_factor=1.1)), nn.Conv2d(48, 20, 1)),
+        (lambda self, x: self.conv(enlarge(x, scale_factor=(1.25, 1.0))), nn.Conv2d(48, 20, 1)),
         (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 3)),
         (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 1, stride=2)),
         (lambda self, x: self.conv(enlarge(x)), nn.Conv2d(48, 20, 1, padding=1)),
@@ -154,7 +156,8 @@ def test_planned_saved_and_with_other_sizes(mode, tmp_path):
     ],
 )
 def test_others_stay(forward, conv):
-    assert moved(Block(forward, conv=conv), SMALL)[0] == 0
+    for sized in (False, True):
+        assert moved(Block(forward, conv=conv), SMALL, sized=sized)[0] == 0
 
 
 def test_sizes_that_are_numbers_must_be_known():
@@ -198,11 +201,15 @@ def test_an_average_of_volumes():
         lambda self, x: F.avg_pool2d(self.conv(x).relu(), 2),
         lambda self, x: F.max_pool2d(self.conv(x), 2),
         lambda self, x: F.avg_pool2d(y := self.conv(x), 2).sum() + y,
-        lambda self, x: F.avg_pool2d(self.conv(y := x + 1.0) + y.relu_().mean(), 2),
     ],
 )
 def test_other_averages_stay(forward):
     net = Block(forward, conv=nn.Conv2d(48, 24, 1))
+    assert moved(net, SMALL)[0] == 0
+
+
+def test_an_average_that_leaves_all_pixels_stays():
+    net = Block(lambda self, x: F.avg_pool2d(self.conv(x), 2, 1), conv=nn.Conv2d(48, 480, 1))
     assert moved(net, SMALL)[0] == 0
 
 
@@ -224,10 +231,28 @@ def test_what_is_written_between_is_read_before():
     assert not report.applied
 
 
-def test_a_hook_sees_what_it_saw():
+@pytest.mark.parametrize("where", ["conv", "resize", "pool"])
+def test_a_hook_sees_what_it_saw(where):
+    net = Block(
+        lambda self, x: self.pool(self.conv(self.resize(x))).tanh(),
+        conv=nn.Conv2d(48, 20, 1),
+        resize=nn.Upsample(scale_factor=2) if where != "pool" else nn.Identity(),
+        pool=nn.AvgPool2d(2) if where != "resize" else nn.Identity(),
+    )
+    getattr(net, where).register_forward_hook(lambda module, inputs, result: result[..., 2:])
+    assert moved(net, SMALL)[0] == 0
+
+
+def test_a_resize_to_the_size_that_is_there_goes_where_it_is_only_read():
+    same = lambda x: enlarge(x, size=(4, 3), mode="bilinear")
     conv = nn.Conv2d(48, 20, 1)
-    conv.register_forward_hook(lambda module, inputs, result: result[..., :5])
-    assert moved(Block(lambda self, x: self.conv(enlarge(x)), conv=conv), SMALL)[0] == 0
+    read = Block(lambda self, x: self.conv(same(x)), conv=conv)
+    assert moved(read, SMALL, sized=True) == (1, [12])
+    joined = Block(lambda self, x: self.conv(torch.cat([same(x)[:, :8], same(x)], 1)))
+    joined.conv = nn.Conv2d(56, 20, 1)
+    assert moved(joined, SMALL, sized=True) == (1, [12])
+    returned = Block(lambda self, x: (self.conv(x), same(x)), conv=conv)
+    assert moved(returned, SMALL, sized=True)[0] == 0
 
 
 def test_half_precision_adds_no_roundings():

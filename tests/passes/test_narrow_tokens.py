@@ -206,6 +206,30 @@ def test_what_is_read_elsewhere_is_computed():
     assert (times, counts["blocks.1.proj"], counts["blocks.1.mlp.2"]) == (1, 5, 1)
 
 
+def test_a_norm_alone_is_not_worth_a_slice():
+    net = Classified()
+    net.blocks = nn.Identity()
+    assert narrowed(net)[0] == 0
+
+
+@torch.no_grad()
+def test_what_is_written_into_is_written_as_a_whole():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.mix = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            x = self.first(x.reshape(2, 5, 12))
+            y = self.mix(x.relu_() * 2.0)[:, 0].tanh()
+            return y + x.mean(1)
+
+    net = Writes().eval()
+    graph = capture(net).module
+    run_passes(graph, (narrow_tokens,))
+    torch.testing.assert_close(graph(TOKENS), net(TOKENS))
+
+
 def hooked(net):
     net.blocks[1].mlp[2].register_forward_hook(lambda module, inputs, result: result * 2)
 

@@ -19,9 +19,9 @@ from torch import fx, nn
 from ..graph import erase, module_of, replace_module
 from ..graph.leaves import is_leaf
 from ..graph.report import PassReport, Site
-from ..graph.seen import seen_at
+from ..graph.seen import seen_at, shape_at
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
-from ._matching import is_own, numbers_given, shape_given
+from ._matching import is_own, numbers_given, shape_given, size_read
 from ._ranks import ranks_of
 from ._reporting import reported
 from .lift_functional import layer
@@ -58,14 +58,22 @@ def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[Any]:
         return [None]
     if any(isinstance(module_of(value), kind) and isinstance(mixing, kind) for kind in _KINDS):
         return [value]
-    shape = shape_given(value) if isinstance(mixing, nn.Conv2d) else None
-    turned = input_of(value) if shape else None
+    turned = input_of(value) if isinstance(mixing, nn.Conv2d) and shape_given(value) else None
     rows = input_of(turned) if turned and is_own(turned) and turns_tokens(turned) else None
-    first: Any = module_of(rows)
-    if rows is None or not is_own(rows) or ranks[rows] != 3 or not isinstance(first, nn.Linear):
+    if rows is None or not is_own(rows) or not isinstance(module_of(rows), nn.Linear):
         return [None]
-    fits = shape and len(shape) == 4 and shape[1] in (-1, first.out_features)
+    fits = ranks[rows] == 3 and _are_images_of(value, rows)
     return [rows, turned, value] if fits else [None]
+
+
+def _are_images_of(value: fx.Node, rows: fx.Node) -> bool:
+    """Whether a reshape of turned rows leaves images and channels what they are."""
+    before, after = shape_at(rows), shape_at(value)
+    if before and after:
+        return len(after) == 4 and after[:2] == before[::2]
+    shape = shape_given(value) or []
+    read = size_read(shape[0]) if len(shape) == 4 else None
+    return read is not None and read[1] == 0 and shape[1] == -1
 
 
 def _mixes(mixing: Any) -> bool:
@@ -76,8 +84,10 @@ def _mixes(mixing: Any) -> bool:
 
 
 def _is_less(first: Any, second: Any) -> bool:
-    """Whether one layer has fewer weights than both, which are of one type."""
+    """Whether one layer has fewer weights than both, which fit together and are of one type."""
     if not _mixes(first) or first.weight.dtype != second.weight.dtype:
+        return False
+    if len(first.weight) != second.weight.shape[1]:
         return False
     product = first.weight.shape[1] * second.weight.shape[0]
     return bool(product < first.weight.numel() + second.weight.numel())

@@ -28,7 +28,6 @@ from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ..graph.seen import seen_at, shape_at
 from ._folding_sites import (
-    folded_before,
     input_of,
     is_batch_norm,
     layer_unfit,
@@ -175,7 +174,7 @@ def _ratio(node: fx.Node, size: Any, factors: Sequence[Any]) -> float:
 
 def _parts(joined: Any, conv: Any) -> list[_Part]:
     """The images whose channels `joined` has one after the other, for this convolution alone."""
-    if not is_own(joined) or joined.target not in _CATS or conv.groups > 1 or folded_before(conv):
+    if not is_own(joined) or joined.target not in _CATS or conv.groups > 1:
         return []
     given = bound(joined, ("tensors", "dim"))
     images = given.get("tensors")
