@@ -67,13 +67,13 @@ def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[Any]:
 
 
 def _are_images_of(value: fx.Node, rows: fx.Node) -> bool:
-    """Whether a reshape of turned rows leaves images and channels what they are."""
-    before, after = shape_at(rows), shape_at(value)
+    """Whether a reshape of turned rows has as many images. If the channels, which the next layer
+    tells, are as many too, each of them is what it was."""
+    before, after, shape = shape_at(rows), shape_at(value), shape_given(value) or []
     if before and after:
-        return len(after) == 4 and after[:2] == before[::2]
-    shape = shape_given(value) or []
+        return len(after) == 4 and after[0] == before[0]
     read = size_read(shape[0]) if len(shape) == 4 else None
-    return read is not None and read[1] == 0 and shape[1] == -1
+    return read is not None and read[1] == 0
 
 
 def _mixes(mixing: Any) -> bool:
