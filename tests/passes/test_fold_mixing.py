@@ -133,6 +133,7 @@ def test_half_precision_is_left():
         (lambda rows: rows.transpose(1, 2).reshape(rows.shape[0], 24, 2, 5), 24),
         (lambda rows: rows.transpose(1, 2).reshape(rows.shape[0], -1, 2, 5), 24),
         (lambda rows: rows.transpose(1, 2).reshape(rows.shape[1] // 5, -1, 2, 5), 12),
+        (lambda rows: rows.transpose(1, 2).reshape(rows.shape[1], -1, 1, 2), 12),
         (lambda rows: rows.transpose(1, 2).reshape(2, 12, 20).unsqueeze(-1), 12),
         (lambda rows: rows.unflatten(1, (4, 5)).transpose(1, 2).reshape(2, 12, 4, 5), 12),
     ],
