@@ -84,10 +84,8 @@ def _mixes(mixing: Any) -> bool:
 
 
 def _is_less(first: Any, second: Any) -> bool:
-    """Whether one layer has fewer weights than both, which fit together and are of one type."""
-    if not _mixes(first) or first.weight.dtype != second.weight.dtype:
-        return False
-    if len(first.weight) != second.weight.shape[1]:
+    """Whether one layer has fewer weights than both, which fit together."""
+    if not _mixes(first) or len(first.weight) != second.weight.shape[1]:
         return False
     product = first.weight.shape[1] * second.weight.shape[0]
     return bool(product < first.weight.numel() + second.weight.numel())
