@@ -66,7 +66,7 @@ def test_a_format_that_is_lost_only_backward_is_found():
     (lost,) = found.backward
     assert (lost.kind, lost.operator) == ("lost", "autograd::sorted_backward")
     assert lost in found.audit.lost
-    assert "autograd::sorted_backward loses channels last at" in step_text(found)
+    assert "autograd::sorted_backward loses channels last in" in step_text(found)
 
 
 def test_an_image_spread_from_one_pixel_lost_nothing():

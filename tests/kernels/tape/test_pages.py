@@ -53,7 +53,8 @@ def test_it_ends_with_its_context_and_one_within_another_is_apart():
 
 
 def test_a_plan_packs_side_by_side():
-    net = torch.nn.Sequential(*(torch.nn.Conv2d(16, 16, 1) for _ in range(3))).eval()
+    layers = [(torch.nn.Conv2d(16, 16, 1), torch.nn.ReLU()) for _ in range(3)]
+    net = torch.nn.Sequential(*(layer for pair in layers for layer in pair)).eval()
     asked = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scene, "kernels_of_others", lambda *_: ())

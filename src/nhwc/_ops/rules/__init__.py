@@ -17,11 +17,11 @@ SECTIONS: tuple[Section, ...] = (*strides.SECTIONS, *computing.SECTIONS, *whole.
 
 
 def check_rules(
-    device: torch.device | str = "cpu", sections: Sequence[Section] = SECTIONS
+    device: torch.device | str = "cpu", sections: Sequence[Section] | None = None
 ) -> tuple[RuleResult, ...]:
     """Run every rule on the installed torch and this device.
 
     >>> check_rules(sections=SECTIONS[:1])[0].passed
     True
     """
-    return check(sections, torch.device(device))
+    return check(SECTIONS if sections is None else sections, torch.device(device))
