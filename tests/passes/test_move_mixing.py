@@ -253,6 +253,10 @@ def test_a_resize_to_the_size_that_is_there_goes_where_it_is_only_read():
     joined = Block(lambda self, x: self.conv(torch.cat([same(x)[:, :8], same(x)], 1)))
     joined.conv = nn.Conv2d(56, 20, 1)
     assert moved(joined, SMALL, sized=True) == (1, [12])
+    moving = Block(
+        lambda self, x: self.conv(enlarge(x, scale_factor=1.1, mode="bilinear")), conv=conv
+    )
+    assert moved(moving, SMALL, sized=True)[0] == 0
     returned = Block(lambda self, x: (self.conv(x), same(x)), conv=conv)
     assert moved(returned, SMALL, sized=True)[0] == 0
 

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 import nhwc
 from nhwc.graph import capture
+from nhwc.graph.seen import shape_at
 from nhwc.graph.sized import capture_sized
 from nhwc.passes import FOLDING, run_passes
 from nhwc.passes.join_attention import join_attention
@@ -57,6 +58,13 @@ class Apart(Block):
 
 class Spelled(Apart):
     spelled = True
+
+
+class Functions(Apart):
+    def attended(self, x):
+        q, k, v = (one.view(2, 5, 3, 4).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return torch.reshape(torch.transpose(mixed, 1, 2), (2, 5, 12))
 
 
 class Causal(Apart):
@@ -112,6 +120,12 @@ class Tokens(fx.Interpreter):
         result = super().call_module(target, args, kwargs)
         if isinstance(self.module.get_submodule(target), nn.Linear):
             self.counts[target] = result.shape[1] if result.ndim == 3 else None
+        return result
+
+    def run_node(self, node):
+        result = super().run_node(node)
+        if isinstance(result, torch.Tensor):
+            assert shape_at(node) in (None, result.shape), node
         return result
 
 
@@ -267,6 +281,11 @@ def test_a_number_of_dimensions_that_is_not_sure_is_none():
     fast = nhwc.optimize(net, torch.randn(2, 3, 12))
     signal = torch.randn(3, 5)  # without a batch, of which the slice takes a channel
     torch.testing.assert_close(fast(signal), net(signal))
+
+
+def test_attention_whose_heads_are_put_together_by_functions():
+    times, counts = narrowed(Classified(Functions), sized=True)
+    assert (times, sorted(counts.values(), key=str).count(1)) == (1, 3)
 
 
 def test_heads_that_become_tokens_are_all_computed():

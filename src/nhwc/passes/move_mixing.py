@@ -87,8 +87,10 @@ def _drop_those_of_own_size(gm: fx.GraphModule) -> list[Site]:
     """Remove the calls that resize an image to the size that it has, for convolutions and joins."""
     sites = []
     for node in list(gm.graph.nodes):
-        image, users = input_of(node), [*node.users]
-        same = _sizes_of(node) is not None and shape_at(node) and shape_at(node) == shape_at(image)
+        image, users, sizes = input_of(node), [*node.users], _sizes_of(node)
+        # A factor says where pixels lie, also if it is too small to add any.
+        by_size = sizes is not None and sizes[1] is None and shape_at(node) is not None
+        same = by_size and shape_at(node) == shape_at(image)
         if same and image is not None and users and all(map(_only_reads, users)):
             sites.append(Site(name_of(node), "a resize to its own size", True))
             erase(node, image)

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import fx, nn
 
-from ..graph import bound, module_of, replace_module, written_into
+from ..graph import module_of, replace_module, written_into
 from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.memory import exposed
 from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import PassReport, Site
-from ..graph.seen import shape_at
+from ..graph.seen import seen_at, shape_at
 from ..operators.kinds import is_pointwise
 from ._folding_sites import name_of
 from ._matching import activation_of
@@ -35,6 +35,13 @@ _WORTHWHILE = (nn.Linear, Attention, SpelledAttention)
 _Ranks = Mapping[fx.Node, int | None]
 _Places = dict[fx.Node, int]
 """Values, and the dimension of each that counts its tokens, from the last: -2 in rows."""
+
+
+class _Narrowed(NamedTuple):
+    """The dimension of a result that counts its tokens, and the inputs that need no more either."""
+
+    place: int
+    inputs: _Places
 
 
 def narrow_tokens(gm: fx.GraphModule) -> PassReport:
@@ -76,20 +83,20 @@ def _end_of(pick: fx.Node, node: fx.Node) -> int:
     return end if type(first) is type(end) is int and 0 <= first < end else 0
 
 
-def _narrowed(last: fx.Node, ranks: _Ranks) -> dict[fx.Node, _Places]:
-    """All that need not compute more tokens than `last`, and the inputs that need no more either.
+def _narrowed(last: fx.Node, ranks: _Ranks) -> dict[fx.Node, _Narrowed]:
+    """All that need not compute more tokens than are read of `last`.
 
-    An input that is not among them itself is read by others, too.
+    An input of theirs that is not among them is read by others, too.
     """
-    found: dict[fx.Node, _Places] = {}
+    found: dict[fx.Node, _Narrowed] = {}
     node = last
     while node.op != "root":
         readers = [user for user in node.users if not asks_rank(user)]
-        places = {found[one].get(node) if one in found else None for one in readers}
+        places = {found[one].inputs.get(node) if one in found else None for one in readers}
         place = -2 if node is last else places.pop() if len(places) == 1 else None
         inputs = None if place is None else _inputs(node, place, ranks)
-        if inputs is not None:
-            found[node] = inputs
+        if place is not None and inputs is not None:
+            found[node] = _Narrowed(place, inputs)
         node = node.prev
     return found
 
@@ -141,11 +148,11 @@ def _queries(node: fx.Node, module: nn.Module | None) -> _Places | None:
 
 def _of_heads(node: fx.Node, place: int) -> _Places | None:
     """The tokens of (batch, heads, tokens, channels) that were brought before the heads."""
-    given = bound(node, ("input", "dim0", "dim1"))
-    rank = len(shape_at(given["input"]) or ())
-    if rank != 4 or {given["dim0"] % 4, given["dim1"] % 4} != {1, 2} or place != -3:
+    source, *dims = node.args or (None,)
+    known = isinstance(source, fx.Node) and len(shape_at(source) or ()) == 4
+    if not isinstance(source, fx.Node) or not known or place != -3:
         return None
-    return {given["input"]: -2}
+    return {source: -2} if sorted(map(str, dims)) == ["1", "2"] else None
 
 
 def _of_rows(node: fx.Node, place: int) -> _Places | None:
@@ -153,22 +160,33 @@ def _of_rows(node: fx.Node, place: int) -> _Places | None:
     source = node.all_input_nodes[0]
     before, after = shape_at(source) or (), shape_at(node) or ()
     joined = len(before) == 4 and len(after) == 3 and before[:2] == after[:2]
-    return {source: -3} if joined and place == -2 else None
+    return {source: -3} if joined and place == -2 and node.op == "call_method" else None
 
 
-def _narrow(narrowed: dict[fx.Node, _Places], count: int) -> None:
+def _narrow(narrowed: Mapping[fx.Node, _Narrowed], count: int) -> None:
     """Let the nodes compute `count` tokens, from slices of what others read as a whole."""
     slices: dict[fx.Node, fx.Node] = {}
     for node in sorted(narrowed):
-        for source, place in narrowed[node].items():
+        for source, place in narrowed[node].inputs.items():
             if source not in narrowed and source not in slices:
                 key: Any = (..., slice(None, count), *[slice(None)] * (-1 - place))
                 with node.graph.inserting_before(node):
                     slices[source] = node.graph.call_function(operator.getitem, (source, key))
+                _note(slices[source], source, place, count)
             if source in slices:
                 node.replace_input_with(source, slices[source])
+        _note(node, node, narrowed[node].place, count)
         module = module_of(node)
         if isinstance(module, Attention):
             replace_module(node, Attention(module.heads, first=count))
         elif node.target in ("reshape", "view"):
             node.target, node.args, node.kwargs = "flatten", (node.all_input_nodes[0], 2), {}
+
+
+def _note(node: fx.Node, like: fx.Node, place: int, count: int) -> None:
+    """Note that `node` gives what `like` gave, but of so many tokens."""
+    seen = seen_at(like)
+    if seen:
+        shape = [*seen.shape]
+        shape[place] = min(shape[place], count)
+        node.meta["seen"] = seen._replace(shape=tuple(shape))
