@@ -1,7 +1,7 @@
 """Convolution kernels, layer by layer: ours beside oneDNN's with prepacked weights.
 
-    python -m benchmarks.kernels resnet50 vgg16 --threads 2
-    python -m benchmarks.kernels typical --json kernels.json --markdown kernels.md
+    python -m benchmarks.kernel_times resnet50 vgg16 --threads 2
+    python -m benchmarks.kernel_times typical --json kernels.json --markdown kernels.md
 
 Both in one process, in turns, on channels-last data, checked against float64 first; oneDNN may take
 the first layer's image in either format. The share is of
@@ -127,7 +127,7 @@ def markdown(rows, where, peak):
         "# Convolution kernels, layer by layer",
         "",
         f"{where}, {peak:.0f} GFLOP/s at most, float32; the least of many rounds in "
-        "turns. Written by `python -m benchmarks.kernels`.",
+        "turns. Written by `python -m benchmarks.kernel_times`.",
         "",
         "| layer | oneDNN ms | nhwc ms | times as fast | share of peak | kernel | error |",
         "|---|---|---|---|---|---|---|",
