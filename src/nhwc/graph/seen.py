@@ -38,6 +38,16 @@ def shape_at(node: object) -> tuple[int, ...] | None:
     return seen.shape if seen else None
 
 
+def note_side(node: fx.Node, like: fx.Node, side: int, size: int) -> None:
+    """Note that `node` returns what `like` was noted to, but for the size of one side."""
+    seen = seen_at(like)
+    node.meta.pop("seen", None)
+    if seen:
+        shape = [*seen.shape]
+        shape[side] = size
+        node.meta["seen"] = seen._replace(shape=tuple(shape))
+
+
 def note_new(graph: fx.Graph) -> None:
     """Note what calls return that passes put between those of the trace."""
     for node in graph.nodes:

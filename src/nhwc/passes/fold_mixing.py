@@ -19,7 +19,7 @@ from torch import fx, nn
 from ..graph import erase, module_of, replace_module
 from ..graph.leaves import is_leaf
 from ..graph.report import PassReport, Site
-from ..graph.seen import seen_at, shape_at
+from ..graph.seen import note_side, shape_at
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
 from ._matching import is_own, numbers_given, shape_given, size_read
 from ._ranks import ranks_of
@@ -110,12 +110,8 @@ def _folded(first: Any, second: Any) -> nn.Module | None:
 def _follow(before: fx.Node, views: list[fx.Node], channels: int) -> None:
     """Let the views from a layer that has other channels now have these, too."""
     first = -1 if isinstance(module_of(before), nn.Linear) else 1
-    for node, place in zip((before, *views), (first, 1, 1), strict=False):
-        seen = seen_at(node)
-        if seen:
-            shape = [*seen.shape]
-            shape[place] = channels
-            node.meta["seen"] = seen._replace(shape=tuple(shape))
+    for node, side in zip((before, *views), (first, 1, 1), strict=False):
+        note_side(node, node, side, channels)
     if views:
         images, _, *sides = numbers_given(views[-1])
         views[-1].args = (views[0], images, channels, *sides)

@@ -26,14 +26,8 @@ from torch import Tensor, fx, nn
 from ..graph import add_module, bound, erase, erase_unused, module_of
 from ..graph.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
-from ..graph.seen import seen_at, shape_at
-from ._folding_sites import (
-    input_of,
-    is_batch_norm,
-    layer_unfit,
-    name_of,
-    written_between,
-)
+from ..graph.seen import note_side, shape_at
+from ._folding_sites import input_of, is_batch_norm, layer_unfit, name_of, written_between
 from ._matching import activation_of, is_own
 from ._reporting import reported
 from .lift_functional import layer
@@ -250,8 +244,8 @@ def _swap_back(node: fx.Node, conv: Any, pool: fx.Node) -> None:
     pool.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
     pool.replace_input_with(node, image)
     mixed.meta = dict(node.meta)
-    _note(mixed, pool, conv.out_channels)
-    _note(pool, pool, conv.in_channels)
+    note_side(mixed, pool, 1, conv.out_channels)
+    note_side(pool, pool, 1, conv.in_channels)
     node.graph.erase_node(node)
 
 
@@ -295,13 +289,5 @@ def _mixed(node: fx.Node, conv: Any, image: fx.Node, weight: Tensor, bias: Any) 
 def _enlarge(resize: fx.Node, image: fx.Node, mixed: fx.Node, conv: Any) -> None:
     """Let `resize` read `mixed`, what a convolution gives of its `image`."""
     resize.replace_input_with(image, mixed)
-    _note(mixed, image, conv.out_channels)
-    _note(resize, resize, conv.out_channels)
-
-
-def _note(node: fx.Node, like: fx.Node, channels: int) -> None:
-    """Note that `node` gives an image `like` another, but of so many channels."""
-    seen = seen_at(like)
-    node.meta.pop("seen", None)
-    if seen:
-        node.meta["seen"] = seen._replace(shape=(seen.shape[0], channels, *seen.shape[2:]))
+    note_side(mixed, image, 1, conv.out_channels)
+    note_side(resize, resize, 1, conv.out_channels)

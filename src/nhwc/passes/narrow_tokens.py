@@ -22,7 +22,7 @@ from ..graph.leaves import computes_as, opaque_by_nature
 from ..graph.memory import exposed
 from ..graph.mended import Attention, SpelledAttention
 from ..graph.report import PassReport, Site
-from ..graph.seen import seen_at, shape_at
+from ..graph.seen import note_side, shape_at
 from ..operators.kinds import is_pointwise
 from ._folding_sites import name_of
 from ._matching import activation_of
@@ -185,8 +185,6 @@ def _narrow(narrowed: Mapping[fx.Node, _Narrowed], count: int) -> None:
 
 def _note(node: fx.Node, like: fx.Node, place: int, count: int) -> None:
     """Note that `node` gives what `like` gave, but of so many tokens."""
-    seen = seen_at(like)
-    if seen:
-        shape = [*seen.shape]
-        shape[place] = min(shape[place], count)
-        node.meta["seen"] = seen._replace(shape=tuple(shape))
+    shape = shape_at(like)
+    if shape:
+        note_side(node, like, place, min(shape[place], count))
