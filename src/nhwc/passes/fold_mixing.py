@@ -36,34 +36,37 @@ def fold_mixing(gm: fx.GraphModule) -> PassReport:
     ranks = ranks_of(gm.graph, sure=True)
     sites = []
     for node in list(gm.graph.nodes):
-        before, *views = _before(node, ranks)
+        chain = _before(node, ranks)
+        if not chain:
+            continue
+        before, *views = chain
         first: Any = module_of(before)
         second: Any = module_of(node)
-        if before is None or not _is_less(first, second):
+        if not _is_less(first, second):
             continue
         what, folded = f"{name_of(before)} + {name_of(node)}", _folded(first, second)
         if folded is not None:
             replace_module(before, folded)
             _follow(before, views, len(second.weight))
-            erase(node, views[-1] if views else before)
+            erase(node, chain[-1])
         reason = "" if folded else f"the product does not fit {first.weight.dtype}"
         sites.append(Site(name_of(node), what, not reason, reason))
     return reported(gm, "fold_mixing", sites)
 
 
-def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[Any]:
+def _before(node: fx.Node, ranks: Mapping[fx.Node, int | None]) -> list[fx.Node]:
     """The layer whose channels alone `node` mixes again, and the views that lead from it."""
     mixing, value = module_of(node), input_of(node)
     if value is None or not _mixes(mixing) or not is_own(value):
-        return [None]
+        return []
     if any(isinstance(module_of(value), kind) and isinstance(mixing, kind) for kind in _KINDS):
         return [value]
     turned = input_of(value) if isinstance(mixing, nn.Conv2d) and shape_given(value) else None
     rows = input_of(turned) if turned and is_own(turned) and turns_tokens(turned) else None
     if rows is None or not is_own(rows) or not isinstance(module_of(rows), nn.Linear):
-        return [None]
+        return []
     fits = ranks[rows] == 3 and _are_images_of(value, rows)
-    return [rows, turned, value] if fits else [None]
+    return [rows, turned, value] if turned and fits else []
 
 
 def _are_images_of(value: fx.Node, rows: fx.Node) -> bool:

@@ -95,6 +95,13 @@ def _only_reads(user: fx.Node) -> bool:
     return user.target in _CATS or mixes_channels(module_of(user))
 
 
+def _pays(products: int, ratio: float, more: int) -> bool:
+    """Whether it saves more than it costs to compute so many products for so many times fewer
+    pixels, and to resize or add so many numbers more for each.
+    """
+    return products * (1 - 1 / ratio) > _PRODUCTS * more
+
+
 @dataclass(frozen=True)
 class _Resize:
     """A call that gives so many pixels for each that it reads."""
@@ -106,9 +113,9 @@ class _Resize:
         """Whether to convolve these channels before saves more than it costs; the result may have
         more channels to resize, and perhaps is one more image that is `added`.
         """
-        saved = channels * conv.out_channels // conv.groups * (1 - 1 / self.ratio)
+        products = channels * conv.out_channels // conv.groups
         more = conv.out_channels - channels + added * conv.out_channels
-        return bool(saved > _PRODUCTS * more)
+        return _pays(products, self.ratio, more)
 
 
 @dataclass(frozen=True)
@@ -130,10 +137,8 @@ def mixes_channels(conv: Any) -> bool:
 
 def _resize(node: Any, conv: Any) -> _Resize | None:
     """The call that enlarges an image for one reader alone."""
-    if not is_own(node) or is_one_pixel(input_of(node)):
-        return None
-    sizes = _sizes_of(node)
-    if sizes is None:
+    sizes = _sizes_of(node) if is_own(node) else None
+    if sizes is None or is_one_pixel(input_of(node)):
         return None
     size, factor = sizes
     factors = factor if isinstance(factor, list | tuple) else [factor] * len(conv.kernel_size)
@@ -228,9 +233,8 @@ def _average(node: fx.Node, conv: Any) -> fx.Node | None:
     if not all(type(one) is int for one in steps) or given.get("divisor_override") is not None:
         return None
     padded = any(padding) if isinstance(padding, list | tuple) else padding != 0
-    ratio = math.prod(steps)
-    saved = conv.weight.numel() * (1 - 1 / ratio)
-    pays = ratio >= _FEWER and saved > _PRODUCTS * (conv.in_channels - conv.out_channels)
+    ratio, more = math.prod(steps), conv.in_channels - conv.out_channels
+    pays = ratio >= _FEWER and _pays(conv.weight.numel(), ratio, more)
     image = input_of(node)
     return None if padded or not pays or written_between([image], node, pool) else pool
 
