@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .graph.captured import Captured, capture, graphs
 from .graph.report import FuseReport, PassReport, Site
+from .graph.tracing.captured import Captured, capture, graphs
 from .machine.environment import beside
 from .models.kinds import rewritable
 from .optimized import Optimized

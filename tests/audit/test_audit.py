@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nhwc
 from nhwc import Format, audit
-from nhwc.graph.mended import Cat
+from nhwc.graph.modules.mended import Cat
 from nhwc.models.trees import every_tensor_of
 from nhwc.render.audit_text import audit_text
 from nhwc.testing import assert_keeps_format

@@ -28,7 +28,7 @@ from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
 from nhwc.formats import Format, to_format
 from nhwc.graph import capture
-from nhwc.graph.layers import LAYERS, assert_sizes
+from nhwc.graph.modules.layers import LAYERS, assert_sizes
 from nhwc.kernels.programs.pool import Pool
 from nhwc.machine.environment import Environment
 from nhwc.optimized import describe, signature

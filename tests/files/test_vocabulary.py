@@ -26,7 +26,7 @@ from nhwc.files.vocabulary import (
     name_of,
 )
 from nhwc.graph import capture
-from nhwc.graph.recorded import record_run
+from nhwc.graph.tracing.recorded import record_run
 
 BAD = """
     load save from_file file open read write path compile compiled eval exec import hook hooks

@@ -6,7 +6,7 @@ from torch import nn
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.sized import capture_sized
 
 from ..fusing import script
 

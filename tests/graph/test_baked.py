@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import nhwc
-from nhwc.graph.baked import bake_weights
+from nhwc.graph.tracing.baked import bake_weights
 
 
 def by_hooks(wrap):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nhwc import fuse, load_model
 from nhwc.graph import capture, graphs
-from nhwc.graph.shells import open_shell
+from nhwc.graph.tracing.shells import open_shell
 from nhwc.passes import PASSES
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, outputs, random_, script

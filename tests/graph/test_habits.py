@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import nhwc
 from nhwc import fuse
 from nhwc.graph import capture_closed, graphs
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.sized import capture_sized
 
 from ..fusing import outputs, random_
 

@@ -7,8 +7,8 @@ import torch
 from torch import fx, nn
 
 import nhwc
-from nhwc.graph.layers import LAYERS
-from nhwc.graph.leaf import Leaf
+from nhwc.graph.modules.layers import LAYERS
+from nhwc.graph.modules.leaf import Leaf
 from nhwc.passes import PASSES
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.sized import capture_sized
 
 
 class Mode(str, enum.Enum):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from nhwc import fuse
-from nhwc.graph import capture, reached
-from nhwc.graph.sized import capture_sized
+from nhwc.graph import capture
+from nhwc.graph.code import reached
+from nhwc.graph.tracing.sized import capture_sized
 
 from ..fusing import Block, outputs, random_
 

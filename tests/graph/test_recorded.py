@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.recorded import record_run
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.recorded import record_run
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.verify import random_inputs
 from nhwc.zoo import randomize_batchnorm_
 

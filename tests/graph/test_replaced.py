@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import nhwc
-from nhwc.graph.captured import capture, capture_closed
-from nhwc.graph.recorded import record_run
+from nhwc.graph.tracing.captured import capture, capture_closed
+from nhwc.graph.tracing.recorded import record_run
 
 X = torch.randn(1, 3, 4, 4)
 

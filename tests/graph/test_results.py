@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.results import contents_of, is_returned, opened, returned
+from nhwc.graph.nodes.results import contents_of, is_returned, opened, returned
 from nhwc.machine.environment import Environment
 from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger

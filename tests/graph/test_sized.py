@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import nhwc
 from nhwc import InputError
 from nhwc.graph import capture
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.models.vision import import_torchvision
 from nhwc.passes import PASSES, run_passes
 from nhwc.passes.sizes import for_sizes
@@ -271,7 +271,7 @@ def test_it_is_opened_beside_a_part_that_decides_by_more(does):
 def test_a_loop_that_is_too_long_stays_one(monkeypatch):
     assert opened(net(rows), image())[1] is not None
     for file in ("recorded", "sized"):
-        monkeypatch.setattr(f"nhwc.graph.{file}.MOST", 12)
+        monkeypatch.setattr(f"nhwc.graph.tracing.{file}.MOST", 12)
     assert opened(net(rows), image())[1] is None
 
 

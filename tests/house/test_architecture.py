@@ -1,4 +1,4 @@
-"""Who may import whom: the floors of the package and of its kernels, the lowest first."""
+"""Who may import whom: the floors of the package, of its graphs and kernels, the lowest first."""
 
 import shutil
 from dataclasses import replace
@@ -54,7 +54,23 @@ KERNELS = House(
     ),
 )
 
-HOUSES = pytest.mark.parametrize("house", [PACKAGE, KERNELS], ids=lambda house: house.package)
+GRAPHS = House(
+    ROOT / "graph",
+    "nhwc.graph",
+    (
+        ("plain", "report"),
+        ("modules",),
+        ("code",),
+        ("nodes",),
+        ("effects",),
+        ("tracing",),
+        ("__init__",),
+    ),
+)
+
+HOUSES = pytest.mark.parametrize(
+    "house", [PACKAGE, KERNELS, GRAPHS], ids=lambda house: house.package
+)
 
 
 @HOUSES
@@ -123,6 +139,19 @@ def test_a_planted_import_is_found(plant, file, line, wrong):
 )
 def test_a_planted_import_among_kernels_is_found(plant, file, line, wrong):
     (found,) = replace(KERNELS, root=plant(f"kernels/{file}", line) / "kernels").upward()
+    assert wrong in found
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "wrong"),
+    [
+        ("nodes/edit.py", "from ..tracing import traced", "nhwc.graph.tracing.traced"),
+        ("code/asks.py", "from ..nodes.shapes import is_size", "nhwc.graph.nodes.shapes"),
+        ("effects/kept.py", "def f():\n    from .. import capture", "nhwc.graph"),
+    ],
+)
+def test_a_planted_import_among_graphs_is_found(plant, file, line, wrong):
+    (found,) = replace(GRAPHS, root=plant(f"graph/{file}", line) / "graph").upward()
     assert wrong in found
 
 

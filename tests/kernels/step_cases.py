@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nhwc.graph.mended import GridSample
+from nhwc.graph.modules.mended import GridSample
 from nhwc.kernels.convolutions.depthwise import depthwise_step
 from nhwc.kernels.convolutions.spec import IMAGE, Frames
 from nhwc.kernels.convolutions.transposed import (

@@ -26,7 +26,7 @@ from nhwc import InputError, ModelFailed, VerificationError, optimize
 from nhwc._bench.peak import resident_bytes
 from nhwc._optimize.contest import winner
 from nhwc._optimize.verdict import Judge, digest_of, recall, remember
-from nhwc.graph.arguments import fixed_arguments
+from nhwc.graph.nodes.arguments import fixed_arguments
 from nhwc.graph.report import PassReport
 from nhwc.machine.environment import Environment
 from nhwc.machine.timing import Comparison, Samples

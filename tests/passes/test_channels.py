@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import nhwc
-from nhwc.graph.folded import FrozenConv2d
-from nhwc.graph.mended import ChannelNorm
+from nhwc.graph.modules.folded import FrozenConv2d
+from nhwc.graph.modules.mended import ChannelNorm
 from nhwc.passes._matching import arithmetic
 from nhwc.passes.fold_constants import fold_constants
 from nhwc.passes.fold_scale import fold_scale

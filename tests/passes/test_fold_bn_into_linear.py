@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc.graph.folded import FoldedLinear
+from nhwc.graph.modules.folded import FoldedLinear
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_, script
 

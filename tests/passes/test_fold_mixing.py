@@ -6,8 +6,8 @@ from torch import nn
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.seen import shape_at
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.nodes.seen import shape_at
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes import FOLDING, PASSES, exact_passes, run_passes
 from nhwc.passes.fold_mixing import fold_mixing
 from nhwc.zoo import import_torchvision

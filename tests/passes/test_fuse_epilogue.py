@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import load_model
-from nhwc.graph.layers import Fused
+from nhwc.graph.modules.layers import Fused
 from nhwc.passes import PASSES
 from nhwc.passes.fuse_bn_activation import fuse_bn_activation
 from nhwc.passes.fuse_epilogue import fuse_epilogue

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc.graph.mended import GroupNorm, InstanceNorm
+from nhwc.graph.modules.mended import GroupNorm, InstanceNorm
 from nhwc.passes.fuse_norm_activation import fuse_norm_activation
 
 from ..fusing import assert_same, rewrite

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import nhwc
-from nhwc.graph.mended import Attention
+from nhwc.graph.modules.mended import Attention
 from nhwc.passes.join_attention import join_attention
 from nhwc.passes.lift_functional import lift_functional
 

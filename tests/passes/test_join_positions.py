@@ -8,7 +8,7 @@ from torch import nn
 from nhwc import optimize
 from nhwc.graph import capture
 from nhwc.graph.report import PassReport
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes import PASSES
 from nhwc.passes.join_positions import join_positions
 from nhwc.passes.join_scores import join_scores

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc.files.layers import dump_layer, restore_layer
-from nhwc.graph.mended import ChannelNorm, GlobalResponse
+from nhwc.graph.modules.mended import ChannelNorm, GlobalResponse
 from nhwc.passes import FOLDING
 from nhwc.passes.join_response_norm import join_response_norm
 from nhwc.passes.mend_permute import mend_permute

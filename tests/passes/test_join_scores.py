@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc.graph.mended import SpelledAttention
+from nhwc.graph.modules.mended import SpelledAttention
 from nhwc.passes.join_scores import join_scores
 
 from ..fusing import rewrite, script

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import Format, audit, format_of, optimize, to_format
-from nhwc.graph.mended import Cat, CircularPad, FromTokens, Pixel
-from nhwc.graph.ordered import Reduced, Repeat, Softmax, order_in_memory
+from nhwc.graph.modules.mended import Cat, CircularPad, FromTokens, Pixel
+from nhwc.graph.modules.ordered import Reduced, Repeat, Softmax, order_in_memory
 from nhwc.passes import PASSES
 from nhwc.passes.mend_arithmetic import mend_arithmetic
 from nhwc.passes.mend_cat_format import mend_cat_format

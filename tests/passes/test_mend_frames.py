@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import Format, format_of, to_format
-from nhwc.graph.frames import FromFrames, ToFrames
+from nhwc.graph.modules.frames import FromFrames, ToFrames
 from nhwc.passes.mend_frames import mend_frames
 
 from ..fusing import Block, outputs, rewrite, script

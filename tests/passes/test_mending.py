@@ -12,8 +12,8 @@ from torch import nn
 
 from nhwc import Format, format_of, fuse, optimize, to_format
 from nhwc.formats import CHANNELS_LAST_OF
-from nhwc.graph.layers import BatchNorm
-from nhwc.graph.mended import (
+from nhwc.graph.modules.layers import BatchNorm
+from nhwc.graph.modules.mended import (
     Cat,
     ChannelShuffle,
     CircularPad,

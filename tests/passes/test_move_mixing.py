@@ -7,8 +7,8 @@ from torch import fx, nn
 
 import nhwc
 from nhwc.graph import capture, module_of
-from nhwc.graph.seen import shape_at
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.nodes.seen import shape_at
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes import FOLDING, PASSES, exact_passes, run_passes
 from nhwc.passes.move_mixing import move_mixing
 

@@ -9,8 +9,8 @@ from torch import fx, nn
 
 import nhwc
 from nhwc.graph import capture
-from nhwc.graph.seen import shape_at
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.nodes.seen import shape_at
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes import FOLDING, run_passes
 from nhwc.passes.join_attention import join_attention
 from nhwc.passes.join_scores import join_scores

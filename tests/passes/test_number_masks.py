@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import nhwc
-from nhwc.graph.captured import capture
-from nhwc.graph.sized import capture_sized
+from nhwc.graph.tracing.captured import capture
+from nhwc.graph.tracing.sized import capture_sized
 from nhwc.passes.number_masks import number_masks
 
 from ..fusing import rewrite

@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 import nhwc
-from nhwc.graph.captured import capture
+from nhwc.graph.tracing.captured import capture
 from nhwc.passes.sizes import for_sizes
 from nhwc.passes.split_attention import split_attention
 

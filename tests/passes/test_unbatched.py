@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import fuse, load, save
-from nhwc.graph.folded import FOLDED, Folded
+from nhwc.graph.modules.folded import FOLDED, Folded
 from nhwc.zoo import import_torchvision
 
 from ..fusing import Block, assert_same, fuse_checked, norms, random_, script

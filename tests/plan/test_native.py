@@ -12,10 +12,10 @@ from torch import fx, nn
 import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
-from nhwc.graph.folded import FoldedConvTranspose3d
-from nhwc.graph.frames import FromFrames, ToFrames
-from nhwc.graph.layers import Fused
-from nhwc.graph.mended import (
+from nhwc.graph.modules.folded import FoldedConvTranspose3d
+from nhwc.graph.modules.frames import FromFrames, ToFrames
+from nhwc.graph.modules.layers import Fused
+from nhwc.graph.modules.mended import (
     Attention,
     Cat,
     ChannelNorm,

@@ -7,8 +7,8 @@ from torch import fx, nn
 
 from nhwc import kernels
 from nhwc.formats import Format
-from nhwc.graph.layers import Fused
-from nhwc.graph.ordered import Repeat
+from nhwc.graph.modules.layers import Fused
+from nhwc.graph.modules.ordered import Repeat
 from nhwc.plan.binding import bind
 from nhwc.plan.implementation import Timed
 from nhwc.plan.scene import scene_of

@@ -9,7 +9,7 @@ from torch import fx, nn
 import nhwc
 from nhwc import kernels
 from nhwc.formats import Format
-from nhwc.graph.layers import Fused
+from nhwc.graph.modules.layers import Fused
 from nhwc.operators.activations import NamedActivation
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import Unplannable, make_plan, remake_plan, scene

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc import kernels
-from nhwc.graph.layers import Fused
-from nhwc.graph.mended import SpelledAttention
+from nhwc.graph.modules.layers import Fused
+from nhwc.graph.modules.mended import SpelledAttention
 from nhwc.plan.native.values import Values
 
 from .test_native import Net, images, lowered

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
-from ..graph.reached import values_named_by
+from ..graph.code.reached import values_named_by
 from ..models.kinds import check_devices, check_initialized
 from ..models.preserve import own
 from ..models.trees import every_tensor_of, has_strides, remade, some

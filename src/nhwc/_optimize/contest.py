@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ..graph.flat import is_nested
+from ..graph.nodes.flat import is_nested
 from ..machine.timing import Comparison, Samples, interleave
 from ..models.places import by_call
 from ..models.preserve import preserved

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.edit import module_of
+from ..graph.nodes.edit import module_of
 from ..models.trees import tensors_of
 from ..plan import Plan
 from ..plan.recognize import is_opaque

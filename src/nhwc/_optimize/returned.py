@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS, Format
 from ..graph import clean
-from ..graph.results import opened, return_instead
+from ..graph.nodes.results import opened, return_instead
 from ..models.preserve import preserved
 from ..models.trees import flatten
 from ..plan.recording import layout_of

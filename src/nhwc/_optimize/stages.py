@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
-from ..graph.copies import own_copy
+from ..graph.tracing.copies import own_copy
 from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
 from ..machine.host_memory import bring_back, shelve, unread

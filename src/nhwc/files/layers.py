@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..graph.leaves import runs_hooks
+from ..graph.modules.leaves import runs_hooks
 from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
 

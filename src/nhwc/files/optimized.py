@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
-from ..graph.captured import renamed
-from ..graph.flat import NotFlat, is_nested, spelled
-from ..graph.layers import assert_length, assert_sizes, assert_value
-from ..graph.results import contents_of
-from ..graph.sized import capture_sized
+from ..graph.modules.layers import assert_length, assert_sizes, assert_value
+from ..graph.nodes.flat import NotFlat, is_nested, spelled
+from ..graph.nodes.results import contents_of
+from ..graph.tracing.captured import renamed
+from ..graph.tracing.sized import capture_sized
 from ..kernels.programs.pool import Pool, from_nothing
 from ..machine.environment import Environment, beside, usable_device
 from ..machine.forks import check_threads

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph.arguments import type_like
-from ..graph.layers import assert_value
-from ..graph.pickled import PickledGraph
+from ..graph.modules.layers import assert_value
+from ..graph.nodes.arguments import type_like
+from ..graph.nodes.pickled import PickledGraph
 from .generated import check_code
 from .guests import guest, guest_name
 from .layers import dump_layer, restore_layer

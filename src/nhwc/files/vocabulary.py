@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._jit_internal import boolean_dispatched
 
-from ..graph import layers
-from ..graph.layers import LAYERS
+from ..graph.modules import layers
+from ..graph.modules.layers import LAYERS
 from . import schemas
 
 _OPERATORS = """

@@ -3,10 +3,9 @@
 Torch's schemas answer where they can: they mark the results that lie in an argument's memory, and
 the arguments that are written to. The lists here hold what the schemas leave out.
 
-Other rooms have lists that answer other questions: `graph.shapes` which calls read a size and no
-number, `graph.traced` what surely returns a single tensor, `watch.effects` whose result has no
-format to keep and who copies because the code asked for it, `passes._matching` which views
-are slices of channels.
+Other rooms have lists that answer other questions: `graph.tracing.traced` what surely returns a
+single tensor, `watch.effects` whose result has no format to keep and who copies because the code
+asked for it, `passes._matching` which views are slices of channels.
 """
 
 from __future__ import annotations
@@ -23,6 +22,10 @@ from . import activations
 _HOMES: tuple[str, ...] = ("torch", "torchvision", "nhwc", "_operator", "math", "builtins")
 _HOMES_OF_LAYERS = ("torch.nn", "torch.ao.nn", "torchvision.ops", "nhwc")
 """The packages whose functions and layers these tables cover."""
+
+SHAPE_METHODS = {"size", "dim", "numel", "is_floating_point", "get_device"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout"}
+"""They read a size, a type or a device, and no number."""
 
 _UNMARKED_VIEWS = {
     # Conversions, which return what already is as it should be.

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
-from ..graph.flat import leaves_of
+from ..graph.nodes.flat import leaves_of
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
 from ..models.places import by_place

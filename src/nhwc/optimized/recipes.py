@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..formats import format_of
-from ..graph.flat import is_nested
+from ..graph.nodes.flat import is_nested
 from ..graph.plain import as_plain
 from ..plan import Identifier, Plan
 from ..plan.gpu.graphs import on_device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..graph.folded import FOLDED, FrozenConv2d
+from ..graph.modules.folded import FOLDED, FrozenConv2d
 from ..machine.host_memory import apart, trim
 
 _LARGE = 1 << 22

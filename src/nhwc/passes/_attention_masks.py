@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from ..graph import attribute
-from ..graph.seen import SeenTensor, seen_at
+from ..graph.nodes.seen import SeenTensor, seen_at
 
 MASKS = ("key_padding_mask", "attn_mask", "mask", "is_causal")
 

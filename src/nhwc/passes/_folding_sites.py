@@ -10,11 +10,11 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..graph import folded, module_of, user_path
-from ..graph.layers import StatisticsNorm
-from ..graph.leaves import computes_as, is_frozen_batch_norm, opaque_by_nature
-from ..graph.memory import overwritten
-from ..graph.traced import definer
+from ..graph import module_of, user_path
+from ..graph.modules import folded
+from ..graph.modules.layers import StatisticsNorm
+from ..graph.modules.leaves import computes_as, definer, is_frozen_batch_norm, opaque_by_nature
+from ..graph.nodes.memory import overwritten
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
 

@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import bound, module_of
-from ..graph.layers import Fused
-from ..graph.leaves import opaque_by_nature
-from ..graph.mended import Cat, ChannelNorm
-from ..graph.seen import seen_at
+from ..graph.modules.layers import Fused
+from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.mended import Cat, ChannelNorm
+from ..graph.nodes.seen import seen_at
 from ..operators.activations import of_call, of_module
 from ..operators.kinds import arithmetic_of
 

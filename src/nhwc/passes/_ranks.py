@@ -13,10 +13,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import attribute, module_of
-from ..graph.leaves import is_leaf
-from ..graph.mended import Attention
-from ..graph.seen import shape_at
-from ..graph.traced import definer
+from ..graph.modules.leaves import definer, is_leaf
+from ..graph.modules.mended import Attention
+from ..graph.nodes.seen import shape_at
 from ..operators.kinds import arithmetic_of, keeps_rank
 from ._matching import numbers_given
 

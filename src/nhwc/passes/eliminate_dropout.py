@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import erase, module_of
-from ..graph.leaves import is_leaf, opaque_by_nature
+from ..graph.modules.leaves import is_leaf, opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._reporting import reported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from ..graph import erase, module_of
-from ..graph.leaves import opaque_by_nature
+from ..graph.modules.leaves import opaque_by_nature
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._reporting import reported

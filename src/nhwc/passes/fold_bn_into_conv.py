@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..graph import erase, module_of, replace_module
-from ..graph.leaves import is_frozen_batch_norm
+from ..graph.modules.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, frozen, scale_and_shift, undoable
 from ._folding_sites import (

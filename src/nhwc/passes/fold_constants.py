@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from ..graph import attribute, called, clean, filled, fresh_name, targets_of
-from ..graph.computed import is_computed_from_arguments
-from ..graph.memory import exposed, memory_of
+from ..graph.nodes.computed import is_computed_from_arguments
+from ..graph.nodes.memory import exposed, memory_of
 from ..graph.report import PassReport, Site
 from ..machine.host_memory import apart
 from ._folding_sites import name_of

@@ -17,9 +17,9 @@ import torch
 from torch import fx, nn
 
 from ..graph import erase, module_of, replace_module
-from ..graph.leaves import is_leaf
+from ..graph.modules.leaves import is_leaf
+from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
-from ..graph.seen import note_side, shape_at
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
 from ._matching import is_own, numbers_given, shape_given, size_read
 from ._ranks import ranks_of

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import attribute, erase, module_of, replace_module
-from ..graph.folded import FrozenConv2d
+from ..graph.modules.folded import FrozenConv2d
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._arithmetic import fold_after, frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from ..graph import erase, module_of, replace_module
-from ..graph.layers import Fused
+from ..graph.modules.layers import Fused
 from ..graph.report import PassReport, Site
 from ._folding_sites import is_batch_norm, name_of, norm_unfit
 from ._matching import activation_of, only_user

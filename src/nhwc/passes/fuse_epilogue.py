@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import clean, erase, module_of, replace_module
-from ..graph.layers import Fused
+from ..graph.modules.layers import Fused
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of, written_between

@@ -11,8 +11,8 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import erase, module_of, replace_module
-from ..graph.layers import Fused
-from ..graph.mended import GroupNorm, InstanceNorm
+from ..graph.modules.layers import Fused
+from ..graph.modules.mended import GroupNorm, InstanceNorm
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import name_of, written_between

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import add_module, bound, erase, erase_unused, module_of
-from ..graph.leaves import is_leaf
-from ..graph.mended import Attention
+from ..graph.modules.leaves import is_leaf
+from ..graph.modules.mended import Attention
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._matching import numbers_given, permutation, shape_given

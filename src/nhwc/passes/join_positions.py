@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..graph import bound, erase_unused, fresh_name
-from ..graph.layers import as_elements
+from ..graph.modules.layers import as_elements
+from ..graph.nodes.seen import note_new, seen_at, shape_at
 from ..graph.report import PassReport, Site
-from ..graph.seen import note_new, seen_at, shape_at
 from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, is_product, is_softmax, unscaled
 from ._reporting import reported

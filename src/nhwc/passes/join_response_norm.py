@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, bound
-from ..graph.mended import GlobalResponse
+from ..graph.modules.mended import GlobalResponse
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, written_between
 from ._matching import arithmetic, only_user

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from ..graph import add_module, erase, erase_unused
-from ..graph.mended import SpelledAttention
+from ..graph.modules.mended import SpelledAttention
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, written_between
 from ._matching import (

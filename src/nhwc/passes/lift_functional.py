@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, attribute, bound
-from ..graph.layers import BatchNorm
+from ..graph.modules.layers import BatchNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, path_around
 from ._reporting import reported

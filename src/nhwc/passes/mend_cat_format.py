@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, bound, module_of
-from ..graph.mended import Cat, Pixel
+from ..graph.modules.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import is_reshaped, whole_of_slice

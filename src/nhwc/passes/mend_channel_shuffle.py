@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, bound, clean
-from ..graph.mended import ChannelShuffle, Interleave
+from ..graph.modules.mended import ChannelShuffle, Interleave
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import only_user, size_read

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import erase, module_of
-from ..graph.mended import Cat
+from ..graph.modules.mended import Cat
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._reporting import reported

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, bound, erase
-from ..graph.frames import FromFrames, ToFrames
+from ..graph.modules.frames import FromFrames, ToFrames
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import permutation, shape_given

@@ -6,7 +6,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, erase
-from ..graph.mended import GridSample
+from ..graph.modules.mended import GridSample
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._reporting import reported

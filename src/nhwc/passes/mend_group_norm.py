@@ -7,8 +7,8 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import module_of, replace_module
-from ..graph.leaves import computes_as, opaque_by_nature
-from ..graph.mended import GroupNorm
+from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.mended import GroupNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._reporting import reported

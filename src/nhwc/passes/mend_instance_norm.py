@@ -8,9 +8,9 @@ from torch import fx
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import module_of, replace_module
-from ..graph.layers import StatisticsNorm
-from ..graph.leaves import computes_as, opaque_by_nature
-from ..graph.mended import InstanceNorm
+from ..graph.modules.layers import StatisticsNorm
+from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.mended import InstanceNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._reporting import reported

@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, erase, module_of, written_into
-from ..graph.leaves import is_leaf
-from ..graph.mended import Cat, Pixel
+from ..graph.modules.leaves import is_leaf
+from ..graph.modules.mended import Cat, Pixel
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import activation_of, arithmetic

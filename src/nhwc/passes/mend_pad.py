@@ -12,8 +12,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, erase, module_of, replace_module
-from ..graph.leaves import is_leaf, opaque_by_nature
-from ..graph.mended import CircularPad
+from ..graph.modules.leaves import is_leaf, opaque_by_nature
+from ..graph.modules.mended import CircularPad
 from ..graph.report import PassReport, Site
 from ._arithmetic import twin
 from ._folding_sites import input_of, layer_unfit, name_of

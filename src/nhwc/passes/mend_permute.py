@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import erase, module_of, replace_module
-from ..graph.mended import ChannelNorm, GlobalResponse
+from ..graph.modules.mended import ChannelNorm, GlobalResponse
 from ..graph.report import PassReport, Site
 from ..machine.whole import rounds_convolutions, rounds_products
 from ._arithmetic import twin

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, bound, erase
-from ..graph.ordered import Reduced
+from ..graph.modules.ordered import Reduced
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._ranks import ranks_of

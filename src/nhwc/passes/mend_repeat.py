@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from ..graph import add_module, erase
-from ..graph.ordered import Repeat
+from ..graph.modules.ordered import Repeat
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import numbers_given

@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, erase, module_of
-from ..graph.leaves import opaque_by_nature
-from ..graph.ordered import Softmax
+from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.ordered import Softmax
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._matching import is_made_of_pixels

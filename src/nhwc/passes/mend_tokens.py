@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ..graph import add_module, bound, erase
-from ..graph.mended import FromTokens
+from ..graph.modules.mended import FromTokens
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
 from ._matching import is_made_of_pixels, permutation, shape_given

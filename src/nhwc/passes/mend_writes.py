@@ -33,13 +33,12 @@ from ..graph import (
     result_may_be_view,
     written_into,
 )
-from ..graph.assigned import assigned
-from ..graph.layers import assert_none
-from ..graph.memory import sharing
+from ..graph.modules.layers import assert_none
+from ..graph.nodes.memory import seen_later, sharing
+from ..graph.nodes.results import is_returned
+from ..graph.nodes.shapes import is_size
 from ..graph.report import PassReport, Site
-from ..graph.results import is_returned
-from ..graph.shapes import is_size
-from ..graph.traced import seen_later
+from ..graph.tracing.assigned import assigned
 from ..operators.kinds import returns_several
 from ._folding_sites import name_of
 from ._reporting import reported

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, module_of
-from ..graph.leaves import is_frozen_batch_norm
+from ..graph.modules.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import frozen, scale_and_shift, with_weights
 from ._folding_sites import (

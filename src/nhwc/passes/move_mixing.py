@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, bound, erase, erase_unused, module_of
-from ..graph.leaves import is_leaf, opaque_by_nature
+from ..graph.modules.leaves import is_leaf, opaque_by_nature
+from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
-from ..graph.seen import note_side, shape_at
 from ._folding_sites import input_of, is_batch_norm, layer_unfit, name_of, written_between
 from ._matching import activation_of, is_own
 from ._reporting import reported

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import module_of, replace_module, written_into
-from ..graph.leaves import computes_as, opaque_by_nature
-from ..graph.memory import exposed
-from ..graph.mended import Attention, SpelledAttention
+from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.mended import Attention, SpelledAttention
+from ..graph.nodes.memory import exposed
+from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
-from ..graph.seen import note_side, shape_at
 from ..operators.kinds import is_pointwise
 from ._folding_sites import name_of
 from ._matching import activation_of

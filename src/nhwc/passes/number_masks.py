@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..graph import bound
+from ..graph.nodes.seen import seen_at
 from ..graph.report import PassReport, Site
-from ..graph.seen import seen_at
 from ._attention_masks import mask_at, numbers_of
 from ._folding_sites import name_of, written_between
 from ._reporting import reported

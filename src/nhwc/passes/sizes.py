@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.layers import Spread
+from ..graph.modules.layers import Spread
 from ..graph.report import Opaque, PassReport
-from ..graph.sized import capture_sized, closed_functions
+from ..graph.tracing.sized import capture_sized, closed_functions
 from . import Pass
 from .split_attention import attention_of_unknown_sizes
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, bound, erase, module_of
-from ..graph.leaves import opaque_by_nature
-from ..graph.mended import Attention, SpelledAttention
+from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.mended import Attention, SpelledAttention
+from ..graph.nodes.seen import seen_at
 from ..graph.report import Opaque, PassReport, Site
-from ..graph.seen import seen_at
 from ._attention_masks import MASKS, UNMASKED, Masks, bias_of, has_masks, masks_of
 from ._folding_sites import name_of, written_between
 from ._reporting import reported

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format
 from ..graph import filled, puts_back, result_may_be_view
-from ..graph.results import is_made, is_returned, returned
+from ..graph.nodes.results import is_made, is_returned, returned
 from ..kernels.programs.pool import Pool
 from ..kernels.tape.pages import WeightShelf, noted, shared, side_by_side
 from ..machine.host_memory import trim

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import module_of
-from ..graph.computed import is_computed_from_arguments
-from ..graph.layers import Fused
-from ..graph.leaves import is_leaf, opaque_by_nature
-from ..graph.memory import exposed, memory_of
-from ..graph.mended import ChannelNorm, FromTokens
+from ..graph.modules.layers import Fused
+from ..graph.modules.leaves import is_leaf, opaque_by_nature
+from ..graph.modules.mended import ChannelNorm, FromTokens
+from ..graph.nodes.computed import is_computed_from_arguments
+from ..graph.nodes.memory import exposed, memory_of
 from ..operators.activations import MODULES
 from .recording import Record, Seen
 

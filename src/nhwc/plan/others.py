@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
 from ..graph import filled
-from ..graph.leaves import runs_hooks
+from ..graph.modules.leaves import runs_hooks
 from ..kernels.tape.pages import shared
 from ..operators.activations import NamedActivation, in_onednn, in_torch
 from ..operators.unseen import sees_no_column

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.nn.modules import padding
 
 from ..graph import bound, module_of, puts_back
-from ..graph.leaves import runs_hooks
-from ..graph.mended import CircularPad
-from ..graph.ordered import Repeat
-from ..graph.results import only_holds
+from ..graph.modules.leaves import runs_hooks
+from ..graph.modules.mended import CircularPad
+from ..graph.modules.ordered import Repeat
+from ..graph.nodes.results import only_holds
 from .recording import Record
 from .specs import Convolution, Layer
 

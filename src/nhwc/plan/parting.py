@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from ..graph import bound, module_of
-from ..graph.layers import Fused
-from ..graph.leaves import opaque_by_nature
+from ..graph.modules.layers import Fused
+from ..graph.modules.leaves import opaque_by_nature
 from .recognize import specified
 from .recording import Record
 from .roots import roots_in, write_root

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..graph.flat import leaves_of
+from ..graph.nodes.flat import leaves_of
 from ..kernels.tape.pages import WeightShelf
 from ..models.trees import tuple_like
 

@@ -6,10 +6,16 @@ from typing import Any
 
 from torch import fx, nn
 
-from ..graph.folded import FoldedConv1d, FoldedConv2d, FoldedConv3d, FoldedLinear, FrozenConv2d
-from ..graph.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
-from ..graph.leaves import computes_as, runs_hooks
-from ..graph.results import only_holds
+from ..graph.modules.folded import (
+    FoldedConv1d,
+    FoldedConv2d,
+    FoldedConv3d,
+    FoldedLinear,
+    FrozenConv2d,
+)
+from ..graph.modules.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
+from ..graph.modules.leaves import computes_as, runs_hooks
+from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
 from .padding import without_pads
 from .recording import Record, Seen

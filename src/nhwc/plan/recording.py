@@ -18,8 +18,7 @@ from torch import Tensor, fx
 
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..graph import filled, puts_back, result_may_be_view, written_into
-from ..graph.results import is_returned
-from ..graph.shapes import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from ..graph.nodes.results import is_returned
 from ..machine.host_memory import unread
 from ..models.preserve import own
 from ..models.trees import (
@@ -30,6 +29,7 @@ from ..models.trees import (
     tuple_like,
     versions_of,
 )
+from ..operators.kinds import SHAPE_ATTRIBUTES, SHAPE_METHODS
 
 
 @dataclass(frozen=True)

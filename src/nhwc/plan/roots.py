@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph import bound, module_of
-from ..graph.ordered import Reduced
+from ..graph.modules.ordered import Reduced
 from ..operators.kinds import arithmetic_of
 from .recording import Record
 

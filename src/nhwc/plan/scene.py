@@ -16,8 +16,8 @@ from torch import fx
 from .. import kernels
 from ..formats import Format
 from ..graph import puts_back, result_may_be_view, written_into
-from ..graph.flat import NotFlat, flattened
-from ..graph.shapes import is_size
+from ..graph.nodes.flat import NotFlat, flattened
+from ..graph.nodes.shapes import is_size
 from ..models.preserve import drawn_so_far
 from .following import note_constants, note_tokens
 from .implementation import Identifier, Implementation

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...graph.flat import leaves_of
+from ...graph.nodes.flat import leaves_of
 from ...models.trees import can_be_remade, tuple_like
 from ..program import PlanProgram
 

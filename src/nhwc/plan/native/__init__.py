@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ...formats import Format
-from ...graph.results import is_returned
+from ...graph.nodes.results import is_returned
 from ..implementation import Implementation
 from ..recording import Record, Seen
 from ..specs import Layer, Weighted

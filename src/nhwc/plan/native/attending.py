@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ...graph import bound
-from ...graph.mended import Attention, SpelledAttention
+from ...graph.modules.mended import Attention, SpelledAttention
 from ...kernels.layers.attention import Attended, Lie, Mask, attention_step
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, heads_of, room, settled_rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...graph.leaves import runs_hooks
-from ...graph.mended import GroupNorm, InstanceNorm
+from ...graph.modules.leaves import runs_hooks
+from ...graph.modules.mended import GroupNorm, InstanceNorm
 from ...operators.activations import of_module
 from .calls import Lowered, OperatorCall
 from .norms import normed_in_groups

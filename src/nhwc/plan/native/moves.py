@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ...graph import bound
-from ...graph.frames import FromFrames, ToFrames
-from ...graph.leaves import runs_hooks
-from ...graph.mended import FromTokens
-from ...graph.ordered import Repeat
+from ...graph.modules.frames import FromFrames, ToFrames
+from ...graph.modules.leaves import runs_hooks
+from ...graph.modules.mended import FromTokens
+from ...graph.modules.ordered import Repeat
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved
 from ..implementation import Implementation

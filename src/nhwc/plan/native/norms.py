@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...graph import bound
-from ...graph.mended import InstanceNorm
+from ...graph.modules.mended import InstanceNorm
 from ...kernels.layers.activations import Activation
 from ...kernels.layers.group_norm import group_norm_steps, pieces_of
 from ...kernels.layers.normalize import layer_norm_step, softmax_step

@@ -10,10 +10,10 @@ from operator import getitem
 
 from torch import fx, nn
 
-from ...graph.frames import FromFrames, ToFrames
-from ...graph.layers import Fused
-from ...graph.leaves import computes_as, runs_hooks
-from ...graph.mended import (
+from ...graph.modules.frames import FromFrames, ToFrames
+from ...graph.modules.layers import Fused
+from ...graph.modules.leaves import computes_as, runs_hooks
+from ...graph.modules.mended import (
     Cat,
     ChannelNorm,
     ChannelShuffle,
@@ -22,7 +22,7 @@ from ...graph.mended import (
     InstanceNorm,
     Interleave,
 )
-from ...graph.ordered import Repeat, Softmax
+from ...graph.modules.ordered import Repeat, Softmax
 from ...operators.kinds import arithmetic_of
 from ..implementation import Implementation
 from ..padding import PADDING

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import fx
 
 from ...graph import bound
-from ...graph.frames import ToFrames
-from ...graph.ordered import Repeat
+from ...graph.modules.frames import ToFrames
+from ...graph.modules.ordered import Repeat
 from ...kernels.layers.copies import interleave_steps, nchw_step, shuffle_steps
 from ...kernels.programs.builder import Buffer, Builder, four
 from ..implementation import Implementation

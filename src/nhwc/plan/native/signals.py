@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from ...graph.layers import Fused
-from ...graph.leaves import computes_as, runs_hooks
-from ...graph.mended import GroupNorm, InstanceNorm
+from ...graph.modules.layers import Fused
+from ...graph.modules.leaves import computes_as, runs_hooks
+from ...graph.modules.mended import GroupNorm, InstanceNorm
 from ...kernels.layers.pooling import adaptive_avgpool_step
 from ..implementation import Implementation
 from ..recording import Seen

@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx, nn
 
 from ...graph import bound
-from ...graph.leaves import runs_hooks
-from ...graph.mended import Attention, Cat, GridSample, SpelledAttention
-from ...graph.ordered import Reduced, Softmax
+from ...graph.modules.leaves import runs_hooks
+from ...graph.modules.mended import Attention, Cat, GridSample, SpelledAttention
+from ...graph.modules.ordered import Reduced, Softmax
 from ...kernels.layers.elementwise import add_step, divide_step, multiply_step
 from ...kernels.layers.normalize import softmax_step
 from ...operators.kinds import arithmetic_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...graph.folded import (
+from ...graph.modules.folded import (
     FoldedConvTranspose1d,
     FoldedConvTranspose2d,
     FoldedConvTranspose3d,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ...graph.mended import Pixel
+from ...graph.modules.mended import Pixel
 from ...kernels.layers.pooling import avgpool_step, maxpool_step
 from ...kernels.layers.resize import bilinear_step, nearest_step
 

@@ -1,0 +1,169 @@
+"""Find questions in code that a traced value cannot answer as the real value would.
+
+No class can define the answer to `type(x)`, `callable(x)` or `x is None`. A traced value gives its
+own, and the code silently takes one branch. So this file searches the bytecode for such questions
+before it is traced. It also finds two things that a graph does not show: errors that the code
+catches, and a precision that it sets for some calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...operators.kinds import SHAPE_ATTRIBUTES
+from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in, takes_module
+
+_BUILTINS = {"type": type, "callable": callable}
+_SHORT = 100
+"""A function is taken for a helper like `exists(x)` if it has fewer bytes of code than this."""
+
+_CATCHING = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
+_SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "NOP", "NOT_TAKEN")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A `reason` not to trace a function, and the variables that it asks whether they are None.
+
+    An empty name among them stands for the result of a call that has no variable.
+    """
+
+    reason: str
+    none: frozenset[str]
+
+
+def why_asking(module: nn.Module) -> str:
+    """Say why the code of `module` must not be traced; '' if it may be."""
+    methods = list(methods_of(module))
+    for method in methods:
+        if "autocast" in names_in(method.__code__):
+            return f"it runs parts in another precision ({_place(method.__code__)})"
+        if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
+            return f"it catches errors, which a graph would not ({_place(method.__code__)})"
+    for function in functions_of(module):
+        own = (
+            function in methods
+            and hasattr(type(module), function.__code__.co_name)
+            and takes_module(module, function)
+        )
+        found = questions_of(function.__code__, function.__globals__, method=own)
+        if found.reason:
+            return found.reason
+    return ""
+
+
+def asks_for_none(
+    code: types.CodeType, names: dict[str, Any], *, method: bool = False
+) -> frozenset[str]:
+    """Return the variables that `code`, or a helper that it calls, compares with None.
+
+    >>> def pick(x, y):
+    ...     return x if y is None else y
+    >>> sorted(asks_for_none(pick.__code__, globals()))
+    ['y']
+    """
+    asked = questions_of(code, names, method=method).none
+    for helper in _helpers(code, names):
+        if (
+            helper.__code__ is not code
+            and len(helper.__code__.co_code) < _SHORT
+            and asks_for_none(helper.__code__, helper.__globals__)
+        ):
+            return asked | {*code.co_varnames, ""}
+    return asked
+
+
+def assigned_in(code: types.CodeType) -> frozenset[str]:
+    """Return the variables that `code` assigns to."""
+    found: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            found |= {*step.argval} if isinstance(step.argval, tuple) else {step.argval}
+    return frozenset(found)
+
+
+def may_write(function: Any) -> bool:
+    """Whether a hook may do more than read its arguments and return a result.
+
+    >>> may_write(lambda module, args, result: result + 1)
+    False
+    """
+    if not isinstance(function, types.FunctionType):
+        return True
+    steps = {step.opname for code in codes_in(function.__code__) for step in _steps(code)}
+    return any(name.startswith(("STORE_", "CALL", "DELETE_")) for name in steps - {"STORE_FAST"})
+
+
+def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -> Questions:
+    """Find the questions in `code`, except those about a method's first argument, a module."""
+    reason, none = "", set()
+    for inner in codes_in(code):
+        steps = _steps(inner)
+        own = code.co_varnames[0] if method and code.co_varnames else ""
+        for place, step in enumerate(steps):
+            if _loads_builtin(step, names) and not _names(steps, place + 1, own):
+                reason = f"it asks for the type of a value ({_place(inner)})"
+            elif step.opname == "IS_OP" and not _loads(steps[place - 1], None):
+                if _compares_values(steps[:place]):
+                    reason = f"it asks whether two values are the same ({_place(inner)})"
+            elif step.opname == "IS_OP":
+                none.add(_asked(steps, place - 2, own))
+            elif "_NONE" in step.opname and "JUMP" in step.opname:
+                none.add(_asked(steps, place - 1, own))
+    return Questions(reason, frozenset(name for name in none if name is not None))
+
+
+def _steps(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+
+
+def _loads_builtin(step: dis.Instruction, names: dict[str, Any]) -> bool:
+    if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in _BUILTINS:
+        return False
+    return names.get(step.argval, _BUILTINS[step.argval]) is _BUILTINS[step.argval]
+
+
+def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
+    """Whether the next value that the code loads is `self` or an attribute of it."""
+    step = steps[place]
+    return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and step.argval == own
+
+
+def _loads(step: dis.Instruction, value: object) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is value
+
+
+def _compares_values(steps: list[dis.Instruction]) -> bool:
+    """Whether `is` compares variables, results of calls or attributes like `shape`."""
+    last = steps[-1].opname
+    attributes = {step.argval for step in steps[-4:] if step.opname == "LOAD_ATTR"}
+    return last.startswith(("LOAD_FAST", "CALL")) or bool(attributes & SHAPE_ATTRIBUTES)
+
+
+def _asked(steps: list[dis.Instruction], place: int, own: str) -> str | None:
+    """Return the variable that the question is about; None if it is self or an attribute of it."""
+    while place >= 0 and steps[place].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        place -= 1
+    step = steps[place]
+    if step.opname.startswith("LOAD_FAST") or step.opname.startswith("STORE_FAST"):
+        name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        return None if name == own else str(name)
+    return None if step.opname in ("LOAD_GLOBAL", "LOAD_CONST", "LOAD_NAME") else ""
+
+
+def _helpers(code: types.CodeType, names: dict[str, Any]) -> Iterator[types.FunctionType]:
+    """Yield the user's own functions that `code` names."""
+    for name in names_in(code):
+        found = names.get(name)
+        if isinstance(found, types.FunctionType) and not is_of_torch(found):
+            yield found
+
+
+def _place(code: types.CodeType) -> str:
+    return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"

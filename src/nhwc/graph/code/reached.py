@@ -1,0 +1,153 @@
+"""Find the functions that may run when a module is called, by following names in its code."""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+TORCH = f"{Path(torch.__file__).parent}/"
+OURS = f"{Path(__file__).parents[2]}/"
+"""The folders with the code of torch, and with that of nhwc."""
+
+_CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "_call_impl")
+"""Methods that torch and Python call by themselves."""
+
+
+def is_of_torch(function: types.FunctionType) -> bool:
+    """Whether the code of `function` belongs to torch or to nhwc."""
+    return function.__code__.co_filename.startswith((TORCH, OURS))
+
+
+def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
+    """Yield `forward`, all functions that it names in its class and file, and those that they name.
+
+    The module's methods called like `others` are included, since code around the module may call
+    them. So are decorators and the functions that they wrap; functions of torch are not.
+    """
+    return _followed(
+        module,
+        others,
+        lambda function: [
+            *_named(function),
+            *map(vars(module).get, sorted(names_in(function.__code__))),
+        ],
+    )
+
+
+def values_named_by(module: nn.Module) -> Iterator[Any]:
+    """Yield what the functions of a module name outside of it: globals, and what they enclose."""
+    for function in functions_of(module):
+        yield from (*_named(function), *_closed_over(function))
+
+
+def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
+    """Yield those of `functions_of` that are methods of the module's class, also static ones."""
+    return _followed(module, others, lambda function: [])
+
+
+def takes_module(module: nn.Module, method: types.FunctionType) -> bool:
+    """Whether `method` gets the module itself as its first argument, as a static one does not."""
+    return not any(
+        isinstance(value, staticmethod | classmethod) and value.__func__ is method
+        for kind in type(module).__mro__
+        for value in vars(kind).values()
+    )
+
+
+def _followed(
+    module: nn.Module,
+    others: Iterable[str],
+    named: Callable[[types.FunctionType], list[Any]],
+) -> Iterator[types.FunctionType]:
+    todo: list[Any] = []
+    for name in (*_CALLED, *sorted(others)):
+        todo += _attribute(module, name)
+    found: dict[types.CodeType, types.FunctionType] = {}
+    while todo:
+        function = todo.pop()
+        if not isinstance(function, types.FunctionType) or function.__code__ in found:
+            continue
+        todo.append(getattr(function, "__wrapped__", None))
+        # A class of tuples is made of names alone, here and there at each call.
+        if is_of_torch(function) or function is collections.namedtuple:
+            continue
+        found[function.__code__] = function
+        names = names_in(function.__code__)
+        bases = type(module).__mro__
+        above = names & {"super", *(base.__name__ for base in bases)}
+        for name in sorted(names):
+            todo += _attribute(module, name)
+            # `super().forward` is none of the class's own.
+            todo += [one for base in bases for one in _behind(vars(base).get(name)) if above]
+        todo += [*named(function), *_closed_over(function)]
+    yield from found.values()
+
+
+def _attribute(module: nn.Module, name: str) -> list[Any]:
+    """Return the functions behind an attribute of the module's class, or a `forward` of its own."""
+    value = inspect.getattr_static(type(module), name, None)
+    own = vars(module).get(name)
+    return _behind(own if name == "forward" and own is not None else value)
+
+
+def _behind(value: Any) -> list[Any]:
+    match value:
+        case property():
+            return [value.fget, value.fset]
+        case functools.cached_property():
+            return [value.func]
+        case staticmethod() | classmethod() | types.MethodType():
+            return [value.__func__]
+        case functools.partial() | functools.partialmethod():
+            return [value.func]
+    return [value]
+
+
+def _named(function: types.FunctionType) -> list[Any]:
+    """Return the globals that `function` names, and attributes that it reads from modules."""
+    found: list[Any] = []
+    for code in codes_in(function.__code__):
+        last: Any = None
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval.isidentifier():
+                # Pytest puts names that are no identifiers into assertions.
+                last = function.__globals__.get(step.argval)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, types.ModuleType):
+                last = getattr(last, step.argval, None)
+            elif step.opname not in ("CACHE", "PUSH_NULL"):
+                last = None
+            found.append(last)
+    return found
+
+
+def _closed_over(function: types.FunctionType) -> list[Any]:
+    """Return the values that a function encloses, such as the function that it decorates."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # The cell is not filled yet.
+            continue
+    return values
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Return all globals and attributes that `code` and the functions in it name."""
+    return {name for one in codes_in(code) for name in one.co_names}
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield `code` and the code of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)

@@ -1,0 +1,1 @@
+"""What a `forward` leaves behind in modules, globals and torch: noticed, undone, kept apart."""

@@ -1,0 +1,126 @@
+"""Notice and undo what a `forward` writes outside of its modules: a graph would lose it silently.
+
+    class Net(nn.Module):
+        grid = None
+
+        def forward(self, x, seen=[]):
+            if Net.grid is None:
+                Net.grid = torch.arange(x.size(1))    its class
+            SIZES["last"] = x.shape                   a global of its file
+            seen.append(x)                            a default of its function
+
+While code is traced, what it keeps there is no tensor but a traced value, which is dead afterwards:
+the model itself would stumble over it.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from typing import Any
+
+from torch import fx, nn
+
+from ...models.contents import Contents, is_as, put_back, with_contents
+from ..code.reached import codes_in, functions_of, names_in
+
+_ABSENT = object()
+
+
+class Outside:
+    """What the code of a model and its parts may write to besides these, as it is now.
+
+    >>> class Net(nn.Module):
+    ...     def forward(self, x, seen=[]):
+    ...         seen.append(x)
+    >>> outside = Outside(Net())
+    >>> Net()(7)
+    >>> outside.check()
+    Traceback (most recent call last):
+    torch.fx.proxy.TraceError: its forward writes a default of forward, which lies outside of it
+    >>> Net.forward.__defaults__
+    ([],)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[tuple[str, Any, Any, Any]] = []
+        parts = {type(part): part for part in model.modules()}.values()
+        functions = {one.__code__: one for part in parts for one in functions_of(part)}
+        self._stored = {name for code in functions for name in _stored_by(code)}
+        named: list[Any] = [kind for part in parts for kind in type(part).__mro__]
+        for function in functions.values():
+            named += map(function.__globals__.get, names_in(function.__code__))
+            self._note_function(function)
+        for kind in {id(one): one for one in named if _is_users(one)}.values():
+            for name in {*vars(kind)} | self._stored:
+                self._note(f"{kind.__name__}.{name}", kind, name)
+
+    def _note_function(self, function: types.FunctionType) -> None:
+        for name in names_in(function.__code__):
+            self._note(name, function.__globals__, name)
+        for name in vars(function):
+            self._note(f"{function.__name__}.{name}", vars(function), name)
+        enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in enclosed:
+            self._note(name, cell, "cell_contents")
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for place, value in enumerate(given):
+            self._note(f"a default of {function.__name__}", {place: value}, place)
+
+    def _note(self, words: str, owner: Any, name: Any) -> None:
+        before = with_contents(_get(owner, name))
+        if isinstance(before, Contents) or words.rpartition(".")[2] in self._stored:
+            self._places.append((words, owner, name, before))
+
+    def check(self) -> None:
+        """Raise if code wrote to any of it since, and put it back."""
+        changed = self.put_back()
+        if changed:
+            raise fx.proxy.TraceError(f"its forward writes {changed}, which lies outside of it")
+
+    def put_back(self) -> str:
+        """Let all be what it was; return the name of something that was not."""
+        changed = ""
+        for words, owner, name, before in self._places:
+            if not is_as(_get(owner, name), before):
+                changed = words
+                _set(owner, name, put_back(before))
+        return changed
+
+
+def _stored_by(code: types.CodeType) -> set[str]:
+    """The globals, attributes and enclosed variables that code assigns to."""
+    steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
+    return {str(step.argval) for step in steps if step.opname in _STORING}
+
+
+_STORING = {
+    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "GLOBAL", "DEREF")
+}
+
+
+def _is_users(value: Any) -> bool:
+    """Whether it is a class of the user's."""
+    home = value.__module__.partition(".")[0] if isinstance(value, type) else "torch"
+    return home not in ("torch", "nhwc", "builtins", "typing")
+
+
+def _get(owner: Any, name: Any) -> Any:
+    if isinstance(owner, types.CellType):
+        try:
+            return owner.cell_contents
+        except ValueError:  # The cell is not filled yet.
+            return _ABSENT
+    return (vars(owner) if isinstance(owner, type) else owner).get(name, _ABSENT)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    match owner, value is _ABSENT:
+        case dict(), False:
+            owner[name] = value
+        case dict(), True:
+            del owner[name]
+        case _, False:
+            setattr(owner, name, value)
+        case _:
+            delattr(owner, name)

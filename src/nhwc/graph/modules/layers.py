@@ -1,0 +1,215 @@
+"""The modules of ours that a rewritten graph may hold. Each runs as it is, in any format.
+
+Every layer keeps each argument of its constructor under that argument's name, so that it can be
+built again from its attributes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ...errors import InputError
+from ..plain import as_plain
+from .folded import FOLDED
+from .frames import FromFrames, ToFrames
+from .leaf import Leaf
+from .mended import (
+    Attention,
+    Cat,
+    ChannelNorm,
+    ChannelShuffle,
+    CircularPad,
+    FromTokens,
+    GlobalResponse,
+    GridSample,
+    GroupNorm,
+    InstanceNorm,
+    Interleave,
+    Pixel,
+    SpelledAttention,
+)
+from .ordered import Reduced, Repeat, Softmax
+
+
+def assert_none(value: Tensor | None, message: str) -> None:
+    """Stop where an argument is passed that the graph has fixed to None; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_none, (value,), value, message)
+    elif value is not None:
+        raise AssertionError(message)
+
+
+def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    """Return an input if it is what the graph was made for, or stop; in a trace a call."""
+    if has_torch_function((value,)):
+        return handle_torch_function(assert_sizes, (value,), value, sizes, dtype)  # type: ignore[no-any-return]
+    if torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert value is not None, "this model was saved for an input that is left out"
+        assert list(value.shape) == sizes, "this model was saved for an input of other sizes"
+        assert value.dtype == dtype, "this model was saved for an input of another type"
+        return value
+    return _of_sizes(value, sizes, dtype)
+
+
+def _of_sizes(value: object, sizes: list[int], dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Tensor) and list(value.shape) == sizes and value.dtype == dtype:
+        return value
+    given = f"{list(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else value
+    raise InputError(
+        f"this model was saved for an input of {sizes} and {dtype}, not {given}: "
+        "its code computes with sizes. Optimize and save it for yours."
+    )
+
+
+def assert_value(value: Any, expected: Any) -> None:
+    """Stop where an input is not the value that the graph was made for; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_value, (value,), value, expected)
+    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert str(value) == str(expected), "this model was saved for another value"
+    else:
+        _check_value(value, expected)
+
+
+def _check_value(value: object, expected: object) -> None:
+    if repr(as_plain(value)) != repr(expected):
+        given = "a tensor" if isinstance(value, Tensor) else repr(value)
+        raise InputError(
+            f"this model was saved for {expected!r} in the place of {given}: its code computes "
+            "with sizes. Optimize and save it for yours."
+        )
+
+
+def assert_length(value: Any, length: int) -> None:
+    """Stop where what holds inputs holds more or fewer than expected; in a trace a call."""
+    if has_torch_function((value,)):
+        handle_torch_function(assert_length, (value,), value, length)
+        return
+    held = len(value) if isinstance(value, (list, tuple, dict)) else None
+    if held != length:
+        raise InputError(
+            f"this model was saved for {length} inputs in a list, tuple or dict, not {held}: its "
+            "code computes with sizes. Optimize and save it for yours."
+        )
+
+
+def as_elements(value: Tensor, like: Tensor) -> Tensor:
+    """`value` as it is stored in `like[...] = value`; in a trace a call of its own."""
+    if has_torch_function((value, like)):
+        stored: Tensor = handle_torch_function(as_elements, (value, like), value, like)
+        return stored
+    while value.dim() > like.dim() and value.size(0) == 1:
+        value = value[0]
+    # In memory of its own: graphs write into the one and go on to read the other.
+    return torch.empty_like(like).copy_(value)
+
+
+class Spread(nn.Module):
+    """Calls `module` with arguments that come as a tuple and a dict of unknown lengths."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        more: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more_kwargs: dict[str, Any],
+    ) -> Any:
+        return self.module(*args, *more, **kwargs, **more_kwargs)
+
+
+class BatchNorm(_BatchNorm):
+    """Batch norm for any number of dimensions, as `F.batch_norm` has it."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+class StatisticsNorm(Leaf, BatchNorm):
+    """An instance norm by running statistics: a batch norm that takes one image alone as well.
+
+    What has as many dimensions as `single` is given a batch of its own.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        device: Any = None,
+        *,
+        single: int,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, device=device)
+        self.single = single
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == self.single:
+            return super().forward(input.unsqueeze(0)).squeeze(0)
+        return super().forward(input)
+
+
+class Fused(nn.Module):
+    """`activation(op(x) + residual)`: what one kernel can do, written as one call.
+
+    `op` is a convolution, a linear layer or a batch norm; without `activation` or `residual` that
+    step is left out. The inputs are never written to. Where the residual and what `op` returns lie
+    otherwise in memory, the sum lies as the first of both does: the residual if `residual_first`.
+
+    >>> import torch
+    >>> layer = Fused(nn.Conv2d(4, 4, 1), nn.ReLU())
+    >>> x = torch.randn(1, 4, 2, 2)
+    >>> torch.equal(layer(x, x), torch.relu(layer.op(x) + x))
+    True
+    """
+
+    def __init__(
+        self, op: nn.Module, activation: nn.Module | None, residual_first: bool = False
+    ) -> None:
+        super().__init__()
+        self.op = op
+        self.activation = activation
+        self.residual_first = residual_first
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y: Tensor = self.op(x)
+        if residual is not None:
+            y = residual + y if self.residual_first else y + residual
+        if self.activation is not None:
+            y = self.activation(y)
+        return y
+
+
+LAYERS: tuple[type[nn.Module], ...] = (
+    Attention,
+    BatchNorm,
+    Cat,
+    ChannelNorm,
+    ChannelShuffle,
+    CircularPad,
+    FromFrames,
+    FromTokens,
+    Fused,
+    GlobalResponse,
+    GridSample,
+    GroupNorm,
+    InstanceNorm,
+    Interleave,
+    Pixel,
+    Reduced,
+    Repeat,
+    Softmax,
+    SpelledAttention,
+    Spread,
+    StatisticsNorm,
+    ToFrames,
+    *FOLDED,
+)
+"""All of them, for whoever stores a graph and builds it again."""

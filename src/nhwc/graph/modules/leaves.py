@@ -1,0 +1,109 @@
+"""Decide which modules a graph calls as a whole, and find hooks that a graph would not call."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import fx, jit, nn
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a graph calls this module as a whole, as it does with layers of torch and of nhwc.
+
+    A subclass that inherits `forward` and `__call__` is the layer it inherits from; one that
+    overrides either is user code, and is traced.
+    """
+    return runs_layer(module) and not calls_otherwise(module)
+
+
+def runs_layer(module: nn.Module) -> bool:
+    """Whether the `forward` of this module is that of a layer of torch or of nhwc."""
+    if isinstance(module, _CONTAINERS) or "forward" in vars(module):
+        return False
+    home = definer(type(module), "forward").__module__
+    if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
+        return is_frozen_batch_norm(module)
+    helper = definer(type(module), "_conv_forward")
+    return helper is object or helper.__module__.startswith("torch.")
+
+
+def calls_otherwise(module: nn.Module) -> bool:
+    """Whether a call of `module` runs other code of the user's before its `forward`."""
+    home = definer(type(module), "__call__").__module__
+    return not home.startswith(("torch.", "nhwc.graph."))
+
+
+def computes_as(module: object, kind: type[nn.Module]) -> bool:
+    """Whether it is a layer of this kind, or of a subclass that inherits its `forward`.
+
+    >>> class OneGroup(nn.GroupNorm):
+    ...     def __init__(self, channels: int) -> None:
+    ...         super().__init__(1, channels)
+    >>> computes_as(OneGroup(4), nn.GroupNorm), computes_as(nn.Softmax2d(), nn.Softmax)
+    (True, False)
+    """
+    own: Any = type(module)
+    return isinstance(module, kind) and own.forward is kind.forward
+
+
+def is_frozen_batch_norm(module: nn.Module) -> bool:
+    """Whether this is torchvision's FrozenBatchNorm2d; torchvision is not imported to find out."""
+    misc = sys.modules.get("torchvision.ops.misc")
+    if misc is None:
+        return False
+    return definer(type(module), "forward") is misc.FrozenBatchNorm2d
+
+
+_HOOKED = "it has hooks, which a graph of its inside would not call"
+
+
+IN_OWN_CALL = "a part with a __call__ of its own, whose code is running, cannot be traced"
+
+
+def opaque_by_nature(module: nn.Module) -> str | None:
+    """Say why no graph may replace the inside of `module`, whatever its code; None if it may."""
+    if isinstance(module, jit.ScriptModule):
+        return "it is a TorchScript module"
+    if any(vars(module).get(kind) for kind in HOOKS):
+        return _HOOKED
+    return None
+
+
+def watched_from_outside(module: nn.Module) -> str | None:
+    """As `opaque_by_nature`, for a recording, which sees what a model's own hooks do."""
+    if any(_is_of_library(hook) for hook in hooks_of(module)):
+        hooks = [hook for hook in hooks_of(module) if not _is_of_library(hook)]
+        return _HOOKED if hooks else None
+    return opaque_by_nature(module)
+
+
+def _is_of_library(hook: Any) -> bool:
+    """Whether the model itself set this hook in its first call: transformers' collect features."""
+    return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+
+
+def watchers(module: nn.Module) -> tuple[int, ...]:
+    """A module's mode, and the identities of its hooks and of a `forward` set from outside."""
+    if isinstance(module, jit.ScriptModule):  # Reading its attributes would change its dictionary.
+        return ()
+    return (module.training, id(vars(module).get("forward")), *map(id, hooks_of(module)))
+
+
+def runs_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its `forward`."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or calls_otherwise(module)
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks of a module, of every kind."""
+    return [hook for kind in HOOKS for hook in vars(module)[kind].values()]
+
+
+def definer(kind: type, name: str) -> type:
+    """Return the class that defines the attribute `name` of `kind`; `object` if none does."""
+    return next((base for base in kind.__mro__ if name in vars(base)), object)

@@ -1,0 +1,1 @@
+"""Questions to the nodes of a graph, and small changes to them."""

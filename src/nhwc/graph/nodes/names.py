@@ -1,0 +1,89 @@
+"""Names in a graph: parts get others where generated code cannot say theirs.
+
+A graph's code reads `self.boxes.conv`. A part gets another name in the graph if it is called
+`class`, has a quote in its name, or is called like an attribute of GraphModule. Reports go on
+using the user's name.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+
+from torch import fx, nn
+
+_OWN = {*dir(fx.GraphModule(nn.Module(), fx.Graph())), "report"} - {*dir(nn.Module())}
+"""Attributes that a GraphModule has and other modules do not."""
+
+CONSTANT = "_tensor_constant"
+"""The beginning of the names that torch.fx gives to tensors made by the traced code."""
+
+
+def is_sayable(name: str) -> bool:
+    """Whether `self.name`, or `getattr(self, "name")` if it is no identifier, reads that attribute.
+
+    >>> is_sayable("0"), is_sayable("a b"), is_sayable("class"), is_sayable('a"b')
+    (True, True, False, False)
+    """
+    if name.isidentifier():
+        # Python normalizes identifiers, so another form of the same letters is another name.
+        return not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
+    return name.isprintable() and not {'"', "\\"} & {*name}
+
+
+def sayable(name: str) -> str:
+    """Return `name`, or one like it that generated code can use.
+
+    >>> sayable("class"), sayable('a"b')
+    ('class_', 'a_b')
+    """
+    if is_sayable(name):
+        return name
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return plain if is_sayable(plain) else f"{plain}_"
+
+
+def renamed_parts(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
+    """Give new paths to the nodes of `graph` whose paths in `root` code cannot use.
+
+    The result maps each new path to the user's.
+    """
+    found: dict[str, str] = {}
+    new: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            path = str(node.target)
+            if path not in new:
+                new[path] = _sayable_path(path, root)
+            if new[path] != path:
+                found[new[path]] = path
+                node.target = new[path]
+    return found
+
+
+def user_path(graph: fx.GraphModule, path: str) -> str:
+    """Return the user's path of the part that `graph` has at `path`."""
+    names: dict[str, str] = graph.meta.get("names", {})
+    return names.get(path, path)
+
+
+def _sayable_path(path: str, root: nn.Module) -> str:
+    parts = []
+    holder: nn.Module | None = root
+    for place, name in enumerate(path.split(".")):
+        siblings: set[str] = set()
+        if holder is not None:
+            siblings = {*holder._modules, *holder._parameters, *holder._buffers}
+        fresh = sayable(name)
+        while (fresh != name and fresh in siblings) or (not place and fresh in _OWN):
+            fresh += "_"
+        parts.append(fresh)
+        holder = None if holder is None else holder._modules.get(name)
+    return ".".join(parts)
+
+
+def is_constant(node: fx.Node) -> bool:
+    """Whether this is a tensor that the code made without its inputs."""
+    name = str(node.target).rpartition(".")[2]
+    return node.op == "get_attr" and name.startswith(CONSTANT)

@@ -1,0 +1,192 @@
+"""Answer what code asks of a traced value as a tensor would, or stop the trace."""
+
+from __future__ import annotations
+
+import dis
+import operator
+import sys
+from keyword import iskeyword
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from ..code.asks import custom_function_asks, python_asks
+from ..code.reached import OURS, TORCH
+
+# Code of torch and nhwc in these files gets the true type: it knows how to treat a traced value.
+_MACHINERY = (
+    OURS,
+    *(f"{TORCH}{part}" for part in ("fx/", "nn/modules/module.py")),
+    *(f"{TORCH}{part}" for part in ("utils/", "overrides.py")),
+    # These hand whatever passes for a tensor to C++, which crashes if it is a traced value.
+    *(f"{TORCH}{part}" for part in ("autograd/", "_functorch/")),
+)
+
+_PARAMETER = f"{TORCH}nn/parameter.py"
+"""The file in which nn.Parameter answers `isinstance(x, nn.Parameter)`."""
+
+
+_ANSWERING = tuple(f"{OURS}graph/tracing/{file}.py" for file in ("asked", "traced", "sized"))
+"""The files with the methods by which traced values answer."""
+
+_ABC = ("<frozen abc>", f"{Path(operator.__file__).parent}/abc.py")
+"""The files in which abstract classes answer `isinstance`; they look at the real type as well."""
+
+
+def _type_seen(proxy: Any) -> type:
+    """Return the type that a traced value passes for in user code; refuse where that is unknown.
+
+    fx's own value answers False to every `isinstance`, so user code silently takes one branch.
+    """
+    frame: Any = asking()
+    if frame.f_code.co_filename == _PARAMETER:
+        if not issubclass(type(proxy), fx.proxy.ParameterProxy):
+            return type(proxy)
+        frame = frame.f_back
+    if frame.f_code.co_filename.startswith(_MACHINERY):
+        return type(proxy)
+    abstract = frame.f_code.co_filename in _ABC
+    if not abstract and custom_function_asks(frame):
+        # Its `forward` runs on traced values, and is recorded.
+        return type(proxy)
+    known: type | None = proxy._passes_for()
+    if known is None:
+        _refuse(proxy, "it asks for the type of a traced value")
+    if not abstract and not python_asks(frame):
+        _refuse(proxy, "it hands a traced value to compiled code")
+    if abstract:
+        cls = frame.f_locals["cls"]
+        if issubclass(type(proxy), cls) != issubclass(known, cls):
+            _refuse(proxy, "it asks for the type of a traced value")
+    return known
+
+
+def _refuse(proxy: Any, reason: str) -> NoReturn:
+    """Stop the trace, even if the user's code catches the error that this raises."""
+    tracer: Any = object.__getattribute__(proxy, "tracer")
+    raise tracer.refusal(reason)
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_MACHINERY)
+
+
+class Asked:
+    """A traced value that answers user code as a tensor would, or else stops the trace."""
+
+    def __getattribute__(self, key: str) -> Any:
+        if key in _NOT_OF_TENSORS and not _is_machinery(sys._getframe(1)):
+            return type(self).__getattr__(self, key)  # type: ignore[attr-defined]
+        return object.__getattribute__(self, key)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return _type_seen(self)
+
+    def _passes_for(self) -> type | None:
+        return None
+
+    def _has(self, key: str, frame: FrameType) -> None:
+        """Check that the value has this attribute; raise what a tensor raises if it does not."""
+        if _is_machinery(frame):
+            return
+        known = self._passes_for()
+        if known is None and not _reads_attribute(frame):
+            _refuse(self, "it asks what attributes a traced value has")
+        may_catch = {"AttributeError", "Exception", "BaseException"} & {*frame.f_code.co_names}
+        if known is None and may_catch and not hasattr(Tensor, key):
+            _refuse(self, "it asks what attributes a traced value has")
+        if key in _STATE or key.startswith("__"):
+            _refuse(self, f"it reads {key} of a traced value")
+        if known is not None and not hasattr(known, key):
+            raise AttributeError(f"'{known.__name__}' object has no attribute '{key}'")
+        if not key.isascii() or iskeyword(key) or not key.isidentifier():
+            _refuse(self, f"it reads an attribute that is called {key!r}")
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str) and type(key) is str:
+            if self._passes_for() is Tensor:
+                return torch.empty(1)[key]  # type: ignore[index]
+            if {"KeyError", "TypeError", "IndexError", "Exception"} & {*asking().f_code.co_names}:
+                _refuse(self, "it tries whether a traced value has a key")
+        return super().__getitem__(key)  # type: ignore[misc]
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if not _is_machinery(sys._getframe(1)):
+            _refuse(self, f"it sets {key} of a traced value")
+        object.__setattr__(self, key, value)
+
+    def __delattr__(self, key: str) -> None:
+        _refuse(self, f"it deletes {key} of a traced value")
+
+    def __repr__(self) -> str:
+        return self._as_text(sys._getframe(1))
+
+    def __str__(self) -> str:
+        return self._as_text(sys._getframe(1))
+
+    def __format__(self, spec: str) -> str:
+        return self._as_text(sys._getframe(1))
+
+    def _as_text(self, frame: FrameType) -> str:
+        # Code makes the message of `torch._assert` even if the assertion holds.
+        if (
+            not frame.f_code.co_filename.startswith(TORCH)
+            and "_assert" not in frame.f_code.co_names
+        ):
+            _refuse(self, "it makes text of a traced value")
+        return f"<traced {object.__getattribute__(self, 'node').name}>"
+
+    def __dir__(self) -> list[str]:
+        known = self._passes_for()
+        return dir(known) if known else _refuse(self, "it asks what attributes a traced value has")
+
+    def __hash__(self) -> int:
+        # A tensor is a key by its identity; a size or a dtype would be found by its value.
+        known = self._passes_for()
+        if not _is_machinery(sys._getframe(1)) and not (known and issubclass(known, Tensor)):
+            _refuse(self, "it looks for a traced value in a dict or a set")
+        return object.__hash__(self)
+
+    def __len__(self) -> int:
+        _refuse(self, "it uses the length of a traced value")
+
+    def __contains__(self, item: object) -> bool:
+        _refuse(self, "it looks for something in a traced value")
+
+    def __copy__(self) -> NoReturn:
+        _refuse(self, "it copies a traced value")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        _refuse(self, "it copies a traced value")
+
+
+_STATE = {
+    *("grad", "grad_fn", "is_leaf", "names", "name", "output_nr", "retains_grad", "volatile"),
+    *("_base", "_grad", "_grad_fn", "_backward_hooks", "_post_accumulate_grad_hooks", "_version"),
+}
+"""Attributes of a tensor that depend on its past; a graph does not know them."""
+
+
+def _reads_attribute(frame: FrameType) -> bool:
+    """Whether the code says `x.name`, as opposed to `hasattr(x, name)` or `getattr(x, name, y)`."""
+    operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return operation in ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def asking() -> FrameType:
+    """Return the frame that asks, skipping the frames of traced values' own methods."""
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_filename in _ANSWERING:
+        frame = frame.f_back
+    return frame  # type: ignore[no-any-return]
+
+
+_NOT_OF_TENSORS = {
+    *(*dir(fx.proxy.ParameterProxy), *dir(fx.proxy.Attribute), "node", "tracer", "root", "attr"),
+    *("param", "name", "__dict__"),
+} - ({*dir(Tensor), *vars(Asked), "__getattr__"} - {"__dict__"})
+"""Attributes of a traced value that serve torch.fx and nhwc, and that a tensor does not have."""

@@ -1,0 +1,85 @@
+"""Record `x[key] = value` as a new value, since graphs that write are hard to rewrite.
+
+From then on the traced value stands for the new one. A slice that was taken before shares the old
+one's memory and would miss the change: `traced.check_writes` refuses such code.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..modules.layers import as_elements
+from ..nodes.shapes import is_size, node_of
+
+_Place = tuple[int, Any]
+"""A dimension, counted from the front or from the back, and the index or slice for it."""
+
+
+def assigned(x: fx.Proxy, key: Any, value: Any) -> fx.Node:
+    """Return the value of `x` after `x[key] = value`."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) == 1 and _is_tensor(keys[0]):
+        inside = x.new_full((), value) if _is_number(value) else value.to(x)
+        result = _call(torch.index_put, x, [keys[0]], inside)
+    else:
+        result = _with(x, list(_places(keys)), value)
+    result.node.meta["meant_in_place"] = True
+    source = node_of(value)
+    if source is not None and source.meta.get("meant_in_place") is True:
+        # `x[key] *= 2` multiplies in place and then assigns the product to the place it is in.
+        where = fx.node.map_aggregate(key, lambda one: getattr(one, "node", one))
+        if _is_part(source.args[0], x.node, where):
+            source.meta["meant_in_place"] = next(reversed(source.users))
+    return result.node
+
+
+def _is_part(value: Any, whole: fx.Node, key: Any) -> bool:
+    taken = isinstance(value, fx.Node) and value.target is operator.getitem
+    return taken and value.args == (whole, key)
+
+
+def _places(keys: tuple[Any, ...]) -> Iterator[_Place]:
+    if not all(key is Ellipsis or isinstance(key, slice) or _is_number(key) for key in keys):
+        raise fx.proxy.TraceError("it assigns to elements of a traced value")
+    front = next((place for place, key in enumerate(keys) if key is Ellipsis), len(keys))
+    yield from enumerate(keys[:front])
+    yield from ((place - len(keys), keys[place]) for place in range(front + 1, len(keys)))
+
+
+def _with(x: Any, places: list[_Place], value: Any) -> Any:
+    """Return `x` with `value` at `places`; each place indexes the result of the one before it."""
+    if not places:
+        plain = _is_number(value)
+        return _call(torch.full_like, x, value) if plain else _call(as_elements, value, x)
+    (dim, key), *rest = places
+    if not isinstance(key, slice):
+        # An index removes its dimension, so later dimensions counted from the front move by one.
+        rest = [(other - (dim >= 0 and other > dim), key) for other, key in rest]
+        part = _with(x.select(dim, key), rest, value)
+        return _call(torch.select_scatter, x, part, dim, key)
+    if key.start is None and key.stop is None and key.step is None:
+        return _with(x, rest, value)
+    around = (slice(None),) * (dim if dim >= 0 else -dim - 1)
+    inner = x[(*around, key)] if dim >= 0 else x[(..., key, *around)]
+    part = _with(inner, rest, value)
+    step = 1 if key.step is None else key.step
+    return _call(torch.slice_scatter, x, part, dim, key.start, key.stop, step)
+
+
+def _call(function: Any, *args: Any) -> fx.Proxy:
+    tracer = next(arg.tracer for arg in args if isinstance(arg, fx.Proxy))
+    return tracer.create_proxy("call_function", function, args, {})
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float | complex) and not isinstance(value, fx.Proxy)
+    return plain or is_size(value)
+
+
+def _is_tensor(key: Any) -> bool:
+    return isinstance(key, Tensor) or (isinstance(key, fx.Proxy) and not is_size(key))

@@ -1,0 +1,332 @@
+"""Capture a model as torch.fx graphs; what cannot be traced stays a call, and is reported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ...errors import InputError
+from ...models.kinds import check_initialized, unwrapped
+from ...models.preserve import mark_generators, undrawn
+from ..effects.state import State
+from ..modules.layers import Spread, assert_none
+from ..modules.leaves import calls_otherwise, is_leaf, opaque_by_nature
+from ..nodes.arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
+from ..nodes.edit import attribute, erase
+from ..nodes.memory import exposed
+from ..nodes.names import is_constant, renamed_parts, sayable, user_path
+from ..nodes.pickled import PickledGraph
+from ..plain import all_plain, is_derived
+from ..report import Opaque, PassReport
+from .baked import bake_weights
+from .copies import check_copies, own_copy
+from .shells import TraceChild, open_shell
+from .tracer import Tracer, explain
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A copy of a model as a graph, and the parts that could not be traced."""
+
+    module: fx.GraphModule
+    opaque: tuple[Opaque, ...]
+    notes: tuple[str, ...] = ()
+    baked: tuple[PassReport, ...] = ()
+
+
+def capture(
+    model: nn.Module, calls: Sequence[tuple[Any, ...]] = (), *, layers: bool = False
+) -> Captured:
+    """Copy `model` into a GraphModule; a part that cannot be traced stays a call of its copy.
+
+    >>> captured = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+    >>> [str(node) for node in captured.module.graph.nodes]
+    ['input_1', '_0', '_1', 'output']
+
+    Inside an opaque part, the children that can be traced are GraphModules of their own; `graphs`
+    finds them all. With `layers`, so are the convolutions and linear layers that its code calls.
+    Optional arguments of the model are fixed to what `calls` give for them, or to their defaults.
+    """
+    model = unwrapped(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
+    check_initialized(model)
+    check_copies(model)
+    with undrawn(), torch.inference_mode(False), torch.no_grad():
+        own = own_copy(model)
+        _settle(own)
+        report = bake_weights(own)
+        baked = (report,) if report.sites else ()
+        opaque: list[Opaque] = []
+        concrete = fixed_arguments(own, calls)
+        graph = _trace(own, "", opaque, concrete, layers)
+        if graph is None:
+            return Captured(_as_one_call(own), tuple(opaque), baked=baked)
+    _say_what_is_fixed(graph, concrete)
+    # What the calls give is no news to the caller.
+    fixed = {} if calls else concrete
+    notes = tuple(f"{name} is fixed to its default, {value!r}" for name, value in fixed.items())
+    return Captured(graph, tuple(opaque), notes, baked)
+
+
+def _say_what_is_fixed(graph: fx.GraphModule, fixed: dict[str, Any]) -> None:
+    """Let the guards of fixed arguments say what to do instead."""
+    for node in [node for node in graph.graph.nodes if node.target in (torch._assert, assert_none)]:
+        name = str(node.args[1]).partition(" has been specialized")[0]
+        if name in fixed:
+            said = f"{name} is fixed to {fixed[name]!r} in this graph"
+            way = "Give nhwc.optimize an example with the other value, or call the model itself"
+            node.args = (node.args[0], f"{said}. {way}.")
+            graph.recompile()
+
+
+def _settle(model: nn.Module) -> None:
+    """Give torch's own layers plain settings: `Conv2d(numpy.int64(8), ...)` keeps what it is given.
+
+    >>> import numpy
+    >>> layer = nn.MaxPool2d(numpy.int64(2))
+    >>> _settle(layer)
+    >>> type(layer.kernel_size)
+    <class 'int'>
+    """
+    for layer in filter(is_leaf, model.modules()):
+        settings = vars(layer)
+        for name, value in settings.items():
+            held = value if isinstance(value, tuple | list) else (value,)
+            if any(map(is_derived, held)):
+                settings[name] = all_plain(value)
+
+
+def capture_closed(model: nn.Module, reason: str) -> Captured:
+    """Copy `model` into a graph that only calls it, for models whose traced graph is wrong.
+
+    >>> is_one_call(capture_closed(nn.ReLU(), "it answers otherwise").module)
+    True
+    """
+    with undrawn(), torch.inference_mode(False), torch.no_grad():
+        opaque = Opaque("", type(model).__name__, reason)
+        return Captured(_as_one_call(own_copy(model)), (opaque,))
+
+
+def graphs(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
+    """Yield every GraphModule in `module`, itself included, with its path in the original model."""
+    for _, child in module.named_modules():
+        if isinstance(child, fx.GraphModule):
+            yield child.meta.get("path", ""), child
+
+
+def is_one_call(graph: fx.GraphModule) -> bool:
+    """Whether `graph` does nothing but call a model that could not be traced."""
+    calls = [n.target for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+    return calls == ["model"] and not isinstance(graph.model, fx.GraphModule)
+
+
+def is_one_layer(graph: fx.GraphModule) -> bool:
+    """Whether `graph` holds just one layer, which opaque code calls."""
+    return "layer" in graph.meta
+
+
+def _trace(
+    module: nn.Module, path: str, opaque: list[Opaque], concrete: dict[str, Any], layers: bool
+) -> fx.GraphModule | None:
+    """Trace `module`; None, with the reason in `opaque`, if it cannot be traced.
+
+    Either way the parts that stay opaque get graphs of their children.
+    """
+    mark_generators()
+    tracer, state = Tracer(believed=not path), State(module)
+    reason = opaque_by_nature(module) or _unlike_forward(module)
+    if reason is None:
+        try:
+            graph = tracer.trace(module, concrete)
+            tracer.check(state)
+        except Exception as error:
+            state.restore()
+            reason = explain(error)
+
+    def trace_child(child: nn.Module, below: str) -> nn.Module | None:
+        if not is_leaf(child):
+            return _trace(child, below, opaque, {}, layers)
+        return _as_one_layer(child, below) if layers and isinstance(child, _LAYERS) else None
+
+    # fx's wrappers and the tracer refer to one another; uncleared, the cycle would keep weights
+    # alive that passes replace.
+    inner_reasons = tracer.opaque
+    vars(tracer).clear()
+    if reason is not None:
+        _open(module, path, reason, opaque, trace_child)
+        return None
+    name_placeholders(graph, module)
+    called = dict.fromkeys(str(n.target) for n in graph.nodes if n.op == "call_module")
+    result = graph_module(graph, module, type(module).__name__)
+    result.meta["path"] = path
+    for inner in called:
+        if inner in inner_reasons:
+            part = module.get_submodule(inner)
+            below = f"{path}.{inner}" if path else inner
+            _open(part, below, inner_reasons[inner], opaque, trace_child)
+    return result
+
+
+def _unlike_forward(module: nn.Module) -> str | None:
+    """Say why a graph of `module`'s `forward` could not replace a call of it; None if it could."""
+    if calls_otherwise(module):
+        return "it has a __call__ of its own"
+    if "forward" in vars(module):
+        return "its forward was set from outside"
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if not is_sayable_argument(parameter):
+            return f"generated code cannot have its argument {parameter.name}"
+    return None
+
+
+def graph_module(graph: fx.Graph, root: nn.Module, name: str) -> fx.GraphModule:
+    """Make a GraphModule of `graph`, traced from `root`; rename parts that code cannot name."""
+    graph = renamed(graph)
+    _give_by_place(graph, root)
+    names = renamed_parts(graph, root)
+    parts: Any = root
+    if names:
+        targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
+        parts = {target: attribute(root, names.get(target, target)) for target in targets}
+    result = PickledGraph(parts, graph, sayable(name) if name.isidentifier() else "Model")
+    _copy_constants(result)
+    result.training = root.training
+    if names:
+        result.meta["names"] = names
+    for path, holder in result.named_modules():
+        # torch.fx puts the modules that it makes to hold others into training mode.
+        if type(holder) is nn.Module:
+            holder.training = _training_of(root, path)
+    return result
+
+
+def _give_by_place(graph: fx.Graph, root: nn.Module) -> None:
+    """Give layers by place what they got as `input=`: ours, in their places, name it otherwise."""
+    for node in graph.find_nodes(op="call_module"):
+        layer = root.get_submodule(str(node.target))
+        plain = is_leaf(layer) and opaque_by_nature(layer) is None
+        if plain and not node.args and node.kwargs.keys() == {"input"}:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
+
+
+def _training_of(root: nn.Module, path: str) -> bool:
+    try:
+        return root.get_submodule(path).training
+    except AttributeError:  # The part has another name in the graph.
+        return root.training
+
+
+def _open(
+    part: nn.Module, path: str, reason: str, opaque: list[Opaque], trace_child: TraceChild
+) -> None:
+    """Put graphs inside an opaque part; report why it is opaque, and why it got no graphs if so."""
+    place, kind = len(opaque), type(part).__name__
+    opaque.append(Opaque(path, kind, reason))
+    unseen = open_shell(part, path, trace_child)
+    if unseen:
+        opaque[place] = Opaque(path, kind, f"{reason}; its parts stay as they are: {unseen}")
+
+
+def renamed(graph: fx.Graph) -> fx.Graph:
+    """Copy a graph, so that its nodes are numbered without those of abandoned attempts."""
+    fresh = fx.Graph(tracer_cls=Tracer)
+    result: Any = fresh.graph_copy(graph, {}, return_output_node=True)
+    value, old = result
+    fresh.output(value, type_expr=old.type)
+    return fresh
+
+
+def _copy_constants(gm: fx.GraphModule) -> None:
+    """Let each run make the constants anew that it writes into, or that its caller may."""
+    constants = [*filter(is_constant, gm.graph.nodes)]
+    first: dict[object, fx.Node] = {}
+    for node in constants:
+        if first.setdefault(node.target, node) is not node:
+            erase(node, first[node.target])
+    for node in exposed(gm.graph).intersection(first.values()):
+        with gm.graph.inserting_after(node):
+            copy = gm.graph.call_method("clone", (node,))
+        node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+    if constants:
+        gm.recompile()
+
+
+_LAYERS = (nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def _as_one_layer(layer: nn.Module, path: str) -> fx.GraphModule | None:
+    """Make a GraphModule that does nothing but call `layer`; None if hooks would miss the call."""
+    if opaque_by_nature(layer) is not None:
+        return None
+    root = nn.Module()
+    root.layer, root.training = layer, layer.training
+    graph = fx.Graph()
+    graph.output(graph.call_module("layer", (graph.placeholder("input"),)))
+    result = PickledGraph(root, graph, type(layer).__name__)
+    result.meta |= {"path": path, "layer": True}
+    return result
+
+
+def unwrap_layers(graph: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
+    """Replace each graph of one layer in `graph`, traced from `root`, by the layer itself."""
+    for node in graph.graph.find_nodes(op="call_module"):
+        path, _, name = str(node.target).rpartition(".")
+        around = root.get_submodule(user_path(graph, str(node.target)).rpartition(".")[0])
+        if not isinstance(around, fx.GraphModule) or not is_one_layer(around):
+            continue
+        # A pass may have taken the padding out of the layer: then there are two.
+        if name == "layer" and len(around._modules) == 1:
+            graph.set_submodule(path, around.get_submodule(name))
+            node.target = path
+    graph.recompile()
+    return graph
+
+
+def _as_one_call(module: nn.Module) -> fx.GraphModule:
+    """Make a GraphModule that takes what `module` takes and does nothing but call it."""
+    root = nn.Module()
+    root.training = module.training
+    graph = fx.Graph()
+    args: list[fx.Node] = []
+    kwargs: dict[str, Any] = {}
+    star = double = None
+    called = module.__call__ if calls_otherwise(module) else module.forward
+    signature = inspect.signature(called)
+    parameters, late = list(signature.parameters.values()), required_late(signature)
+    if not all(map(is_sayable_argument, parameters)):
+        # Generated code cannot name these arguments, so it passes on *args and **kwargs.
+        parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
+    # A decorator may add what was not given by name; behind *args a name would be given twice.
+    all_named = not any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            star = graph.placeholder(f"*{p.name}")
+        elif p.kind is p.VAR_KEYWORD:
+            double = graph.placeholder(f"**{p.name}")
+        elif p.kind is p.KEYWORD_ONLY or (all_named and _is_optional(p)):
+            default = None if p.name in late else p.default
+            kwargs[p.name] = graph.placeholder(p.name, default_value=default)
+        else:
+            args.append(graph.placeholder(p.name, default_value=p.default))
+    if star is not None or double is not None:
+        root.model = Spread(module)
+        root.model.training = module.training
+        result = graph.call_module("model", (tuple(args), star or (), kwargs, double or {}))
+    else:
+        root.model = module
+        result = graph.call_module("model", tuple(args), kwargs)
+    graph.output(result)
+    whole = PickledGraph(root, graph, type(module).__name__)
+    whole.meta["path"] = ""
+    return whole
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    by_name = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    return by_name and parameter.default is not parameter.empty

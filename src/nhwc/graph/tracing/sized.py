@@ -1,0 +1,244 @@
+"""Capture a graph again for one set of input shapes, so that code may branch on sizes.
+
+Every node runs on torch's fake tensors as it is recorded. These have shapes, types and devices, but
+no values. So sizes are plain numbers while code is traced, and code that asks for values (`item`,
+`nonzero`, a branch on a sum) is refused as in any other trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...errors import is_out_of_memory
+from ...models.places import by_call
+from ...models.preserve import mark_generators, preserved, undrawn
+from ...operators.kinds import SHAPE_ATTRIBUTES
+from ...verify import cloned
+from ..effects.replaced import replaced
+from ..effects.state import State
+from ..nodes.arguments import name_placeholders
+from ..nodes.edit import attribute, called, filled
+from ..nodes.seen import note_seen
+from ..nodes.shapes import is_size
+from ..report import Opaque
+from .asked import asking
+from .captured import graph_module, renamed, unwrap_layers
+from .recorded import MOST, record_run, spare_writes
+from .traced import Attribute, TracedValue
+from .tracer import Tracer
+
+_SIZES = (int, float, bool, str, torch.dtype, torch.device, torch.layout, type(None))
+
+_FILLED = ("new_zeros", "new_ones", "new_full")
+"""Methods whose result depends only on the type and device of the tensor."""
+_full = torch.full  # While a trace runs, `torch.full` is a wrapper.
+
+
+def capture_sized(
+    graph: fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, dict[str, str]]:
+    """Trace `graph` for inputs of these shapes; return also why parts stay opaque.
+
+    The trace goes into the opaque parts that `graph` calls and into functions under
+    `torch.fx.wrap`. The result shares every module and tensor with `graph`. It raises whatever
+    stops the trace outside of such a part.
+
+    >>> from .captured import capture
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU())
+    >>> sized, opaque = capture_sized(capture(net).module, [torch.ones(1, 2, 3)])
+    >>> [str(node) for node in sized.graph.nodes], opaque
+    (['input_1', '_0', '_1', 'output'], {})
+    """
+    with preserved(graph), torch.no_grad():
+        # Run first: code may make tables for a size in its first call and keep them.
+        args, named = by_call(graph, cloned(inputs))
+        graph(*args, **named)
+        copy = _with_functions_open(renamed(graph.graph))
+        root = fx.GraphModule(graph, copy, type(graph).__name__)
+        with undrawn(), _without_nested():
+            try:
+                traced, opaque = record_run(root, inputs)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                # Around parts that decide by values, what they return stays unknown.
+                try:
+                    traced, opaque = _traced(root, inputs)
+                except Exception:
+                    raise error from None
+        result = graph_module(traced, root, type(graph).__name__)
+        result.meta["unset"] = root.meta.get("unset", ())
+        return unwrap_layers(result, root), opaque
+
+
+def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
+    mark_generators()
+    tracer, state = _Sized(root, inputs), State(root)
+    traced = tracer.trace(root, tracer.fixed)
+    tracer.check(state)
+    spare_writes(traced, tracer.seen, tracer.quietly)
+    name_placeholders(traced, root)
+    return traced, tracer.opaque
+
+
+def closed_functions(graph: fx.Graph) -> tuple[Opaque, ...]:
+    """Report the functions that `torch.fx.wrap` hid from the trace; most of them ask for sizes."""
+    targets = [node.target for node in graph.nodes if node.meta.get("is_wrapped")]
+    names = dict.fromkeys(str(getattr(target, "__name__", target)) for target in targets)
+    return tuple(Opaque(name, "function", "torch.fx.wrap keeps it closed") for name in names)
+
+
+def _with_functions_open(graph: fx.Graph) -> fx.Graph:
+    for node in graph.nodes:
+        node.meta.pop("is_wrapped", None)
+    return graph
+
+
+def _without_nested() -> contextlib.AbstractContextManager[None]:
+    """Refuse nested tensors: torch takes a traced value with a length for a list, and crashes."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise fx.proxy.TraceError("it makes a nested tensor")
+
+    return replaced((torch._C._nested, "nested_tensor", refuse))  # type: ignore[attr-defined]
+
+
+class _Sized(Tracer):
+    def __init__(self, root: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        super().__init__()
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._seen: dict[fx.Node, Any] = {}
+        self._running = False
+        args, named = by_call(root, inputs)
+        given = inspect.signature(root.forward).bind(*args, **named)
+        given.apply_defaults()
+        self._given = {k: v for k, v in given.arguments.items() if isinstance(v, Tensor)}
+        self.fixed = {k: v for k, v in given.arguments.items() if k not in self._given}
+        if not _is_size(tuple(self.fixed.values())):
+            raise fx.proxy.TraceError("its arguments are more than tensors and plain values")
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _SizedValue(node, self)
+
+    def seen(self, node: fx.Node) -> Any:
+        """Return the fake result of `node`; raise KeyError if there is none."""
+        if node.op == "get_attr" and node not in self._seen:
+            self._seen[node] = self.quietly(attribute, (self.root, str(node.target)), {})
+        return self._seen[node]
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.graph.nodes) > MOST:
+            raise fx.proxy.TraceError(f"it makes more than {MOST} calls for these sizes")
+        given, named, *rest = args
+        if kind == "call_method" and target in _FILLED and not named:
+            filled = self._constant(target, *given)
+            if filled is not None:
+                kind, target, given, named = "call_function", _full, (), filled
+        result = super().create_proxy(kind, target, given, named, *rest, **kwargs)
+        node = result.node
+        try:
+            self._seen[node] = self._run(node)
+            note_seen(node, self._seen[node])
+        except Exception:
+            # Without a fake result the node is recorded, and so is everything computed from it.
+            return result
+        if _asks_for_sizes(node) and _is_size(self._seen[node]):
+            self.graph.erase_node(node)
+            return self._seen[node]
+        return result
+
+    def _constant(self, target: str, like: Any, *size: Any) -> dict[str, Any] | None:
+        """Turn `like.new_zeros(*size)` into arguments of `torch.full`; None for unknown sizes."""
+        value: Any = int(target == "new_ones")
+        if target == "new_full" and len(size) == 2:
+            size, value = size[0], size[1]
+        elif len(size) == 1 and isinstance(size[0], tuple | list):
+            size = tuple(size[0])
+        if not _is_size((*size, value)) or self.kind_of(like) is not Tensor:
+            return None
+        seen = self.seen(like.node)
+        return {"size": size, "fill_value": value, "dtype": seen.dtype, "device": seen.device}
+
+    def call_module(self, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self._running:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        if self._running:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def iter(self, obj: Any) -> Iterator[Any]:
+        if self.kind_of(obj) is None:
+            return super().iter(obj)
+        return iter([obj[index] for index in range(len(obj))])
+
+    def kind_of(self, proxy: fx.Proxy) -> type | None:
+        """Return the kind of a value with a length: Tensor, tuple or list; None if unknown."""
+        try:
+            value = self.seen(proxy.node)
+        except KeyError:
+            return None
+        return next((kind for kind in (Tensor, tuple, list) if isinstance(value, kind)), None)
+
+    def _may_be_none(self, node: fx.Node) -> bool:
+        return node not in self._seen and super()._may_be_none(node)
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._fake.from_tensor(self._given[str(node.target)])
+        if node.target in self.opaque:
+            raise KeyError(node)
+        if node.op == "get_attr":
+            return self.seen(node)
+        args, kwargs = filled((node.args, node.kwargs), self.seen)
+        if node.op == "call_module":
+            return self.quietly(self.root.get_submodule(str(node.target)), args, kwargs)
+        return self.quietly(called, (node, args, kwargs), {})
+
+    def quietly(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call `function` on fake tensors without recording its calls."""
+        self._running = True
+        try:
+            with self._fake:
+                return function(*args, **kwargs)
+        finally:
+            self._running = False
+
+
+class _SizedValue(TracedValue):
+    tracer: _Sized
+
+    def __getattr__(self, key: str) -> Any:
+        self._has(key, asking())
+        if key in SHAPE_ATTRIBUTES and self.tracer.kind_of(self) is Tensor:
+            return getattr(self.tracer.seen(self.node), key)
+        return _SizedAttribute(self, key)
+
+    def __len__(self) -> int:
+        return len(self.tracer.seen(self.node)) if self.tracer.kind_of(self) else super().__len__()
+
+    def _passes_for(self) -> type | None:
+        return self.tracer.kind_of(self) or super()._passes_for()
+
+
+class _SizedAttribute(_SizedValue, Attribute):
+    pass
+
+
+def _asks_for_sizes(node: fx.Node) -> bool:
+    return node.target is torch.numel or is_size(node)
+
+
+def _is_size(value: Any) -> bool:
+    if type(value) in (tuple, torch.Size):
+        return all(_is_size(item) for item in value)
+    return isinstance(value, _SIZES)

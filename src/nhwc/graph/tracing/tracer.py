@@ -1,0 +1,507 @@
+"""Trace a model; a module that cannot be traced stays one call, with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy
+import torch
+from torch import Tensor, fx, nn
+from torch.fx import _symbolic_trace as _fx
+from torch.utils._pytree import tree_leaves
+
+from ..code.questions import asks_for_none, assigned_in
+from ..code.reached import OURS, TORCH, methods_of, takes_module
+from ..effects.outside import Outside
+from ..effects.replaced import replaced
+from ..effects.state import State
+from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
+from ..nodes.memory import memory_of
+from ..nodes.names import is_constant, is_sayable
+from ..nodes.results import is_lost, made_by
+from ..nodes.shapes import is_size
+from ..nodes.writes import may_be_view, written_into
+from ..plain import all_plain, is_derived
+from .doubts import Doubts
+from .traced import (
+    TracedParameter,
+    TracedValue,
+    check_writes,
+)
+from .transformers import is_spelled_out, spelled_out
+
+_ASKS_FOR_NONE = "it asks whether the result of a part that cannot be traced is None"
+_WRITES_INTO_OWN = "it writes a traced value into a tensor that it made"
+
+_RECORDED: tuple[Callable[..., Any], ...] = (
+    *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
+    *(torch.cat, torch.stack),
+)
+"""Functions that do not notice a traced argument if it is a size, a device or a whole list."""
+
+
+_BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+class Tracer(fx.Tracer):
+    """torch.fx's tracer, with each module that cannot be traced kept as one call.
+
+    `opaque` maps the path of each such module to the reason. The code around a part of a model may
+    give it what its annotations do not say: they are `believed` of the whole alone.
+    """
+
+    def __init__(self, *, believed: bool = True) -> None:
+        wrapped = (*_untraceable_functions(), *_RECORDED)
+        super().__init__(autowrap_functions=wrapped)
+        self._autowrap_search.append(torch)
+        self.opaque: dict[str, str] = {}
+        self.believed = believed
+        self._names: dict[Tensor, str] = {}
+        self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
+        self._writes: list[tuple[fx.Node, fx.Node]] = []
+        self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
+        self._modes = modes()
+        self._refusal: fx.proxy.TraceError | None = None
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        # Torch lists its functions at the first request, which must come before fx wraps some.
+        torch.overrides.get_overridable_functions()
+        # A dictionary, since fx would search all parameters for each one that is used.
+        self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
+        self._doubts = Doubts(root)
+        self._outside = Outside(root)
+        try:
+            with spelled_out(root):
+                self._check_arguments(root, concrete_args or {})
+                self._drawn = torch.get_rng_state()
+                with self._seeing():
+                    graph = super().trace(root, concrete_args)
+                self._check_drawn()
+                self._doubts.check_written(root, 0)
+                self._doubts.check_code(root)
+            self._outside.check()
+        finally:
+            self._outside.put_back()
+        for node in graph.nodes:
+            if node.target in _RECORDED:
+                # fx would generate code that wraps a name with a dot in it, which fails.
+                node.meta.pop("is_wrapped", None)
+        return graph
+
+    def _seeing(self) -> contextlib.AbstractContextManager[None]:
+        """See calls and parameters of modules as torch.fx does, but of this thread alone."""
+        parameters: dict[str, fx.Proxy] = {}
+
+        def seen(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            space = getattr(module.forward, "__globals__", {})
+            patcher: Any = _fx.CURRENT_PATCHER
+            _fx._autowrap_check(patcher, space, self._autowrap_function_ids)
+            return self.call_module(module, partial(_fx._orig_module_call, module), args, kwargs)
+
+        def seen_attribute(module: nn.Module, name: str) -> Any:
+            return self.getattr(name, _fx._orig_module_getattr(module, name), parameters)
+
+        places = (nn.Module, "__call__", seen), (nn.Module, "__getattr__", seen_attribute)
+        return replaced(*places)
+
+    @property
+    def root(self) -> nn.Module:
+        return self._root
+
+    @root.setter
+    def root(self, root: nn.Module) -> None:
+        # torch.fx has raised its flag for all threads, in which compiled models refuse to run then.
+        flag: Any = _InThisThread()
+        _fx._is_fx_tracing_flag, self._root = flag, root
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return TracedValue(node, self)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Stop the trace of the innermost module, even if its code catches errors."""
+        raise self.refusal(reason)
+
+    def refusal(self, reason: str) -> fx.proxy.TraceError:
+        """Make an error that `check_refusal` raises again if the code catches it."""
+        self._refusal = fx.proxy.TraceError(reason)
+        return self._refusal
+
+    def check_refusal(self) -> None:
+        """Raise the last refusal again if the traced code caught it."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def check(self, state: State) -> None:
+        """Raise if the graph is not all that the traced code did."""
+        self.check_refusal()
+        check_writes(self.graph)
+        self._check_constants()
+        state.check()
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Call a decorated `forward` by places and names, as callers do.
+
+        torch.fx would hand over an argument of `forward` as the `*args` of the decorator.
+        """
+        inner = inspect.unwrap(root_fn)
+        signature = inspect.signature(inner)
+        kinds = {one.kind for one in signature.parameters.values()}
+        if inner is root_fn or kinds <= _BY_PLACE:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        if not kinds <= {*_BY_PLACE, inspect.Parameter.KEYWORD_ONLY}:
+            raise fx.proxy.TraceError("its forward is decorated, and takes *args or **kwargs")
+        _, args = super().create_args_for_root(inner, is_module, concrete_args)
+        first = inner.__code__.co_argcount
+        names = inner.__code__.co_varnames[first : len(args)]
+
+        def forward(*given: Any) -> Any:
+            return root_fn(*given[:first], **dict(zip(names, given[first:], strict=True)))
+
+        return forward, args
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        self.refuse("it branches on data")
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        self.refuse("it loops over data")
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        leaf = is_leaf(m) and not is_spelled_out(m)
+        return module_qualified_name in self.opaque or leaf
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self._is_passing(m):
+            return self._through(m, forward, args, kwargs)
+        self._check_running()
+        path = self.path_of_module(m)
+        self._doubts.check_watched(m)
+        reason = opaque_by_nature(m)
+        if reason is not None:
+            self.opaque[path] = reason
+        if path in self.opaque:
+            self._doubts.note_written(m, (*args, *kwargs.values()))
+        if self.is_leaf_module(m, path):
+            return super().call_module(m, forward, args, kwargs)
+        depth, renamed = len(self.module_stack), len(self._renamed)
+        before = next(iter(reversed(self.graph.nodes)), None)
+        state, written = State(m), len(self._doubts.written)
+        try:
+            self._check_given(m, (*args, *kwargs.values()))
+            result = super().call_module(m, forward, args, kwargs)
+            self.check_refusal()
+            self._doubts.check_written(m, written)
+            self._doubts.check_code(m)
+            self.check(state)
+            self._outside.check()
+            return result
+        except Exception as error:
+            self._outside.put_back()
+            self._refusal = None
+            state.restore()
+            for value, node in reversed(self._renamed[renamed:]):
+                value.node = node
+            del self._renamed[renamed:]
+            self._erase_after(before)
+            while len(self.module_stack) > depth:
+                self.module_stack.popitem()
+            self._doubts.check_watched(m)
+            self.opaque[path] = explain(error)
+            self._doubts.note_written(m, (*args, *kwargs.values()))
+            return super().call_module(m, forward, args, kwargs)
+
+    def _through(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of a passing module, which may keep nothing: it has no path to stay under."""
+        state = State(m)
+        try:
+            result = forward(*args, **kwargs)
+            self._doubts.check_code(m)
+            state.check()
+        except Exception:
+            state.restore()
+            raise
+        return result
+
+    def _is_passing(self, m: nn.Module) -> bool:
+        """Whether the code made this module for the call, of parts and tensors of the model."""
+        installed = m in (self.submodule_paths or {})
+        return not installed and all(t in self._names for t in (*m.parameters(), *m.buffers()))
+
+    def _check_drawn(self) -> None:
+        """Refuse code that seeds, also if it puts the generator back when it has drawn."""
+        if not torch.equal(self._drawn, torch.get_rng_state()):
+            # A graph does not seed, and would repeat what was drawn while it was traced.
+            raise fx.proxy.TraceError(SEEDS)
+
+    def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
+        """Refuse code that asks whether its argument is None if that is unknown."""
+        if isinstance(module, fx.GraphModule):
+            return
+        function = module.forward
+        code = getattr(function, "__code__", None)
+        if code and any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
+            asked = asks_for_none(code, function.__globals__, method=True)
+            if asked & {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}:
+                raise fx.proxy.TraceError(_ASKS_FOR_NONE)
+
+    def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
+        """Refuse code that asks whether an argument of the model is None: callers may pass both."""
+        code = getattr(root.forward, "__code__", None)
+        if isinstance(root, fx.GraphModule) or code is None:
+            return
+        names = [p for p in inspect.signature(root.forward).parameters if p not in concrete]
+        asked = asks_for_none(code, root.forward.__globals__, method=True) & {*names[1:]}
+        if asked:
+            raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
+
+    def _check_running(self) -> None:
+        """Refuse code of the current module that asks a question, by whatever way it is called."""
+        frame: Any = sys._getframe(2)
+        while frame.f_code not in (Tracer.call_module.__code__, Tracer.trace.__code__):
+            users = not frame.f_code.co_filename.startswith((TORCH, OURS))
+            if users and (reason := self._doubts.why_running(frame)):
+                self.refuse(reason)
+            frame = frame.f_back
+
+    def _check_none(self) -> None:
+        """Refuse code that asks whether the result of the current call is None: it is unknown."""
+        frame: Any = sys._getframe(2)
+        while frame.f_code.co_filename.startswith((TORCH, OURS)):
+            if frame.f_code is Tracer.trace.__code__:
+                return  # Whoever asked for the trace wrote no line of the model.
+            frame = frame.f_back
+        code = frame.f_code
+        module: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
+        method = isinstance(module, nn.Module)
+        asked = asks_for_none(code, frame.f_globals, method=method)
+        if "" in asked or asked & assigned_in(code):
+            self.refuse(_ASKS_FOR_NONE)
+        for other in methods_of(module) if method else ():
+            # The code may pass the result on to this method.
+            if other.__code__ is not code and asks_for_none(
+                other.__code__, other.__globals__, method=takes_module(module, other)
+            ):
+                self.refuse(_ASKS_FOR_NONE)
+
+    def _may_be_none(self, node: fx.Node) -> bool:
+        """Whether `node` may return None, as far as is known."""
+        if node.op == "placeholder":
+            return node.prev.op == "placeholder"  # The first argument is the model's input.
+        if node.op == "call_module":
+            return node.target in self.opaque
+        if node.op == "call_method":
+            return not hasattr(Tensor, str(node.target))
+        if node.target in (operator.getitem, getattr):
+            owner, key = node.args[:2]
+            of_input = isinstance(owner, fx.Node) and owner.op == "placeholder"
+            inside = isinstance(owner, fx.Node) and self._may_be_none(owner)
+            return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
+        home = getattr(node.target, "__module__", None) or "torch"
+        ours = home.startswith(("torch", "_operator", "builtins", "math", "nhwc"))
+        return node.op == "call_function" and not ours
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        name = self._names.get(attr_val) if isinstance(attr_val, Tensor) else None
+        if name is None:
+            return attr_val
+        if not isinstance(attr_val, nn.Parameter):
+            # What the graph writes into a buffer is not there yet.
+            written = {one.target for _, one in self._writes if not one._erased}
+            return self.create_proxy("get_attr", name, (), {}) if name in written else attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy(
+                *("get_attr", name, (), {}),
+                proxy_factory_fn=lambda node: TracedParameter(self, node, name, attr_val),
+            )
+        return parameter_proxy_cache[name]
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy) and a.node._erased:
+            raise fx.proxy.TraceError("a list or dict was filled by a part that cannot be traced")
+        if is_derived(a):
+            raise fx.proxy.TraceError(f"it hands on a {type(a).__name__}")
+        arguments = made_by(a)
+        if arguments is not None:
+            held: Any = super().create_arg(arguments)
+            return self.create_node("call_function", type(a), *held)
+        if is_lost(a):
+            raise fx.proxy.TraceError(f"it returns, or hands on, a {type(a).__name__}")
+        name = self._names.get(a) if isinstance(a, Tensor) else None
+        result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
+        if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
+            self._constants[result] = a, a._version
+        return result
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind == "call_method" or (kind == "call_function" and _is_of_no_user(target)):
+            self._check_counted(args[0])
+            args = (*map(all_plain, args[:2]), *args[2:])
+        unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
+        if unsayable:
+            self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
+        if kind == "call_method" and not isinstance(args[0][0], (fx.Proxy, fx.Node, Tensor)):
+            # The code of a graph would call a method of the number: `2.__rdiv__(x)`.
+            self.refuse(f"it calls Tensor.{target} on a {type(args[0][0]).__name__}")
+        if kind == "call_module" and calls_otherwise(self.root.get_submodule(target)):
+            self.refuse(IN_OWN_CALL)
+        self._check_running()
+        result = super().create_proxy(kind, target, *args, **kwargs)
+        if modes() != self._modes:
+            self.refuse("it runs parts in another precision, or with gradients")
+        self._check_drawn()
+        if kind != "placeholder" and self._may_be_none(result.node):
+            self._check_none()
+        if kind == "call_module":
+            result.node.meta["may_return_input"] = self._may_return_input(str(target))
+        written = self._written_into(result.node)
+        targets = [one for one in tree_leaves(written) if isinstance(one, fx.Node)]
+        self._writes += [(result.node, one) for one in targets]
+        if any(map(is_constant, targets)):
+            raise fx.proxy.TraceError(_WRITES_INTO_OWN)
+        if isinstance(written, fx.Node):
+            # From now on the written value stands for the result of the write.
+            for value in tree_leaves(args):
+                if isinstance(value, fx.Proxy) and value.node is written:
+                    self.rename(value, result.node)
+        return result
+
+    def _written_into(self, node: fx.Node) -> Any:
+        """As `written_into`, which needs a finished graph to find a layer."""
+        if node.op != "call_module":
+            return written_into(node)
+        layer = self.root.get_submodule(str(node.target))
+        inplace = getattr(layer, "inplace", False) and str(node.target) not in self.opaque
+        return node.args[0] if inplace and node.args else None
+
+    def _check_counted(self, given: tuple[Any, ...]) -> None:
+        """Refuse to count sizes in numpy's narrow types, which round where Python's do not."""
+        narrow = [x for x in given if is_derived(x) and not isinstance(x, float | numpy.int64)]
+        if narrow and any(map(is_size, given)):
+            self.refuse(f"it counts in a {type(narrow[0]).__name__}")
+
+    def _may_return_input(self, path: str) -> bool:
+        """Whether the result of a module may share memory with its input."""
+        module = self.root.get_submodule(path)
+        if path in self.opaque or not is_leaf(module):
+            return True
+        return getattr(module, "inplace", False) or may_be_view(module)
+
+    def rename(self, value: fx.Proxy, node: fx.Node) -> None:
+        """Let `value` stand for `node` from now on; undone if the module cannot be traced."""
+        self._renamed.append((value, value.node))
+        value.node = node
+
+    def _check_constants(self) -> None:
+        """Refuse code that writes into a tensor after the graph has taken it as a constant."""
+        for node, (tensor, version) in self._constants.items():
+            if not node._erased and tensor._version != version:
+                raise fx.proxy.TraceError("it writes into a tensor that it used before")
+        # Each run writes into a copy of a constant, which no other tensor in its memory shows.
+        made = [node for node in self._constants if is_constant(node) and not node._erased]
+        written = self._written() if made else set()
+        held = [*self._names, *(tensor for tensor, _ in self._constants.values())]
+        for node in written.intersection(made):
+            tensor, _ = self._constants[node]
+            if any(one is not tensor and _is_alias_of(one, tensor) for one in held):
+                raise fx.proxy.TraceError(_WRITES_INTO_OWN)
+
+    def _written(self) -> set[fx.Node]:
+        """All in whose memory the graph so far may write."""
+        return memory_of(*(one for node, one in self._writes if not node._erased))
+
+    def _erase_after(self, before: fx.Node | None) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is before:
+                return
+            self.graph.erase_node(node)
+
+
+def _is_alias_of(one: Tensor, other: Tensor) -> bool:
+    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
+
+
+class _InThisThread:
+    """True in the thread that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self._thread
+
+
+def modes() -> tuple[object, ...]:
+    """Return the global modes that a graph would not set: gradients and autocast."""
+    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
+    return torch.is_grad_enabled(), *kinds
+
+
+_KINDS = ("cpu", "cuda")
+
+SEEDS = "it seeds torch's random numbers, or draws some itself"
+
+
+def _is_of_no_user(function: Callable[..., Any]) -> bool:
+    """Whether it is a function of torch's or of Python's, not one that user code wrapped."""
+    home = str(getattr(function, "__module__", ""))
+    return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")
+
+
+def explain(error: Exception) -> str:
+    """Say in one line why tracing failed, and where in the user's code."""
+    try:
+        text = str(error).strip().splitlines()
+    except fx.proxy.TraceError:
+        text = ["of a traced value"]  # The error holds one, which will not be written.
+    first = text[0] if text else ""
+    for sign, plain in _PLAIN.items():
+        if sign in first:
+            first = plain
+            break
+    else:
+        if not isinstance(error, fx.proxy.TraceError):
+            first = f"{type(error).__name__}: {first}"
+    where = _user_line(error)
+    return f"{first} ({where})" if where else first
+
+
+_PLAIN = {
+    "does not support item assignment": "it assigns to elements of a traced value",
+    "cannot be interpreted as an integer": "it counts with a traced value",
+    "must be real number, not": "it computes with a traced value in plain Python",
+    "int() argument must be": "it makes a plain number of a traced value",
+    "float() argument must be": "it makes a plain number of a traced value",
+}
+
+
+def _user_line(error: Exception) -> str:
+    frame, found = error.__traceback__, ""
+    while frame is not None:
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith((TORCH, OURS, "<")):
+            found = f"{Path(file).name}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return found
+
+
+def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
+    """Return the functions that timm, if loaded, declares untraceable, and its padding."""
+    declared, padding = map(sys.modules.get, ("timm.layers._fx", "timm.layers.padding"))
+    found = tuple(declared.get_notrace_functions()) if declared else ()
+    # `pad_same` computes with sizes in plain Python, inside layers that should be traced.
+    return (*found, padding.pad_same) if padding else found
