@@ -332,6 +332,38 @@ def test_shapes_beyond_the_bound_run_the_graph():
     assert len(graph.reports) == 4
 
 
+class Head(nn.Module):
+    """As SegFormer's: tokens of two sizes become images of the larger, and are mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.ModuleList([nn.Linear(8, 64), nn.Linear(16, 64)])
+        self.fuse = nn.Conv2d(128, 64, 1)
+
+    def forward(self, wide, deep):
+        images = []
+        for lift, x in zip(self.lift, (wide, deep), strict=True):
+            tokens = lift(x.flatten(2).transpose(1, 2)).transpose(1, 2)
+            image = tokens.reshape(x.shape[0], -1, *x.shape[2:])
+            images.append(F.interpolate(image, wide.shape[2:], mode="bilinear"))
+        return self.fuse(torch.cat(images, 1)).relu()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_passes_know_the_sizes_that_dynamo_made_numbers(dynamic):
+    model, backend = Head().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+    for wide, deep in ((8, 2), (4, 8), (6, 3)):
+        x, y = torch.randn(2, 8, wide, wide), torch.randn(2, 16, deep, deep)
+        torch.testing.assert_close(compiled(x, y), model(x, y), rtol=1e-4, atol=1e-4)
+    reports = [report for graph in backend.graphs for report in graph.reports]
+    passes = [{one.name: len(one.applied) for one in report.passes} for report in reports]
+    moved = [(one["move_mixing"], one["fold_mixing"]) for one in passes]
+    # What is made smaller is mixed afterwards, with what keeps its size.
+    assert moved == [(2, 2), (1, 0), (2, 2)]
+
+
 def test_a_plan_that_does_not_pay_is_not_used(monkeypatch):
     monkeypatch.setattr(planned, "_seconds", lambda look: 1e9)
     model, backend = Two().eval(), nhwc.backend()

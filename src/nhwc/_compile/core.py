@@ -29,13 +29,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import written_into
+from ..graph.nodes.seen import fix_sizes
 from ..models.trees import tensors_of
 from ..operators.kinds import may_be_view, writes_first
 from ..passes.lift_functional import lift_functional
 from .behaviour import Behaviour, Unserved, is_idle
 from .sides import Sides, sides_of
 
-_HOMES = ("_operator", "builtins", "math")
+_SIZES = (int, float, bool, torch.Size, type(None))
+"""What calls make of sizes: a run on tensors without values knows nothing else."""
 
 _OWNER = re.compile(r"^\w+\[[^]]*\]\.?")
 """How Dynamo calls the module that hangs on a variable: `L['self'].layer1.0`."""
@@ -191,6 +193,7 @@ class _Cut:
                 self._values[node] = self._made(node)
         self._graph.output(tuple(self._values[one] for one in roots))
         model = fx.GraphModule(self._root, self._graph, "Captured").eval()
+        fix_sizes(model)
         # Modules have the names that the user gave them, which reports repeat.
         lift_functional(model)
         return model
@@ -227,10 +230,11 @@ class _Cut:
         for one in node.all_input_nodes:
             if self._seen.is_same(node, one) and not _acts(node):
                 return self._values[one]
+        value = self._seen.values[node]
+        if isinstance(value, _SIZES) and not _acts(node):
+            return tuple(value) if isinstance(value, torch.Size) else value
         args = fx.node.map_arg(node.args, self._values.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self._values.__getitem__)
-        if node.op == "call_function" and _is_arithmetic(node.target) and not _nodes(args, kwargs):
-            return node.target(*args, **kwargs)  # type: ignore[operator]
         made = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
         stack = node.meta.get("nn_module_stack") or {}
         named = {key: (_OWNER.sub("", path), kind) for key, (path, kind) in stack.items()}
@@ -253,19 +257,6 @@ def _acts(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method") or is_idle(node):
         return False
     return written_into(node) is not None or node.is_impure()
-
-
-def _is_arithmetic(function: Any) -> bool:
-    """Whether it makes numbers of numbers, as what is asked of sizes does."""
-    if getattr(function, "__module__", "") in _HOMES or function is torch._check:
-        return True
-    return str(getattr(function, "__name__", "")).startswith("sym_")
-
-
-def _nodes(*arguments: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(arguments, found.append)
-    return found
 
 
 def _computing(

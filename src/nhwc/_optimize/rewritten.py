@@ -8,6 +8,7 @@ from torch import fx
 
 from ..errors import NhwcError, VerificationError, is_out_of_memory
 from ..graph import Captured, capture, capture_closed, is_one_call
+from ..graph.nodes.seen import note_fixed
 from ..graph.report import Opaque, PassReport
 from ..machine.host_memory import trim
 from ..models.preserve import preserved
@@ -35,7 +36,9 @@ class Rewritten:
 def captured_for(task: OptimizeTask) -> Captured:
     """A copy of the model as a graph."""
     # A plan for other shapes than these is in the way of one for them.
-    return capture(unplanned(task.model), task.examples, layers=True)
+    captured = capture(unplanned(task.model), task.examples, layers=True)
+    note_fixed(captured.module, task.model, task.example)
+    return captured
 
 
 def rewrite(captured: Captured, task: OptimizeTask) -> Rewritten:

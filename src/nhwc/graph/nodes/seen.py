@@ -1,12 +1,14 @@
-"""The shape, type and device of what nodes returned in a trace for one set of sizes."""
+"""The shape, type and device of what nodes return, in a graph for one set of sizes."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .computed import is_computed_from_arguments
 from .edit import called, filled
@@ -46,6 +48,36 @@ def note_side(node: fx.Node, like: fx.Node, side: int, size: int) -> None:
         shape = [*seen.shape]
         shape[side] = size
         node.meta["seen"] = seen._replace(shape=tuple(shape))
+
+
+def fix_sizes(gm: fx.GraphModule) -> None:
+    """Mark a graph that is called with one set of shapes alone: its sizes are numbers."""
+    gm.meta["has_fixed_sizes"] = True
+
+
+def note_fixed(gm: fx.GraphModule, like: object, inputs: Sequence[Any]) -> None:
+    """Note what a graph of `like` returns for `inputs`, if that is called with no other shapes.
+
+    >>> gm = fx.symbolic_trace(lambda x: x.flatten(1))
+    >>> fix_sizes(gm)
+    >>> note_fixed(gm, gm, [torch.ones(2, 3, 4)])
+    >>> [shape_at(node) for node in gm.graph.nodes]
+    [(2, 3, 4), (2, 12), None]
+    """
+    if not getattr(like, "meta", {}).get("has_fixed_sizes"):
+        return
+    # Fake tensors refuse what hangs on values: what comes behind stays unknown.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), contextlib.suppress(Exception), fake:
+        given = [fake.from_tensor(x) if isinstance(x, Tensor) else x for x in inputs]
+        _Noting(gm).run(*given, enable_io_processing=False)
+
+
+class _Noting(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        note_seen(n, value)
+        return value
 
 
 def note_new(graph: fx.Graph) -> None:
