@@ -638,6 +638,31 @@ def test_gradients_that_a_model_turns_on_are_kept(kind, grad, wanted):
             assert found.requires_grad == expected.requires_grad
 
 
+class ReturnsAViewWithHistory(Two):
+    def forward(self, x):
+        with torch.enable_grad():
+            view = self.last.weight.view(-1)
+        return super().forward(x), view
+
+
+class GivesItsInputHistory(Two):
+    def forward(self, x):
+        with torch.enable_grad():
+            x.mul_(self.last.bias.sum())
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize("kind", [ReturnsAViewWithHistory, GivesItsInputHistory])
+@torch.no_grad()
+def test_a_history_that_a_model_turns_on_is_kept(kind):
+    model = kind().eval()
+    compiled, x = torch.compile(model, backend="nhwc"), torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        found, wanted = compiled(x.clone()), model(x.clone())
+        assert_alike(found, wanted)
+        assert [one.is_leaf for one in found] == [one.is_leaf for one in wanted] == [True, False]
+
+
 @torch.no_grad()
 def test_weights_that_change_while_a_plan_is_made_get_another(monkeypatch):
     model, x = Two().eval().requires_grad_(False), torch.randn(2, 3, 8, 8)

@@ -86,9 +86,12 @@ def behaviour(graph: fx.GraphModule, inputs: Sequence[Any]) -> Behaviour:
         after = [x._version if isinstance(x, Tensor) else 0 for x in given]
     if watch.reason:
         raise Unserved(watch.reason)
-    # Torch itself takes the views of inputs, behind a plan.
+    # A view of an input that wants gradients says so, too, but has no history without them.
     given_memory = set(map(storage_of, tensors_of(given)))
-    if any(t.requires_grad for t in tensors_of(results) if storage_of(t) not in given_memory):
+    if any(
+        t.requires_grad and (t.grad_fn is not None or storage_of(t) not in given_memory)
+        for t in tensors_of((results, given))
+    ):
         raise Unserved("it turns gradients on")
     places = graph.graph.find_nodes(op="placeholder")
     changes = zip(places, given, before, after, strict=True)
