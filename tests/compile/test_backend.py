@@ -399,6 +399,40 @@ def test_a_batch_of_no_image_runs_the_graph():
         assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
 
 
+class HasAnEmptyBuffer(Two):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("none", torch.empty(0))
+
+    def forward(self, x):
+        return super().forward(x) + self.none.sum()
+
+
+@torch.no_grad()
+def test_a_buffer_of_no_number_is_no_reason_against_a_plan():
+    model, backend = HasAnEmptyBuffer().eval(), nhwc.backend()
+    compiled, x = torch.compile(model, backend=backend), torch.randn(2, 3, 8, 8)
+    assert_alike(compiled(x), model(x))
+    assert backend.graphs[0].reports
+
+
+class TakesANumber(Two):
+    def forward(self, x):
+        return super().forward(x) * self.count.item()
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_buffer_that_is_taken_for_a_number_is_no_weight():
+    model, backend = TakesANumber().eval(), nhwc.backend()
+    compiled, x = torch.compile(model, backend=backend, fullgraph=True), torch.randn(2, 3, 8, 8)
+    for number in (2.0, 3.0):
+        model.count.fill_(number)
+        assert_alike(compiled(x), model(x))
+    [graph] = backend.graphs
+    assert len(graph.reports) == 2
+
+
 def test_hooks_fire_and_strides_are_kept():
     model = Two().eval().to(memory_format=torch.channels_last)
     calls = []

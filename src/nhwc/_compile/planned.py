@@ -90,7 +90,8 @@ class PlannedGraph:
     ) -> None:
         self._graph, self._exact, self._say = graph, exact, say
         self._unwrapped = unwrapped(graph)
-        weights = weights_of(graph, examples)
+        numbers = self._unwrapped.places
+        weights = tuple(i for i in weights_of(graph, examples) if i not in numbers)
         rest = tuple(i for i in range(len(examples)) if i not in weights)
         self._places = _Places(weights, rest)
         self._known: dict[tuple[int, ...], Weights] = {}
@@ -118,7 +119,7 @@ class PlannedGraph:
             return None
         # Other weights get other plans: what is made of these must not be found among those.
         made = weights.made
-        if key not in made and not _is_empty(inputs) and self._comes_again(inputs, places):
+        if key not in made and self._comes_again(inputs, places):
             with turn:
                 if key not in made and len(made) < _MOST and not self._left:
                     made[key] = self._made(inputs, places)
@@ -135,8 +136,12 @@ class PlannedGraph:
 
     @staticmethod
     def _comes_again(inputs: Sequence[Any], places: _Places) -> bool:
-        """Whether another call can have the same key: a tensor of a subclass, say, never has it."""
-        return is_known([inputs[i] for i in places.rest])
+        """Whether another call can have the same key: a tensor of a subclass, say, never has it.
+
+        For a call without numbers there is nothing to gain.
+        """
+        rest = [inputs[i] for i in places.rest]
+        return is_known(rest) and not _is_empty(rest)
 
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""
