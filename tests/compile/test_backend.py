@@ -97,6 +97,33 @@ class WritesAtItsEnd(Two):
         return y, x
 
 
+class WritesBehind(Two):
+    """What is written at the end is read by another write."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        x.mul_(2)
+        self.count.copy_(x[0, 0, 0, 0])
+        return y
+
+
+class WritesSeveralAtOnce(Two):
+    """One of them is read by layers before."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        torch._foreach_mul_([self.count, x], 2.0)
+        return y
+
+
+class ScalesItsInput(Two):
+    """A weight of no matrix is no layer."""
+
+    def forward(self, x):
+        x.mul_(self.last.bias.sum())
+        return super().forward(x)
+
+
 class Counts(Two):
     def forward(self, x):
         self.count += 1
@@ -151,6 +178,29 @@ class DropsOut(Two):
         return self.last(F.dropout(self.first(x)))
 
 
+class NeedsNoInput(Two):
+    """As a generator of one image."""
+
+    def __init__(self):
+        super().__init__()
+        self.latent = nn.Parameter(torch.randn(1, 3, 8, 8))
+
+    def forward(self, x):
+        return super().forward(self.latent)
+
+
+class ReturnsWhatItTurns(Two):
+    def forward(self, x):
+        return super().forward(x).transpose_(2, 3)
+
+
+class Unravels(Two):
+    """Torch returns the columns of one tensor."""
+
+    def forward(self, x):
+        return super().forward(x), *torch.unravel_index(torch.arange(3), (2, 2))
+
+
 class Conditional(Two):
     def forward(self, x):
         y = self.first(x)
@@ -160,12 +210,16 @@ class Conditional(Two):
 PLANNED = (
     *(Two, Branches, WritesItsInput, WritesAfterABreak, WritesAtItsEnd, Counts, ReturnsViews),
     *(AsksForSizes, SetsContexts, Sorts, KeepsWhatIsWrittenInto, CountsPastVersions),
+    *(WritesBehind, WritesSeveralAtOnce, ScalesItsInput),
 )
 LEFT = {
     WritesInItsMidst: "iadd writes into",
     InBfloat16: "_enter_autocast, which changes how torch computes",
     DropsOut: "it draws random numbers",
     Conditional: "cond, which runs graphs of its own",
+    NeedsNoInput: "it has no input but weights",
+    ReturnsWhatItTurns: "what it returns lies in memory that it wrote to",
+    Unravels: "what it returns shares memory, and not by views alone",
 }
 
 
@@ -399,6 +453,39 @@ def test_a_batch_of_no_image_runs_the_graph():
         assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
 
 
+class WritesBetween(Two):
+    """What it reads first may lie in what it writes to."""
+
+    def forward(self, x, y):
+        z = y + 1
+        x.mul_(2)
+        return super().forward(x) + super().forward(z)
+
+
+@torch.no_grad()
+def test_inputs_that_overlap_run_the_graph_that_writes():
+    model, backend = WritesBetween().eval(), nhwc.backend()
+    compiled, x = torch.compile(model, backend=backend), torch.randn(3, 3, 8, 8)
+    assert_alike(compiled(x[:1].clone(), x[2:]), model(x[:1].clone(), x[2:]))
+    assert backend.graphs[0].reports
+    found, wanted = x.clone(), x.clone()
+    assert_alike(compiled(found[:1], found[:1]), model(wanted[:1], wanted[:1]))
+    assert_alike(compiled(found[:2], found[1:]), model(wanted[:2], wanted[1:]))
+    torch.testing.assert_close(found, wanted)
+
+
+@torch.no_grad()
+def test_an_input_of_a_fixed_address_is_no_weight():
+    model, backend = Two().eval(), nhwc.backend()
+    compiled, x = torch.compile(model, backend=backend), torch.randn(2, 3, 8, 8)
+    torch._dynamo.mark_static_address(x)
+    for _ in range(2):
+        assert_alike(compiled(x), model(x))
+        x.add_(1)
+    [graph] = backend.graphs
+    assert len(graph.reports) == 1
+
+
 class HasAnEmptyBuffer(Two):
     def __init__(self):
         super().__init__()
@@ -490,14 +577,15 @@ def test_what_trains_is_left_to_eager_and_said_once(training, grad, said):
 
 
 def test_modes_of_a_call():
-    model = Two().eval()
-    compiled = torch.compile(model, backend=nhwc.backend(), fullgraph=True)
+    model, backend = Two().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         plain = model(x)
         torch.testing.assert_close(compiled(x), plain)
         with torch.autocast("cpu", torch.bfloat16):
             assert compiled(x).dtype is torch.bfloat16
+        assert [len(graph.reports) for graph in backend.graphs] == [1, 0]
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x.clone()), plain)
     torch.compiler.reset()

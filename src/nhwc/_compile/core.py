@@ -74,8 +74,6 @@ def core_of(
     """
     places = graph.graph.find_nodes(op="placeholder")
     [output] = graph.graph.find_nodes(op="output")
-    if not isinstance(output.args[0], (tuple, list)):
-        raise Unserved("it returns no tuple")
     held = {places[i]: given[i] for i in weights}
     sides = sides_of(graph, seen, held.keys())
     views = _Views(seen, sides)
@@ -141,8 +139,6 @@ class _Views:
         """Refuse roots that a plan cannot have as they are."""
         if not self.roots:
             raise Unserved("it computes nothing")
-        if any(self._seen.values[root].layout is not torch.strided for root in self.roots):
-            raise Unserved("it returns a sparse tensor")
         pairs = itertools.combinations(self.roots, 2)
         if any(self._seen.shares(one, other) for one, other in pairs):
             raise Unserved("what it returns shares memory, and not by views alone")
@@ -245,10 +241,8 @@ class _Cut:
         name = name.replace(".", "_")
         if isinstance(value, nn.Parameter):
             self._root.register_parameter(name, value)
-        elif isinstance(value, Tensor):
-            self._root.register_buffer(name, value)
         else:
-            raise Unserved(f"it holds a {type(value).__name__}")
+            self._root.register_buffer(name, value)
         return self._graph.get_attr(name)
 
 

@@ -11,13 +11,13 @@ decoded and sorted), and torch runs it there as it was captured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 
-from ..graph import follow_writes, written_into
+from ..graph import follow_writes, targets_of
 from ..models.trees import tensors_of
 from ..passes.mend_writes import write_anew
 from ..plan.scene import why_seen
@@ -51,9 +51,9 @@ def sides_of(graph: fx.GraphModule, seen: Behaviour, weights: Set[fx.Node]) -> S
     found = _Finder(graph, seen, weights)
     for node in graph.graph.nodes:
         if node not in found.before and node not in found.behind and not is_idle(node):
-            for target in _targets(node):
-                if why_seen(node, target) is not None:
-                    found.place_write(node, target)
+            seen_in = [one for one in targets_of(node) if why_seen(node, one) is not None]
+            if seen_in:
+                found.place_write(node, seen_in)
     for node in graph.graph.nodes:
         if node not in found.before and node not in found.behind and found.decides(node):
             found.place_decision(node)
@@ -67,24 +67,24 @@ class _Finder:
         self.before: set[fx.Node] = set()
         self.behind: set[fx.Node] = set()
 
-    def place_write(self, write: fx.Node, target: fx.Node) -> None:
-        """Put `write` on a side, with all that must see the memory of `target` as it was then."""
+    def place_write(self, write: fx.Node, targets: Sequence[fx.Node]) -> None:
+        """Put `write` on a side, with all that must see the memory of `targets` as it was then."""
         number = self._order[write]
-        earlier = {n for n in self._nodes[:number] if self._touches(n, target)}
+        earlier = {n for n in self._nodes[:number] if self._touches(n, targets)}
         above = self._above({write, *earlier})
         if not self._has_layer(above) and self.behind.isdisjoint(above):
             self.before |= above
             return
-        later = {n for n in self._nodes[number:] if self._touches(n, target)}
+        later = {n for n in self._nodes[number:] if self._touches(n, targets)}
         below = self._below({write, *later})
-        if not self.before.isdisjoint(below) or self._has_layer(below):
-            raise Unserved(f"{write.name} writes into {target.name} between its layers")
+        if self._has_layer(below):
+            raise Unserved(f"{write.name} writes into {targets[0].name} between its layers")
         self.behind |= below
 
     def place_decision(self, node: fx.Node) -> None:
         """Put `node` behind the core, where all that hangs on it can go, too."""
         below = self._below({node})
-        if self.before.isdisjoint(below) and not self._has_layer(below):
+        if not self._has_layer(below):
             self.behind |= below
 
     def decides(self, node: fx.Node) -> bool:
@@ -94,10 +94,11 @@ class _Finder:
         floating = [x for x in read if isinstance(x, Tensor) and x.is_floating_point()]
         return bool(floating) and any(not x.is_floating_point() for x in made)
 
-    def _touches(self, node: fx.Node, target: fx.Node) -> bool:
+    def _touches(self, node: fx.Node, targets: Sequence[fx.Node]) -> bool:
         if node.op in ("placeholder", "get_attr", "output"):
             return False
-        return any(self._seen.shares(one, target) for one in (node, *node.all_input_nodes))
+        nodes = (node, *node.all_input_nodes)
+        return any(self._seen.shares(one, target) for one in nodes for target in targets)
 
     def _has_layer(self, nodes: Set[fx.Node]) -> bool:
         return any(self._is_matrix(one) for node in nodes for one in node.all_input_nodes)
@@ -119,12 +120,3 @@ class _Finder:
             if not found.isdisjoint(node.all_input_nodes):
                 found.add(node)
         return {node for node in found if node.op != "output"}
-
-
-def _targets(node: fx.Node) -> Iterator[fx.Node]:
-    """What `node` writes into."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return
-    target = written_into(node)
-    targets = target if isinstance(target, (tuple, list)) else (target,)
-    yield from (one for one in targets if isinstance(one, fx.Node))

@@ -30,10 +30,8 @@ def _is_weight(node: fx.Node, example: Any) -> bool:
     if not isinstance(example, Tensor):
         return False
     source = getattr(node, "_dynamo_source", None)
-    static = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
-    return isinstance(example, nn.Parameter) or (
-        static and source is not None and "._buffers[" in source.name
-    )
+    is_buffer = source is not None and "._buffers[" in source.name
+    return is_buffer or isinstance(example, nn.Parameter)
 
 
 class Weights:
