@@ -396,6 +396,21 @@ def test_completion_offers_verbs_options_and_choices(capsys):
     assert any("-l fail-on -x -a 'lost copies slower'" in line for line in lines)
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_completion_offers_the_same_in_zsh(capsys):
+    main(["--completion", "bash"])
+    # What bashcompinit does around the function; its compgen leaves it to zsh to choose by letters.
+    script = f"""emulate sh; setopt kshglob noshglob braceexpand
+complete() {{ :; }}
+compgen() {{ echo "$2"; }}
+{capsys.readouterr().out}
+COMP_WORDS=(nhwc -q audit --fail-on ""); COMP_CWORD=4; _nhwc; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=(nhwc ""); COMP_CWORD=1; _nhwc; echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["lost copies slower", " ".join(VERBS)]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_read_their_scripts(shell, capsys):
     if shutil.which(shell) is None:

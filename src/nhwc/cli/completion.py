@@ -11,7 +11,7 @@ Parsers = Mapping[str, argparse.ArgumentParser]
 _BASH = """\
 _nhwc() {
   local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb= word words=
-  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+  for word in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do
     case $word in %(verbs)s) verb=$word; break;; esac
   done
   case "$verb $before" in
