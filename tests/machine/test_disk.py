@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -109,6 +110,25 @@ def test_what_a_user_names_is_replaced_behind_its_link_and_a_pipe_stays_one(tmp_
     assert not file.is_symlink()
     assert pipe.is_fifo()
     assert len(read.result()) == file.stat().st_size
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no /dev/stdout")
+def test_standard_output_is_written_into(tmp_path):
+    """It may be a pipe, which has no name, or a log with earlier lines."""
+    log, link = tmp_path / "log", tmp_path / "link"
+    # As /dev/stdout is made; the test does not risk the one of the machine.
+    link.symlink_to("/proc/self/fd/1" if os.path.exists("/proc/self/fd") else "/dev/fd/1")
+    log.write_text("earlier\n")
+    code = (
+        "from nhwc.cli.outputs import Path, check_outputs, write_file;"
+        f"link = Path({str(link)!r}); check_outputs(link);"
+        "write_file(link, b'said\\n'); print('later')"
+    )
+    with log.open("a") as stream:
+        subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
+    assert log.read_text() == "earlier\nsaid\nlater\n"
+    piped = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert piped.stdout == b"said\nlater\n"
 
 
 def _saved(path):

@@ -99,8 +99,9 @@ def _check_place(path: Path) -> None:
         raise InputError(f"cannot write {path}: {path.parent} is no folder. Make it first.")
     if path.exists() and not path.is_file():
         return
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write {path}: {path.parent} may not be written to.")
+    folder = Path(os.path.realpath(path)).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {path}: {folder} may not be written to.")
 
 
 def _file_of(name: str) -> Path:

@@ -46,12 +46,21 @@ def put_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
     /dev/stdout or a pipe is written into; a file put in its place would not be one.
     """
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
-            stream.writelines(parts)
+    # Ask before links are resolved: that of /dev/stdout to a pipe leads to no name.
+    if (stream := _standard(path)) is not None or (path.exists() and not path.is_file()):
+        with open(path if stream is None else stream, "wb", closefd=stream is None) as file:
+            file.writelines(parts)
     else:
-        replace_file(path, parts)
+        replace_file(Path(os.path.realpath(path)), parts)
+
+
+def _standard(path: Path) -> int | None:
+    """Return 1 or 2 where `path` is what standard output or error leads to, as `>> log` does."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(stream)):
+                return stream
+    return None
 
 
 def _opened(folder: Path, name: Path, mode: int) -> tuple[int, bool]:
