@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -165,13 +166,32 @@ def test_formats_follow_the_ending(monkeypatch, tmp_path):
         assert (tmp_path / name).read_text().startswith(start)
 
 
-def test_signals_are_put_back(monkeypatch):
-    import signal
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_does_what_ctrl_c_does_and_handlers_are_put_back(monkeypatch, number):
+    def measure(*args, **kwargs):
+        signal.raise_signal(number)
 
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("nhwc.cli.bench.measure", lambda *args, **kwargs: one())
-    main(["bench", "resnet50"])
-    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.setattr("nhwc.cli.bench.measure", measure)
+    before = signal.signal(number, lambda *_: pytest.fail("nobody else hears it"))
+    try:
+        mine = signal.getsignal(number)
+        assert main(["bench", "resnet50"]) == 130
+        assert signal.getsignal(number) is mine
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_nohup_ignores_stays_ignored(monkeypatch):
+    def measure(*args, **kwargs):
+        signal.raise_signal(signal.SIGHUP)
+        return one()
+
+    monkeypatch.setattr("nhwc.cli.bench.measure", measure)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["bench", "resnet50"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_engines_are_listed_with_their_version_or_their_pip_line(monkeypatch, capsys):

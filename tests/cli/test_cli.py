@@ -634,6 +634,20 @@ def test_output_that_is_full_is_one_line(monkeypatch, capsys, buffering):
         assert main(["ops", "--diff", table, "none.json"]) == 2
 
 
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no terminals")
+def test_a_terminal_that_was_closed_ends_no_work():
+    """Its lines cannot be written any more, and the model is still to be trained."""
+    terminal, end = os.openpty()
+    code = "import sys; from nhwc.cli.progress import put; sys.stdin.read(); put('a'); put('b')"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=end, stderr=subprocess.PIPE
+    ) as process:
+        os.close(end)
+        os.close(terminal)
+        assert process.communicate() == (None, b"")
+    assert process.returncode == 0
+
+
 def test_streams_that_were_closed_lead_nowhere():
     """Else the next file to be opened would be number 1, and get what is printed."""
     code = (

@@ -126,12 +126,13 @@ def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path):
         assert (a["batch"], a["loss"], a["mean_loss"]) == (b["batch"], b["loss"], b["mean_loss"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_stops(tmp_path, number):
     words = ["--synthetic", "-a", f"{FILE}:drops", "--size", 64, "-b", 4, "--max-batches", 5000]
     process = subprocess.Popen(
         command(*words, "--classes", 10, "-o", tmp_path, "--workers", 1, "--lr", 0.01),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # Under nohup it is ignored.
     )  # fmt: skip
     process.stdout.readline()
     process.send_signal(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
 from .common import MODEL, add_seed, check_alone, check_fits, parse_shape
 from .extras import check_models
+from .interrupt import ends_as_ctrl_c
 from .outputs import (
     add_output_arguments,
     check_outputs,
@@ -134,19 +134,17 @@ def run_bench(args: argparse.Namespace) -> int:
         note("bfloat16 is emulated on this processor, which takes about ten times as long.")
     if missing := _missing(args, tasks):
         note(missing_text(missing))
-    # SIGTERM does what Ctrl-C does: the command ends with what was measured so far.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        result = measure(
-            tasks,
-            title=title,
-            seconds=args.seconds,
-            done=done,
-            progress=tell,
-            checkpoint=keep,
-        )
+        with ends_as_ctrl_c():
+            result = measure(
+                tasks,
+                title=title,
+                seconds=args.seconds,
+                done=done,
+                progress=tell,
+                checkpoint=keep,
+            )
     finally:
-        signal.signal(signal.SIGTERM, before)
         line.clear()
     if not _is_measured(result):
         if result.interrupted:

@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported; SIGTERM and Ctrl-C as a flag that long work looks at."""
+"""Ctrl-C while modules are imported; signals that end long work with what is done so far."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+def ending() -> list[int]:
+    """The signals that end long work besides Ctrl-C: SIGTERM, and SIGHUP of a closed terminal.
+
+    `nohup` ignores the latter, and what is ignored stays so.
+    """
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none.
+    heard = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGTERM, hangup] if heard and hangup else [signal.SIGTERM]
+
+
+@contextlib.contextmanager
+def ends_as_ctrl_c() -> Iterator[None]:
+    """In this context the signals of `ending` raise KeyboardInterrupt."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Interrupt:
     """In this context a first signal makes calls of the object true; a second one interrupts."""
 
@@ -52,7 +73,7 @@ class Interrupt:
         return 128 + (self._number or signal.SIGTERM)
 
     def __enter__(self) -> Interrupt:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*ending(), signal.SIGINT):
             self._before[number] = signal.signal(number, self._note)
         return self
 

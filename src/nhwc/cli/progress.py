@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import sys
 import time
 from typing import TextIO
@@ -30,18 +32,25 @@ def say(text: str) -> None:
 def put(text: str) -> None:
     """Print a piece of output on stdout; raise InputError where that cannot be written to.
 
-    If its reader has gone (`nhwc audit ... | head`), the work goes on without a word: a verdict is
-    still to be told by the exit status, and a model to be trained.
+    If its reader has gone (`nhwc audit ... | head`, a terminal that was closed), the work goes on
+    without a word: a verdict is still to be told by the exit status, and a model to be trained.
     """
     try:
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except BrokenPipeError:
         drop(sys.stdout)
     except OSError as error:
+        hung_up = error.errno == errno.EIO and _is_device(sys.stdout)
         drop(sys.stdout)
+        if hung_up:
+            return
         raise InputError(
             f"cannot write to standard output: {error.strerror or error}. Name a file: -o FILE."
         ) from None
+
+
+def _is_device(stream: TextIO) -> bool:
+    return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
 
 
 def drop(stream: TextIO) -> None:
