@@ -200,6 +200,22 @@ def test_who_waits_is_told_when_all_is_closed(folder):
     assert not lives(number)
 
 
+def test_a_nursery_that_is_not_warm_yet_ends_at_once(folder, tmp_path):
+    """Importing torch can take half a minute on a busy machine; Ctrl-C does not wait for it."""
+    begun, warm = tmp_path / "begun", tmp_path / "warm"
+    (folder / "slow_worker.py").write_text(
+        "import pathlib, time\n"
+        "def warm(begun, warm):\n"
+        "    pathlib.Path(begun).touch()\n"
+        "    time.sleep(20)\n"
+        "    pathlib.Path(warm).touch()\n"
+    )
+    with Nursery("slow_worker", str(begun), str(warm), threads=1):
+        while not begun.exists():
+            time.sleep(0.01)
+    assert not warm.exists()
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_module_that_cannot_be_imported(warm):
     with (

@@ -99,6 +99,8 @@ class Nursery:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
+        # One that is still importing would only look at its socket when it is done.
+        self._process.terminate()
         self._process.wait()
         with self._turn:  # Another thread may be reading the last words.
             self._said.close()

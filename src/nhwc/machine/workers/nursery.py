@@ -37,6 +37,8 @@ def main() -> None:
 
 def nurse(control: socket.socket) -> int | None:
     """Fork and end workers on request; return None at the end, and in each worker its link."""
+    # SIGTERM ends a nursery that is still getting ready; from here on it has workers to end first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     workers: set[int] = set()
     while True:
         request, ends, _, _ = socket.recv_fds(control, 64, 2)
@@ -69,6 +71,7 @@ def nurse(control: socket.socket) -> int | None:
 def _settle(link: int, said: int) -> int:
     """Become a worker: lead a group that can be ended as one, and print everything to one file."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for place, end in enumerate((nothing, said, said)):
         os.dup2(end, place)
