@@ -1,6 +1,7 @@
 """`python -m nhwc` and the installed `nhwc`: ready for Ctrl-C before anything large is imported."""
 
 import os
+import signal
 import sys
 
 
@@ -13,6 +14,10 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    finally:
+        # What the interpreter does as it exits would answer another Ctrl-C with a traceback.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _open_closed_streams() -> None:

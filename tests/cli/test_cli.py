@@ -648,6 +648,19 @@ def test_a_terminal_that_was_closed_ends_no_work():
     assert process.returncode == 0
 
 
+def test_an_impatient_ctrl_c_brings_no_traceback():
+    """The first one has been heard; the second comes while the interpreter exits."""
+    code = (
+        "import atexit, signal, sys, nhwc.cli, nhwc.__main__;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "atexit.register(signal.raise_signal, signal.SIGINT);"
+        "nhwc.cli.main = lambda: 130;"
+        "sys.exit(nhwc.__main__.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_streams_that_were_closed_lead_nowhere():
     """Else the next file to be opened would be number 1, and get what is printed."""
     code = (
