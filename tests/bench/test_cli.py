@@ -246,6 +246,14 @@ def asked(monkeypatch):
     return seen
 
 
+def test_a_model_of_several_inputs_has_a_shape_for_each(asked):
+    words = ["bench", "net.py:net", "--input", "1x3x8x8", "--input", "1x16"]
+    assert main([*words, "--threads", "1"]) == 0
+    assert main([*words, "--threads", "1", "--batch", "2,4"]) == 0
+    shapes = [task.case.shapes for tasks, _ in asked for task in tasks]
+    assert shapes == [((n, 3, 8, 8), (n, 16)) for n in (1, 2, 4)]
+
+
 def test_one_model_of_a_suite_and_how_long_it_takes(asked, capsys):
     assert main(["bench", "resnet18", "vgg11", "--suite", "blog", "--threads", "1"]) == 0
     ((tasks, title),) = asked

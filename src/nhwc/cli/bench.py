@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import MODEL, add_seed, check_alone, check_fits, parse_shape
+from .common import MODEL, add_seed, check_alone, check_fits, parse_shapes
 from .extras import check_models
 from .interrupt import ends_as_ctrl_c
 from .outputs import (
@@ -59,8 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines", action="store_true", help="what is installed here, and how to get the rest"
     )
-    parser.add_argument("--input", metavar="NxCxHxW", help="default 1x3x224x224")
-    parser.add_argument("--batch", metavar="N,...", help="batch sizes, one after the other")
+    parser.add_argument(
+        "--input",
+        metavar="NxCxHxW",
+        action="append",
+        help="default 1x3x224x224; repeat it for the inputs after the first, which may have any "
+        "number of dimensions",
+    )
+    words = "batch sizes of all inputs, one after the other"
+    parser.add_argument("--batch", metavar="N,...", help=words)
     parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")
     parser.add_argument("--train", action="store_true", help="a training step, not inference")
     parser.add_argument(
@@ -200,16 +208,17 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
     if args.suite:
         suite = next(suite for suite in SUITES if suite.name == args.suite)
         return _suite_tasks(args, suite, batches, threads)
-    shape = parse_shape(args.input or ("4x3x224x224" if args.train else "1x3x224x224"))
+    shapes = parse_shapes(args.input or ["4x3x224x224" if args.train else "1x3x224x224"])
     chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
     check_models(args.models)
-    for batch in batches:
-        check_fits((batch, *shape[1:]), "input")
+    sets = [tuple((batch, *shape[1:]) for shape in shapes) for batch in batches] or [tuple(shapes)]
+    for shape in itertools.chain(*sets):
+        check_fits(shape, "input")
     tasks = [
         Task(
             Case(
                 model=model,
-                shapes=((batch, *shape[1:]),),
+                shapes=inputs,
                 threads=count,
                 train=args.train,
                 amp=bool(args.amp),
@@ -220,7 +229,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
             chosen,
         )
         for count in threads or (available_cores(),)
-        for batch in batches or (shape[0],)
+        for inputs in sets
         for model in args.models
     ]
     return tasks, ""

@@ -53,8 +53,7 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
 def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
     """Build the model and random inputs that the command line names, on its device."""
     device = usable_device(args.device)
-    first, *others = args.input or ["1x3x224x224"]
-    shapes = [parse_shape(first), *map(parse_sizes, others)]
+    shapes = parse_shapes(args.input or ["1x3x224x224"])
     model = load_model(args.model, weights=args.weights, seed=args.seed).to(device)
     generator = torch.Generator().manual_seed(args.seed)
     return model, [torch.randn(shape, generator=generator).to(device) for shape in shapes]
@@ -63,6 +62,16 @@ def build(args: argparse.Namespace) -> tuple[nn.Module, list[Tensor]]:
 def aside() -> contextlib.redirect_stdout[Any]:
     """What a model's code prints while it runs goes to stderr: stdout is for our data."""
     return contextlib.redirect_stdout(sys.stderr)
+
+
+def parse_shapes(texts: list[str]) -> list[tuple[int, ...]]:
+    """Read the shape of an image, and those of the inputs after it.
+
+    >>> parse_shapes(["8x3x224x224", "8x16"])
+    [(8, 3, 224, 224), (8, 16)]
+    """
+    first, *others = texts
+    return [parse_shape(first), *map(parse_sizes, others)]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_object
-from .common import aside, check_alone, colors, parse_shape, parse_sizes
+from .common import aside, check_alone, colors, parse_shapes
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -107,8 +107,7 @@ def _torchs(args: argparse.Namespace, device: torch.device) -> OperatorTable:
 
 def _own(args: argparse.Namespace, names: list[str], device: torch.device) -> OperatorTable:
     dtypes = tuple(dict.fromkeys(args.dtype or ("float32",)))
-    first, *others = args.input or ["2x16x32x32"]
-    shapes = [parse_shape(first), *map(parse_sizes, others)]
+    shapes = parse_shapes(args.input or ["2x16x32x32"])
     found = []
     kinds: list[Any] = [getattr(torch, dtype, None) for dtype in dtypes]
     for kind, dtype in zip(kinds, dtypes, strict=True):
