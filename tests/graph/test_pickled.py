@@ -1,5 +1,6 @@
 """A pickled graph is the graph: nothing of it ran when it was read."""
 
+import copy
 import io
 import pickle
 
@@ -56,7 +57,11 @@ def saved(graph):
     return torch.load(file, weights_only=False)
 
 
-WAYS = {"pickle": lambda graph: pickle.loads(pickle.dumps(graph)), "torch.save": saved}
+WAYS = {
+    "pickle": lambda graph: pickle.loads(pickle.dumps(graph)),
+    "torch.save": saved,
+    "deepcopy": copy.deepcopy,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -68,6 +73,7 @@ def test_a_graph_comes_back_as_it_went(kind, way):
     again = WAYS[way](fused)
     assert [node.name for node in again.graph.nodes] == [node.name for node in fused.graph.nodes]
     assert again.code == fused.code
+    assert again._get_name() == fused._get_name() == kind.__name__
     assert again.report == fused.report
     again.load_state_dict(fused.state_dict())
     for _ in range(2):

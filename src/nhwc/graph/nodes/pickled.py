@@ -7,6 +7,7 @@ once for all calls to come, and give nodes other names than those by which plans
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class PickledGraph(fx.GraphModule):
     def __reduce__(self) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "_graph"}
         return _unpickled, (type(self).__name__, state, [*map(_row_of, self.graph.nodes)])
+
+    @classmethod
+    def _deepcopy_init(cls) -> Callable[..., None]:
+        """What `copy.deepcopy` makes the copy with, which would be a `GraphModule` by name."""
+        return functools.partial(cls.__init__, class_name=cls.__name__)
 
 
 class _Row(NamedTuple):
