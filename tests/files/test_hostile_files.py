@@ -444,10 +444,18 @@ def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monke
         nhwc.load(tmp_path / "t.nhwc")
 
 
-def test_a_tensor_of_more_dimensions_than_torch_computes_with_is_damage(tmp_path):
-    write(tmp_path / "t.nhwc", {}, [torch.ones([1] * 65)])
+def test_a_tensor_of_more_dimensions_than_torch_computes_with_is_not_written_nor_read(
+    tmp_path, monkeypatch
+):
+    target, many = tmp_path / "t.nhwc", [torch.ones([1] * 65)]
+    with pytest.raises(InputError, match="a tensor of 65 dimensions; a file holds up to 64"):
+        write(target, {}, many)
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(container, "_DIMENSIONS", 65)
+        write(target, {}, many)
     with pytest.raises(FileError, match=r"damaged: .*the shape \[1, 1"):
-        read(tmp_path / "t.nhwc")
+        read(target)
 
 
 @pytest.mark.parametrize("format", ["channels_last_3d", "other"])

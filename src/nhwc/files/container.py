@@ -194,6 +194,11 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
             f"the model cannot be saved: it holds a tensor of {name}, which a file cannot. Convert "
             "it to a type of whole bytes, or keep the model as code and weights."
         )
+    if tensor.dim() > _DIMENSIONS:
+        raise InputError(
+            f"the model cannot be saved: it holds a tensor of {tensor.dim()} dimensions; a file "
+            f"holds up to {_DIMENSIONS}. Give it fewer, or keep the model as code and weights."
+        )
     dense, format = _stored(tensor)
     return {
         "shape": list(tensor.shape),
