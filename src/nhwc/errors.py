@@ -161,15 +161,21 @@ _NO_ADDRESSES = ("calculation overflowed", "multiplication overflow")
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left, which is no fault of a file or a model.
 
-    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("bad value"))
-    (True, False)
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("bad_alloc"))
+    (True, True)
 
     A tensor that stands for its shape alone never gets any, and says so:
 
     >>> is_out_of_memory(RuntimeError("Call mutable_data() to actually allocate memory."))
     False
+
+    Errors of other kinds quote what stands in a file or a model:
+
+    >>> is_out_of_memory(KeyError("out of memory"))
+    False
     """
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    told = isinstance(error, (RuntimeError, OSError)) and str(error)
+    return isinstance(error, MemoryError) or any(words in (told or "") for words in _NO_MEMORY)
 
 
 def is_too_large(error: BaseException) -> bool:

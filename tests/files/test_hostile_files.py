@@ -5,6 +5,7 @@ import hashlib
 import os
 import struct
 import time
+import weakref
 
 import pytest
 import torch
@@ -247,6 +248,16 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         (lambda h: h["modules"]["conv"]["arguments"].update(kernel_size=[10**9] * 2), "describes"),
         (lambda h: h.update(exact="yes"), "exact is 'yes'"),
         (lambda h: h.update(planned=[["1x3x8x8 _dynamo"]]), "describes no model"),
+        (lambda h: h.update(planned=[["1x3x8x8 bits8"]]), "describes no model"),
+        (lambda h: h.update(planned=[["-" * 9000 + "1"]]), "the input '----"),
+        (lambda h: h.update(planned=[["{" + "-" * 9000 + "1: 1}"]]), "the input '----"),
+        # What a file says is no sign that there is no memory.
+        (lambda h: insert(h, "out of memory", X), "the function 'out of memory'"),
+        (lambda h: h["modules"]["conv"].update({"class": "out of memory"}), "'out of memory'"),
+        (
+            lambda h: insert(h, "torch.ones", 1, kwargs=[["device", {"device": "out of memory"}]]),
+            "Invalid device string: 'out of memory'",
+        ),
     ],
 )
 def test_what_no_model_was_saved_as_is_refused(path, tmp_path, change, says):
@@ -352,6 +363,7 @@ def with_ones(header, target, *shape):
         lambda h: with_ones(h, "torch.linalg.svdvals", 12_000, 12_000),
         lambda h: with_ones(h, "torch.unbind", 150_000, 1),
         lambda h: insert(h, "torch.nonzero", X),
+        lambda h: insert(h, "torch._assert", False, "out of memory"),
     ],
 )
 def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
@@ -359,6 +371,20 @@ def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
 ):
     monkeypatch.setattr("nhwc.files.optimized._served", lambda *_: pytest.fail("it is run"))
     assert nhwc.load(tampered(path, tmp_path, change)).recipes == ()
+
+
+def test_inputs_are_drawn_for_one_example_after_the_other(path, tmp_path, monkeypatch):
+    """A file may name 256 examples of a gigabyte each."""
+    drawn = []
+
+    def served(_, inputs, *others):
+        assert not any(one() is not None for one in drawn)
+        drawn.append(weakref.ref(inputs[0]))
+
+    monkeypatch.setattr("nhwc.files.optimized._served", served)
+    examples = [["1x3x8x8 float32"], ["2x3x8x8 float32"], ["1x3x9x9 float32"]]
+    nhwc.load(tampered(path, tmp_path, lambda h: h.update(planned=examples)))
+    assert len(drawn) == 3
 
 
 def test_a_graph_that_raises_on_its_example_loads_and_says_so_when_called(path, tmp_path):

@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import is_out_of_memory
 from .examples import Example
 from .plain import Foreign
 
@@ -63,11 +62,9 @@ class Budget:
         with _quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
             try:
                 _Trial(graph, self).run(*tree_map_only(Example, Example.shaped, tuple(example)))
-            except (Foreign, OverBudget):
+            except (Foreign, OverBudget, MemoryError):
                 raise
             except Exception as error:
-                if is_out_of_memory(error):
-                    raise
                 raise OverBudget(str(error)) from error
 
     def spend(self, work: float) -> None:

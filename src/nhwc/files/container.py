@@ -46,7 +46,7 @@ _HEADER = 1 << 26
 
 Data = bytes | mmap.mmap
 
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8,
@@ -165,7 +165,7 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
     found = []
     for number, entry in enumerate(entries):
         shape = _shape(entry)
-        dtype = _DTYPES[entry["dtype"]]
+        dtype = DTYPES[entry["dtype"]]
         size = math.prod(shape) * dtype.itemsize
         end = place + -place % _ALIGN
         # The gaps carry nothing, yet a flipped bit in them is a sign of a bad copy.
@@ -189,7 +189,7 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
 def _entry(tensor: Tensor) -> dict[str, Any]:
     """The header's entry for a tensor."""
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _DTYPES:
+    if name not in DTYPES:
         raise InputError(
             f"the model cannot be saved: it holds a tensor of {name}, which a file cannot. Convert "
             "it to a type of whole bytes, or keep the model as code and weights."

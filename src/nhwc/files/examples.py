@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..formats import CHANNELS_LAST_OF, Format, to_format
+from .container import DTYPES
 from .plain import Foreign, bounded
-from .vocabulary import enumerations
 
 _LENGTH = 10_000
 """The most letters of an input's text."""
@@ -60,9 +60,9 @@ class Example:
         if not isinstance(text, str) or len(text) > _LENGTH:
             raise Foreign(f"the input {str(text)[:40]!r}")
         words = [text] if text[:1] in ("'", '"') else text.split(" ")
-        dtype = enumerations()["dtype"].get(f"torch.{words[1]}") if len(words) > 1 else None
+        dtype = DTYPES.get(words[1]) if len(words) > 1 else None
         if dtype is None:
-            value = ast.literal_eval(text)
+            value = _literal(text)
             if not isinstance(value, (bool, int, float, str, type(None))):
                 raise Foreign(f"the input {text[:40]!r}")
             return cls((), None, False, bounded(value))
@@ -139,6 +139,14 @@ def _value(tokens: deque[str], depth: int) -> Any:
     return Example.of(token)
 
 
+def _literal(text: str) -> Any:
+    """The value that a text of Python's says."""
+    try:
+        return ast.literal_eval(text)
+    except MemoryError as error:  # So Python's parser says that signs stand too deep in others.
+        raise Foreign(f"the input {text[:40]!r}") from error
+
+
 def _until(end: str, tokens: deque[str], item: Callable[[], Any]) -> Iterator[Any]:
     """Read items up to `end`, which is read, too."""
     while tokens[0] != end:
@@ -151,7 +159,7 @@ def _until(end: str, tokens: deque[str], item: Callable[[], Any]) -> Iterator[An
 
 
 def _key(tokens: deque[str]) -> Any:
-    key, colon = ast.literal_eval(tokens.popleft()), tokens.popleft()
+    key, colon = _literal(tokens.popleft()), tokens.popleft()
     if type(key) not in (str, int) or colon != ": ":
         raise Foreign(f"the key {str(key)[:40]!r}")
     return bounded(key)

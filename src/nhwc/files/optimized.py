@@ -276,20 +276,17 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
         planned = _affordable(graph, examples)
         if type(header["exact"]) is not bool:
             raise Foreign(f"exact is {header['exact']!r}")
-    except NhwcError:
+    except (NhwcError, MemoryError):
         raise
-    except (Foreign, Exception) as error:
-        if is_out_of_memory(error):
-            raise
+    except Exception as error:
         if newer := _newer(header):
             raise FileError(
                 f"{path} was saved with {newer}, and has what this one does not know "
                 f"({shown(error)}). Install that version here, or save the model with this one."
             ) from error
         raise damaged(path, f"it describes no model ({shown(error)})") from error
-    moved = [tree_map_only(Tensor, lambda x: x.to(there), one) for one in planned]
     with beside(graph.to(there).parameters()):
-        return _planned(graph, moved, header["exact"], there)
+        return _planned(graph, planned, header["exact"], there)
 
 
 def _versions() -> dict[str, str]:
@@ -321,8 +318,8 @@ def _planned_for(header: dict[str, Any]) -> list[list[str]]:
     return planned
 
 
-def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[tuple[Any, ...]]:
-    """Inputs for the examples on which a run of the graph stays within the budget."""
+def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[list[Any]]:
+    """The examples on which a run of the graph stays within the budget."""
     budget = Budget()
     found = []
     for example in examples:
@@ -330,7 +327,7 @@ def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[tuple[
             budget.check(graph, example)
         except OverBudget:
             continue
-        found.append(_drawn(example))
+        found.append(example)
     return found
 
 
@@ -349,10 +346,12 @@ def _drawn(examples: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _planned(
-    graph: fx.GraphModule, examples: list[tuple[Any, ...]], exact: bool, device: torch.device
+    graph: fx.GraphModule, examples: list[list[Any]], exact: bool, device: torch.device
 ) -> Optimized:
     ledger, pool = Ledger.of(Environment.here(device)), Pool()
-    found = [_served(graph, inputs, ledger, pool, exact) for inputs in examples]
+    there = lambda inputs: tree_map_only(Tensor, lambda x: x.to(device), inputs)
+    # Drawn one after the other: all at once may be more than there is memory for.
+    found = (_served(graph, there(_drawn(one)), ledger, pool, exact) for one in examples)
     plans = [one for one in found if one is not None]
     ledger.save()
     packed = (weight for one in plans for weight in one.weights)
