@@ -282,6 +282,26 @@ def doubling(header):
         before = f"pair_{number}"
 
 
+def twice_by_writing(header):
+    """Lists that hold the one before them twice, since it was put there."""
+    steps = []
+    for number in range(60):
+        steps.append(("operator.add", [X], [X]))
+        for place in (0, 1) if number else ():
+            before, last = ({"node": f"list_{n}"} for n in (number - 1, number))
+            steps.append(("operator.setitem", last, place, before))
+    for number, (target, *args) in enumerate(steps):
+        lists = sum(one == "operator.add" for one, *_ in steps[: number + 1])
+        name = f"list_{lists - 1}" if target == "operator.add" else f"put_{number}"
+        insert(header, target, *args, name=name)
+        header["nodes"].insert(2 + number, header["nodes"].pop(2))
+
+
+def within_itself(header):
+    insert(header, "operator.setitem", {"node": "one"}, 0, {"node": "one"})
+    insert(header, "operator.add", [X], [X], name="one")
+
+
 NDIM = {"node": "ndim"}
 
 
@@ -320,6 +340,8 @@ def computed(*steps):
         (computed(("operator.mod", "%999999999d", NDIM)), "arithmetic with a text"),
         (computed(("builtins.round", NDIM, -(10**9))), "rounded to -1000000000 digits"),
         (doubling, "a sequence of more than"),
+        (twice_by_writing, "a sequence of more than"),
+        (within_itself, "too deep a one"),
         (lambda h: h.update(planned=[["1x3x8x8 float32"]] * 100_000), "more than 256 sets"),
         (lambda h: h.update(planned=[["1x3x8x8 float32"] * 100_000]), "no list of inputs"),
         (lambda h: h.update(planned=[["[" * 900]]), "describes no model"),
@@ -347,9 +369,17 @@ def test_a_recurrent_layer_of_a_billion_layers_is_refused(tmp_path):
         nhwc.load(tampered(path, tmp_path, grow))
 
 
-def with_ones(header, target, *shape):
+def at_once(header, count):
+    """Insert tensors of a gigabyte each, none of which is too large."""
+    names = [f"ones_{number}" for number in range(count)]
+    insert(header, "torch.broadcast_tensors", *({"node": name} for name in names))
+    for name in names:
+        insert(header, "torch.ones", 1 << 14, (1 << 14) - 1, name=name)
+
+
+def with_ones(header, target, *shape, also=()):
     """Insert a step on so many ones."""
-    insert(header, target, {"node": "ones"})
+    insert(header, target, {"node": "ones"}, *also)
     insert(header, "torch.ones", *shape, name="ones")
 
 
@@ -362,6 +392,10 @@ def with_ones(header, target, *shape):
         # No tensor of these is too large: their work is, and their number.
         lambda h: with_ones(h, "torch.linalg.svdvals", 12_000, 12_000),
         lambda h: with_ones(h, "torch.unbind", 150_000, 1),
+        lambda h: with_ones(h, "torch.unbind_copy", 1 << 27),
+        lambda h: with_ones(h, "torch.unsafe_split", 1 << 27, also=[1]),
+        lambda h: with_ones(h, "torch.split_copy", 1 << 27, also=[1]),
+        lambda h: at_once(h, 5),
         lambda h: insert(h, "torch.nonzero", X),
         lambda h: insert(h, "torch._assert", False, "out of memory"),
     ],
@@ -371,6 +405,19 @@ def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
 ):
     monkeypatch.setattr("nhwc.files.optimized._served", lambda *_: pytest.fail("it is run"))
     assert nhwc.load(tampered(path, tmp_path, change)).recipes == ()
+
+
+def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr("nhwc.files.optimized._served", lambda *given: planned.append(given))
+
+    def in_turns(header):
+        for number in range(5):
+            insert(header, "torch.sum", {"node": f"ones_{number}"}, name=f"total_{number}")
+            insert(header, "torch.ones", 1 << 14, (1 << 14) - 1, name=f"ones_{number}")
+
+    nhwc.load(tampered(path, tmp_path, in_turns))
+    assert planned
 
 
 def test_inputs_are_drawn_for_one_example_after_the_other(path, tmp_path, monkeypatch):

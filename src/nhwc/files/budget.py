@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -28,6 +29,9 @@ _ABSURD = 1 << 36
 
 _NUMBERS = 1 << 28
 """The most numbers of a tensor, or a view, that loading may make."""
+
+_HELD = 1 << 32
+"""The most bytes of all tensors that a run holds at once, besides the weights."""
 
 _WORK = 4 * 10**12
 """The most numbers read, written or multiplied by one run on each example. Planning runs a layer a
@@ -121,7 +125,10 @@ class _Trial(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_python(target, args)
-        return super().call_function(target, args, kwargs)
+        value = super().call_function(target, args, kwargs)
+        if target is operator.setitem:  # A list may hold another twice, or itself.
+            self.budget.check_value(args[0])
+        return value
 
 
 class _Meter(TorchDispatchMode):
@@ -130,6 +137,8 @@ class _Meter(TorchDispatchMode):
     def __init__(self, budget: Budget) -> None:
         super().__init__()
         self.budget = budget
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._held = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -145,7 +154,21 @@ class _Meter(TorchDispatchMode):
         if largest > _NUMBERS:
             raise OverBudget(f"a tensor of {largest} numbers")
         self.budget.spend(_work(func, args, kwargs, result, given, made))
+        for tensor in made:
+            self._hold(tensor.untyped_storage())
         return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        """Count the memory that a result lies in, if it is new."""
+        _, before = self._storages.get(storage._cdata, (None, 0))
+        self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._held += storage.nbytes() - before
+        if self._held > _HELD:
+            known = self._storages.items()
+            self._storages = {key: one for key, one in known if not one[0].expired()}
+            self._held = sum(size for _, size in self._storages.values())
+        if self._held > _HELD:
+            raise OverBudget(f"tensors of {self._held} bytes at once")
 
 
 def _check_python(target: Any, args: tuple[Any, ...]) -> None:
@@ -171,14 +194,18 @@ def _check_python(target: Any, args: tuple[Any, ...]) -> None:
 
 def _check_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse to take a tensor apart into more pieces than a sequence may have."""
-    if func not in (torch.ops.aten.unbind.int, torch.ops.aten.split.Tensor):
+    unbound = func._overloadpacket.__name__ in ("unbind", "unbind_copy")
+    if not unbound and func.name().removeprefix("aten::") not in _SPLITS:
         return
-    unbound = func is torch.ops.aten.unbind.int
     given = dict(zip(("self", "dim") if unbound else ("self", "size", "dim"), args, strict=False))
     dim = kwargs.get("dim", given.get("dim", 0))
     pieces = args[0].size(dim) // (1 if unbound else max(1, int(given.get("size", 1))))
     if pieces > _LEAVES:
         raise OverBudget(f"{pieces} pieces of a tensor")
+
+
+_SPLITS = ("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor")
+"""Operators that make pieces of a size."""
 
 
 def _work(
