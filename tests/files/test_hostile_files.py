@@ -302,6 +302,11 @@ def within_itself(header):
     insert(header, "operator.add", [X], [X], name="one")
 
 
+def softmax_of_many_parts(header):
+    arguments = {"in_features": 4, "n_classes": 9999, "cutoffs": [*range(1, 2001)]}
+    header["modules"]["a"] = {"class": "nn.AdaptiveLogSoftmaxWithLoss", "arguments": arguments}
+
+
 NDIM = {"node": "ndim"}
 
 
@@ -347,6 +352,10 @@ def computed(*steps):
         (lambda h: h.update(planned=[["[" * 900]]), "describes no model"),
         (lambda h: h.update(planned=[["99999999x99999999 float32"]]), "a tensor of 9999"),
         (lambda h: h.update(nodes=[{}] * 100_001), "steps, of which there may be 100000"),
+        (lambda h: insert(h, "torch.relu", [1] * 500_001), "more than 500000 arguments of steps"),
+        (lambda h: h.update(state=h["state"] * 50_000), "150000 tensors, of which there may be"),
+        (lambda h: held(h, "scale").update(path="a." * 200_000), "parts, of which there may be"),
+        (softmax_of_many_parts, "a AdaptiveLogSoftmaxWithLoss of 2000 layers"),
     ],
 )  # fmt: skip
 def test_work_without_end_is_refused_at_once(path, tmp_path, change, says):
@@ -355,6 +364,18 @@ def test_work_without_end_is_refused_at_once(path, tmp_path, change, says):
         nhwc.load(tampered(path, tmp_path, change))
     # What is not refused takes hours, or all memory: seconds are no measure of a machine's speed.
     assert time.monotonic() - began < 60
+
+
+def test_layers_of_more_parts_than_any_model_has_are_refused(path, tmp_path, monkeypatch):
+    monkeypatch.setattr("nhwc.files.serial.NODES", 20)
+    nhwc.load(path)
+
+    def plant(header):
+        conv = header["modules"]["conv"]
+        header["modules"] |= {f"spare_{number}": conv for number in range(20)}
+
+    with pytest.raises(FileError, match="layers of more than 60 parts and tensors"):
+        nhwc.load(tampered(path, tmp_path, plant))
 
 
 def test_a_recurrent_layer_of_a_billion_layers_is_refused(tmp_path):
@@ -515,6 +536,13 @@ def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monke
     write(tmp_path / "t.nhwc", header, tensors)
     with pytest.raises(FileError, match="damaged"):
         nhwc.load(tmp_path / "t.nhwc")
+
+
+def test_a_list_of_more_tensors_than_any_model_has_is_damage(tmp_path, monkeypatch):
+    write(tmp_path / "t.nhwc", {}, [torch.ones(1)] * 3)
+    monkeypatch.setattr(container, "_TENSORS", 2)
+    with pytest.raises(FileError, match="3 tensors, of which there may be 2"):
+        read(tmp_path / "t.nhwc")
 
 
 def test_a_tensor_of_more_dimensions_than_torch_computes_with_is_not_written_nor_read(

@@ -40,6 +40,7 @@ _FIXED = struct.Struct("<8sIQQ")
 _ALIGN = 64
 _PIECE = 1 << 20
 _DIMENSIONS = 64
+_TENSORS = 100_000
 
 _HEADER = 1 << 26
 """The most bytes of a header; that of a graph of thousands of steps takes a megabyte."""
@@ -162,6 +163,8 @@ def _shape(entry: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
+    if len(entries) > _TENSORS:
+        raise ValueError(f"{len(entries)} tensors, of which there may be {_TENSORS}")
     found = []
     for number, entry in enumerate(entries):
         shape = _shape(entry)

@@ -16,7 +16,8 @@ _DEPTH = 8
 """The deepest nesting of layers as arguments of layers."""
 
 _LAYERS = 1000
-"""The most layers of a recurrent module: its constructor makes them one by one."""
+"""The most layers of a recurrent module or an adaptive softmax, whose constructors make them one
+by one."""
 
 _BIASED = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 """Layers that take `bias` from torch 2.12 on, and always had one before."""
@@ -112,7 +113,8 @@ def restore_layer(data: dict[str, Any], depth: int = 0) -> nn.Module:
         arguments[name] = (
             restore_layer(value["module"], depth + 1) if nested else from_plain(value, {})
         )
-    if arguments.get("num_layers", 0) > _LAYERS:
-        raise Foreign(f"a {kind.__name__} of {arguments['num_layers']} layers")
+    layers = max(arguments.get("num_layers", 0), len(arguments.get("cutoffs", ())))
+    if layers > _LAYERS:
+        raise Foreign(f"a {kind.__name__} of {layers} layers")
     with torch.device("meta"):
         return kind(**arguments)

@@ -27,7 +27,11 @@ from .vocabulary import (
 )
 
 NODES = 100_000
-"""The most steps of a graph."""
+"""The most steps of a graph, and the most of its parts, tensors and places of tensors."""
+
+_ARGUMENTS = 5 * NODES
+"""The most values that the arguments of all steps hold: each takes a kilobyte when its code is
+read."""
 
 _PYTHON = ("_operator", "builtins", "math")
 
@@ -49,9 +53,14 @@ def dump(graph: fx.GraphModule) -> tuple[dict[str, Any], list[Tensor]]:
 
 def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
     """The graph that `dump` was given; raises Foreign for anything it cannot have written."""
-    root = nn.Module()
+    _check_counts(data)
+    root, parts = nn.Module(), 0
     for path, module in data["modules"].items():
-        _place(root, path, restore_layer(module), check=False)
+        layer = restore_layer(module)
+        parts += sum(1 for _ in (*layer.modules(), *layer.parameters(), *layer.buffers()))
+        if parts > 3 * NODES:
+            raise Foreign(f"layers of more than {3 * NODES} parts and tensors")
+        _place(root, path, layer, check=False)
     used = _restore_state(root, data["state"], tensors)
     if used != len(tensors):
         raise Foreign(f"{used} of {len(tensors)} tensors are used")
@@ -60,8 +69,6 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
             raise Foreign(f"a tensor {path} without values")
     graph = fx.Graph()
     known: dict[str, fx.Node] = {}
-    if len(data["nodes"]) > NODES:
-        raise Foreign(f"{len(data['nodes'])} steps, of which there may be {NODES}")
     for node in data["nodes"]:
         if node["name"] in known:
             raise Foreign(f"two steps named {node['name']}")
@@ -71,6 +78,25 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
     for place in graph.find_nodes(op="placeholder"):
         _declare(place)
     return PickledGraph(root, graph, identifier(data["name"])).eval()
+
+
+def _check_counts(data: dict[str, Any]) -> None:
+    """Refuse what is more than any model has, before any of it is made."""
+    nodes, places = data["nodes"], data["state"]
+    owners = {path.rpartition(".")[0] for path in (*data["modules"], *(p["path"] for p in places))}
+    holders = sum(owner.count(".") + 1 for owner in owners)
+    found = {"steps": len(nodes), "tensors": len(places), "parts": holders}
+    for what, count in found.items():
+        if count > NODES:
+            raise Foreign(f"{count} {what}, of which there may be {NODES}")
+    waiting: list[Any] = [part for node in nodes for part in (node["args"], node["kwargs"])]
+    values = 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif (values := values + 1) > _ARGUMENTS:
+            raise Foreign(f"more than {_ARGUMENTS} arguments of steps")
 
 
 def _is_unread(node: fx.Node) -> bool:
