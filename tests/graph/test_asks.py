@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import nhwc
 
@@ -89,6 +90,12 @@ RECORDED = {
     "its apply, kept": lambda y: kept(y),
     "its apply, with a list": lambda y: Halve.apply(*[y]),
     "its apply, of a result": lambda y: Halve.apply(torch.cat([y, y], dim=1)),
+    "a pool over all pixels": lambda y: F.avg_pool2d(y, y.size()[2:]),
+    "a pool by name": lambda y: F.avg_pool2d(y, kernel_size=(y.size(2), y.shape[3])),
+    "groups of the batch": lambda y: F.conv2d(
+        y.reshape(1, -1, y.size(2), y.size(3)), torch.ones(4, 4, 1, 1), groups=y.size(0)
+    ),
+    "a number beside a tensor": lambda y: torch.where(y > 0, y, 0.5),
 }
 
 

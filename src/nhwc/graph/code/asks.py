@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, UnionType
+from types import BuiltinFunctionType, CodeType, FrameType, UnionType
 from typing import Any
 
 import torch
@@ -79,6 +79,18 @@ def custom_function_asks(frame: FrameType) -> bool:
     owner = getattr(called, "__self__", None)
     known = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
     return known and getattr(called, "__name__", "") == "apply"
+
+
+def torch_asks(frame: FrameType) -> bool:
+    """Whether the code of this frame calls a function of torch that lets traced values answer.
+
+    >>> import sys
+    >>> torch_asks(sys._getframe())
+    False
+    """
+    called, _ = _called(*_executed(frame))
+    compiled = isinstance(called, BuiltinFunctionType)
+    return compiled and called in torch.overrides.get_testing_overrides()
 
 
 def _is_safe(classes: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx
 
-from ..code.asks import custom_function_asks, python_asks
+from ..code.asks import custom_function_asks, python_asks, torch_asks
 from ..code.reached import OURS, TORCH
 
 # Code of torch and nhwc in these files gets the true type: it knows how to treat a traced value.
@@ -51,6 +51,9 @@ def _type_seen(proxy: Any) -> type:
     abstract = frame.f_code.co_filename in _ABC
     if not abstract and custom_function_asks(frame):
         # Its `forward` runs on traced values, and is recorded.
+        return type(proxy)
+    if not abstract and torch_asks(frame):
+        # It wants a number or a tensor, sees neither, and is recorded.
         return type(proxy)
     known: type | None = proxy._passes_for()
     if known is None:
