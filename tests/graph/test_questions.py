@@ -10,12 +10,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nhwc import fuse
+from nhwc import fuse, optimize
 from nhwc.graph import capture
 from nhwc.graph.code import reached
 from nhwc.graph.tracing.sized import capture_sized
 
-from ..fusing import Block, outputs, random_
+from ..fusing import Block, outputs, random_, script
+from .asserting import (
+    as_made_for,
+    branching,
+    either,
+    even,
+    few,
+    not_high,
+    of_floats,
+    of_values,
+    says_an_argument,
+)
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -405,6 +416,36 @@ def test_messages_of_assertions_may_name_sizes():
         return self.c(x)
 
     assert not fuse(Block(run, c=nn.Conv2d(3, 3, 1)).eval()).report.opaque
+
+
+@pytest.mark.parametrize("run", [even, as_made_for, few, not_high, of_floats])
+def test_a_graph_asserts_what_the_code_does_of_sizes(run):
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    fused, higher = fuse(model), torch.randn(1, 3, 7, 6)
+    assert not fused.report.opaque
+    torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(script(fused)(X), model(X))
+    for net in (model, fused, optimize(model, X)):
+        with pytest.raises(AssertionError):
+            net(higher)
+
+
+def test_a_failing_assertion_says_its_text_or_its_line():
+    higher = torch.randn(1, 3, 7, 6)
+    with pytest.raises(AssertionError, match=r"^an odd height$"):
+        fuse(Block(even, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+    with pytest.raises(AssertionError, match=r"^assert h == 6 and .*asserting.py:\d+\)$"):
+        fuse(Block(as_made_for, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+    with pytest.raises(AssertionError, match=r"^mask$"):
+        fuse(Block(says_an_argument, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+
+
+@pytest.mark.parametrize("run", [either, branching, of_values])
+def test_what_more_than_an_assertion_depends_on_is_not_taken_for_one(run):
+    model, higher = Block(run, c=nn.Conv2d(3, 3, 1)).eval(), torch.randn(1, 3, 7, 6)
+    fused = fuse(model)
+    assert "branches on data" in fused.report.opaque[0].reason
+    torch.testing.assert_close(fused(higher), model(higher))
 
 
 class Careful(nn.Module):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, UnionType
 from typing import Any
 
@@ -93,6 +95,73 @@ def torch_asks(frame: FrameType) -> bool:
     return compiled and called in torch.overrides.get_testing_overrides()
 
 
+def asserted(frame: FrameType) -> tuple[bool, str] | None:
+    """The truth that an `assert` in this frame wants of the value it asks, and what it says if not.
+
+    None if it is no assertion that asks, or one that holds for either truth. What is said is the
+    text of the assertion, or the line where there is none: it would be made of traced values.
+
+    >>> import sys
+    >>> class Asked:
+    ...     def __bool__(self):
+    ...         self.found = asserted(sys._getframe(1))
+    ...         return True
+    >>> asked = Asked()
+    >>> assert asked and 1 < 2, "no"
+    >>> asked.found
+    (True, 'no')
+    """
+    code = _instructions(frame.f_code)
+    place = _place(code, frame)
+    while not code[place].opname.startswith("POP_JUMP") and code[place].opname in _BEFORE_JUMP:
+        place += 1
+    jump = code[place].opname
+    if not (jump.startswith("POP_JUMP") and jump.endswith(("_IF_TRUE", "_IF_FALSE"))):
+        return None
+    ways = {
+        jump.endswith("_IF_TRUE"): _target(code, place),
+        not jump.endswith("_IF_TRUE"): place + 1,
+    }
+    for truth, way in ways.items():
+        failing = _failing(code, way)
+        if failing is not None:
+            return not truth, _text_of(code, failing) or _line_of(frame)
+    return None
+
+
+_BEFORE_JUMP = ("COMPARE_OP", "TO_BOOL", "CACHE", "EXTENDED_ARG")
+"""What may ask a value for its truth in front of the jump that depends on it."""
+
+_PASSED = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "POP_TOP")
+
+
+def _failing(code: Sequence[dis.Instruction], place: int) -> int | None:
+    """The place behind `place` where AssertionError is loaded to be raised; None if it is not."""
+    while code[place].opname in (*_PASSED, "JUMP_FORWARD"):
+        place = _target(code, place) if code[place].opname == "JUMP_FORWARD" else place + 1
+    one = code[place]
+    # The second is how Python 3.14 says it.
+    loads = one.opname == "LOAD_ASSERTION_ERROR" or one.argrepr == "AssertionError"
+    return place if loads else None
+
+
+def _target(code: Sequence[dis.Instruction], place: int) -> int:
+    """The place to which the jump at `place` goes."""
+    return next(i for i, one in enumerate(code) if one.offset == code[place].argval)
+
+
+def _text_of(code: Sequence[dis.Instruction], place: int) -> str:
+    said = code[place + 1]
+    plain = said.opname == "LOAD_CONST" and isinstance(said.argval, str)
+    return said.argval if plain and code[place + 2].opname.startswith(("CALL", "PRECALL")) else ""
+
+
+def _line_of(frame: FrameType) -> str:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    said = linecache.getline(file, line, frame.f_globals).strip()
+    return f"{said or 'an assertion fails'} ({Path(file).name}:{line})"
+
+
 def _is_safe(classes: Any) -> bool:
     """Whether these are classes, and none has compiled code answer for it."""
     if isinstance(classes, UnionType):
@@ -105,8 +174,7 @@ def _is_safe(classes: Any) -> bool:
 def _executed(frame: FrameType) -> tuple[dis.Instruction, list[Any]]:
     """Return the instruction that `frame` executes, and what lies on the stack before it."""
     code = _instructions(frame.f_code)
-    # Some Pythons point behind the instruction, into what it has cached.
-    place = max(i for i, one in enumerate(code) if one.offset <= frame.f_lasti)
+    place = _place(code, frame)
     if code[place - 1].opname == "PRECALL":
         place -= 1  # Python 3.11 calls in two steps, and answers `isinstance` in the first.
     start = place
@@ -117,6 +185,11 @@ def _executed(frame: FrameType) -> tuple[dis.Instruction, list[Any]]:
     for one in code[start:place]:
         _step(one, stack, outer, local)
     return code[place], stack
+
+
+def _place(code: Sequence[dis.Instruction], frame: FrameType) -> int:
+    # Some Pythons point behind the instruction, into what it has cached.
+    return max(i for i, one in enumerate(code) if one.offset <= frame.f_lasti)
 
 
 @functools.lru_cache(maxsize=256)

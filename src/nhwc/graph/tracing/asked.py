@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx
 
-from ..code.asks import custom_function_asks, python_asks, torch_asks
+from ..code.asks import asserted, custom_function_asks, python_asks, torch_asks
 from ..code.reached import OURS, TORCH
+from ..nodes.shapes import is_size
 
 # Code of torch and nhwc in these files gets the true type: it knows how to treat a traced value.
 _MACHINERY = (
@@ -154,6 +155,20 @@ class Asked:
             _refuse(self, "it looks for a traced value in a dict or a set")
         return object.__hash__(self)
 
+    def __bool__(self) -> bool:
+        tracer: Any = object.__getattribute__(self, "tracer")
+        node = object.__getattribute__(self, "node")
+        found = asserted(asking()) if is_size(node) else None
+        if found is None or not (found[0] or node.target in _OPPOSITE):
+            return tracer.to_bool(self)  # type: ignore[no-any-return]
+        truth, text = found
+        holds = self
+        if not truth:  # TorchScript has no `not_`.
+            operands = fx.node.map_arg(node.args, tracer.proxy)
+            holds = tracer.create_proxy("call_function", _OPPOSITE[node.target], operands, {})
+        tracer.create_proxy("call_function", torch._assert, (holds, text), {})
+        return truth
+
     def __len__(self) -> int:
         _refuse(self, "it uses the length of a traced value")
 
@@ -166,6 +181,10 @@ class Asked:
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse(self, "it copies a traced value")
 
+
+_OPPOSITE: dict[Any, Any] = {operator.eq: operator.ne, operator.lt: operator.ge}
+_OPPOSITE |= {operator.gt: operator.le}
+_OPPOSITE |= {other: one for one, other in _OPPOSITE.items()}
 
 _STATE = {
     *("grad", "grad_fn", "is_leaf", "names", "name", "output_nr", "retains_grad", "volatile"),

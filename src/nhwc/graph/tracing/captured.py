@@ -77,8 +77,8 @@ def capture(
 def _say_what_is_fixed(graph: fx.GraphModule, fixed: dict[str, Any]) -> None:
     """Let the guards of fixed arguments say what to do instead."""
     for node in [node for node in graph.graph.nodes if node.target in (torch._assert, assert_none)]:
-        name = str(node.args[1]).partition(" has been specialized")[0]
-        if name in fixed:
+        name, of_fx, _ = str(node.args[1]).partition(" has been specialized")
+        if of_fx and name in fixed:
             said = f"{name} is fixed to {fixed[name]!r} in this graph"
             way = "Give nhwc.optimize an example with the other value, or call the model itself"
             node.args = (node.args[0], f"{said}. {way}.")
