@@ -66,6 +66,20 @@ class Inherited(Keeps):
         del self.seen
 
 
+class ReadAgain(Keeps):
+    def keep(self, y):
+        self.seen, height = y, y.shape[2]
+        return self.seen[:, :, :height] if height else y
+
+
+class Listed(Keeps):
+    def keep(self, y):
+        self.seen = []
+        for part in y.chunk(2, 1):
+            self.seen.append(part)
+        return torch.cat(self.seen, 1)
+
+
 class Whole(nn.Module):
     def __init__(self, part):
         super().__init__()
@@ -76,7 +90,7 @@ class Whole(nn.Module):
         return self.last(self.part(x))
 
 
-KEEPING = (Keeps, InAList, Appended, InADict, Inherited)
+KEEPING = (Keeps, InAList, Appended, InADict, Inherited, ReadAgain, Listed)
 
 
 @pytest.mark.parametrize("kind", KEEPING)
@@ -197,10 +211,56 @@ class ByNameInside(OfSmallOnes):
         return y * sum(getattr(self, name) or 1.0 for name in ("seen",))
 
 
-SMALL = (OfLargeImages, ByName, AsksForNone, Adds, ByNameInside)
+class PutInABranch(Keeps):
+    def keep(self, y):
+        if y.shape[-1] >= 8:
+            self.seen = y.mean()
+        return y if self.seen is None else y * self.seen
 
 
-@pytest.mark.parametrize("kind", [Counts, Remembers, Asks, Grows, Turns, Looks, *SMALL])
+class PutAfterwards(Keeps):
+    def keep(self, y):
+        if y.shape[-1] < 8:
+            y = y * self.seen
+        self.seen = y.mean()
+        return y + self.seen
+
+
+class OfAnother(Keeps):
+    """What is put there is put into another object by then."""
+
+    def keep(self, y):
+        before = self
+        if y.shape[-1] < 8:
+            self = Keeps()
+        self.seen = y.mean()
+        self = before
+        return y if self.seen is None else y * self.seen
+
+
+class OfALaterCall(Keeps):
+    def keep(self, y):
+        read = getattr(self.conv, "read", None)
+        self.seen = y.mean()
+        self.conv.read = lambda: self.seen
+        return y if read is None or y.shape[-1] >= 8 else y * read()
+
+
+SMALL = (
+    PutInABranch,
+    PutAfterwards,
+    OfAnother,
+    OfLargeImages,
+    ByName,
+    AsksForNone,
+    Adds,
+    ByNameInside,
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [Counts, Remembers, Asks, Grows, Turns, Looks, OfALaterCall, *SMALL]
+)
 def test_what_the_next_call_reads_is_never_left_out(kind):
     model, x = Whole(kind()).eval(), torch.randn(1, 4, 8, 8)
     fast, fresh = optimize(model, x), copy.deepcopy(model)

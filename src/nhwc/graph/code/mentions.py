@@ -103,7 +103,7 @@ def may_read_later(modules: Iterable[nn.Module], name: str, kept: object) -> boo
     """Whether code of one of these modules may read what a call has `kept` as the attribute `name`.
 
     To put it or an item of it there, and to read it in training alone, is no reading; nor is to ask
-    whether a list or a dict is None.
+    whether a list or a dict is None, nor to read what the same function has put there before.
     """
     never_none = isinstance(kept, list | dict)
     for module in modules:
@@ -124,14 +124,15 @@ def _said_in(code: types.CodeType) -> Iterator[object]:
             yield from constant if isinstance(constant, tuple | frozenset) else (constant,)
 
 
-def _reads(tree: ast.AST, name: str, never_none: bool) -> Iterator[bool]:
+def _reads(tree: ast.FunctionDef | ast.Lambda, name: str, never_none: bool) -> Iterator[bool]:
     around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
             yield node.value == name
         elif isinstance(node, ast.Attribute) and node.attr == name:
             asked = never_none and _is_compared(around[node])
-            yield not (asked or _is_put(node, around) or _in_training(node, around))
+            spared = asked or _is_put(node, around) or _in_training(node, around)
+            yield not (spared or _is_put_before(node, around, tree))
 
 
 def _is_put(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
@@ -143,6 +144,38 @@ def _is_put(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
     place, holder = (outer, around[outer]) if item else (node, outer)
     put = isinstance(getattr(place, "ctx", None), ast.Store)
     return put and not isinstance(holder, ast.AugAssign)
+
+
+def _is_put_before(
+    node: ast.Attribute, around: dict[ast.AST, ast.AST], tree: ast.FunctionDef | ast.Lambda
+) -> bool:
+    """Whether an earlier statement of this function, which always runs, puts something there."""
+    own = _first_argument(tree)
+    names = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id == own]
+    if isinstance(tree, ast.Lambda) or not _is(node.value, own) or any(map(_is_stored, names)):
+        return False
+    statement: ast.AST = node
+    while statement not in tree.body:
+        statement = around[statement]
+        if isinstance(statement, _RUNS_LATER):
+            return False
+    before = tree.body[: tree.body.index(statement)]  # type: ignore[arg-type]
+    assigned = [one for put in before if isinstance(put, ast.Assign) for one in put.targets]
+    return any(
+        isinstance(one, ast.Attribute)
+        and one.attr == node.attr
+        and _is(one.value, own)
+        and _is_stored(one)
+        for target in assigned
+        for one in ast.walk(target)
+    )
+
+
+_RUNS_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
+
+
+def _is_stored(node: ast.Attribute | ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def _is_compared(node: ast.AST) -> bool:
