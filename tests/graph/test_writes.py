@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from nhwc import fuse
+from nhwc import fuse, optimize
 from nhwc.graph import follow_writes, puts_back, written_into
 
 
@@ -148,6 +148,37 @@ def test_a_value_that_was_written_into_stands_for_the_result(does):
         [output] = gm.graph.find_nodes(op="output")
         assert written_into(output.args[0][1]) is not None
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+
+
+def double(x):
+    x.mul_(2)
+
+
+_LIBRARY = torch.library.Library("nhwc_writes_test", "DEF")
+_LIBRARY.define("double(Tensor(a!) x) -> ()")
+_LIBRARY.define("double_(Tensor(a!) x) -> Tensor")
+_LIBRARY.impl("double", double, "CompositeExplicitAutograd")
+_LIBRARY.impl("double_", lambda x: x.mul_(2) + 1, "CompositeExplicitAutograd")
+_OURS = torch.ops.nhwc_writes_test
+
+
+@pytest.mark.parametrize("write", [_OURS.double.default, _OURS.double_, _OURS.double_.default])
+@pytest.mark.parametrize("into_input", [False, True])
+@pytest.mark.parametrize("made", [lambda model, x: fuse(model), optimize], ids=["fuse", "optimize"])
+@torch.no_grad()
+def test_an_operator_of_others_may_return_anything(write, into_input, made):
+    """The schema says that it does not return what it wrote into."""
+
+    class Writes(nn.Module):
+        def forward(self, x):
+            y = x if into_input else x.exp()
+            write(y)
+            return y.relu()
+
+    model, x = Writes().eval(), torch.randn(3, 3)
+    found, expected = x.clone(), x.clone()
+    torch.testing.assert_close(made(model, x.clone())(found), model(expected))
+    torch.testing.assert_close(found, expected)
 
 
 def test_what_returns_nothing_stands_for_nothing():

@@ -17,6 +17,7 @@ from .nodes.writes import may_be_view as may_be_view
 from .nodes.writes import puts_back as puts_back
 from .nodes.writes import result_may_be_view as result_may_be_view
 from .nodes.writes import targets_of as targets_of
+from .nodes.writes import written_and_returned as written_and_returned
 from .nodes.writes import written_into as written_into
 from .tracing.captured import Captured as Captured
 from .tracing.captured import capture as capture

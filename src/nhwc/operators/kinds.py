@@ -117,6 +117,22 @@ def written_arguments(called: Any) -> dict[str, int]:
     return {one.name: place for place, one in enumerate(arguments) if one.is_write}
 
 
+def returns_what_it_writes(called: Any) -> bool:
+    """Whether what a writing operator returns is what it wrote into, as it is with torch's own.
+
+    >>> returns_what_it_writes("add_"), returns_what_it_writes(operator.setitem)
+    (True, False)
+
+    An operator of others may return anything, or nothing; its schema says so.
+    """
+    if isinstance(called, torch._ops.OpOverloadPacket):
+        return all(returns_what_it_writes(getattr(called, one)) for one in called.overloads())
+    if isinstance(called, torch._ops.OpOverload):
+        returns = called._schema.returns
+        return len(returns) == 1 and returns[0].alias_info is not None
+    return called not in (operator.setitem, "__setitem__")
+
+
 def arithmetic_of(name: str) -> str | None:
     """`add`, `sub`, `mul` or `div`, if a function or method of this name is one of these.
 

@@ -31,6 +31,7 @@ from ..graph import (
     puts_back,
     replace_module,
     result_may_be_view,
+    written_and_returned,
     written_into,
 )
 from ..graph.modules.layers import assert_none
@@ -154,7 +155,7 @@ def _without_copies(gm: fx.GraphModule) -> list[Site]:
         value, *results = back.args
         copied: Any = results[0] if results else None
         while isinstance(copied, fx.Node) and copied.target != "clone":
-            copied = written_into(copied)
+            copied = written_and_returned(copied)
         if not isinstance(copied, fx.Node) or copied.args != (value,) or copied.kwargs:
             continue
         if value.op == "placeholder" or _are_two(gm, value, copied, back):
@@ -200,6 +201,8 @@ def _shown(gm: fx.GraphModule, alike: list[fx.Node], writes: list[fx.Node]) -> s
         return "the input is returned, or a view of it"
     if any(written_into(write) not in whole for write in writes):
         return "it writes into a view of the input"
+    if None in map(written_and_returned, writes):
+        return "a write returns something else"
     last = {one: max(map(order.__getitem__, one.users)) for one in alike if one.users}
     views = [one for one in last if one not in whole]
     if any(order[one] < order[write] < last[one] for one in views for write in writes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from ...operators.kinds import may_be_view as may_be_view
-from ...operators.kinds import writes_first, written_arguments
+from ...operators.kinds import returns_what_it_writes, writes_first, written_arguments
 from .edit import module_of
 
 
@@ -65,6 +64,18 @@ def targets_of(node: fx.Node) -> list[fx.Node]:
     return [one for one in tree_leaves(written_into(node)) if isinstance(one, fx.Node)]
 
 
+def written_and_returned(node: fx.Node) -> fx.Node | None:
+    """Return what `node` writes into, if that is one value and the result is that, too.
+
+    >>> graph = fx.symbolic_trace(lambda x: x.exp_()).graph
+    >>> [str(written_and_returned(node)) for node in graph.nodes]
+    ['None', 'x', 'None']
+    """
+    value = written_into(node)
+    is_result = isinstance(value, fx.Node) and returns_what_it_writes(node.target)
+    return value if is_result else None
+
+
 def follow_writes(gm: fx.GraphModule) -> None:
     """Let what comes behind a write read the result of the write, not what was written into.
 
@@ -80,12 +91,8 @@ def follow_writes(gm: fx.GraphModule) -> None:
     """
     order = {node: place for place, node in enumerate(gm.graph.nodes)}
     for write in gm.graph.nodes:
-        value = written_into(write)
-        inner = isinstance(value, fx.Node) and value.op.startswith("call")
-        if not inner or write.target in _RETURNING_NOTHING:
+        value = written_and_returned(write)
+        if value is None or not value.op.startswith("call"):
             continue
         for user in [user for user in value.users if order[user] > order[write]]:
             user.replace_input_with(value, write)
-
-
-_RETURNING_NOTHING = (operator.setitem, "__setitem__")

@@ -72,9 +72,9 @@ class Noted:
         """Where a tensor is: at a node, inside one's result (a pair of place and key), nowhere."""
         return self._places.get(id(tensor))
 
-    def replace(self, tensor: Tensor, node: fx.Node) -> None:
-        """From now on `node` gives the tensor: it was written into."""
-        self._places[id(tensor)] = node
+    def replace(self, tensor: Tensor, place: Any) -> None:
+        """From now on the tensor is at `place`: it was written into."""
+        self._places[id(tensor)] = place
 
     def refuse(self, reason: str) -> NoReturn:
         """Stop the recording, even if the user's code catches the error that this raises."""

@@ -304,7 +304,10 @@ class _Recorder(TorchFunctionMode):
             return same
         self.noted.keep(result, node)
         for tensor in written:
-            self.noted.replace(tensor, node)
+            # Where the result is not what was written into, or has it inside, `keep` knows.
+            place = self.noted.place_of(self._fakes.get(id(tensor), tensor))
+            if place is not None:
+                self.noted.replace(tensor, place)
         return result if same is None else same
 
     def _run(self, function: Any, args: Any, kwargs: Any, *, without_values: bool = False) -> Any:
@@ -355,7 +358,9 @@ class _Recorder(TorchFunctionMode):
             if place.op == "get_attr":
                 # Every run writes into a copy of the constant.
                 with self.noted.graph.inserting_before(node):
-                    node.replace_input_with(place, self.noted.graph.call_method("clone", (place,)))
+                    copied = self.noted.graph.call_method("clone", (place,))
+                node.replace_input_with(place, copied)
+                self.noted.replace(tensor, copied)
         return found
 
     def _check_write(self, tensor: Tensor) -> None:

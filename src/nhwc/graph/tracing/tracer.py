@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace as _fx
 from torch.utils._pytree import tree_leaves
 
+from ...operators.kinds import returns_what_it_writes
 from ..code.questions import asks_for_none, assigned_in
 from ..code.reached import OURS, TORCH, methods_of, takes_module
 from ..effects.outside import Outside
@@ -373,7 +374,7 @@ class Tracer(fx.Tracer):
         self._writes += [(result.node, one) for one in targets]
         if any(map(is_constant, targets)):
             raise fx.proxy.TraceError(_WRITES_INTO_OWN)
-        if isinstance(written, fx.Node):
+        if isinstance(written, fx.Node) and returns_what_it_writes(target):
             # From now on the written value stands for the result of the write.
             for value in tree_leaves(args):
                 if isinstance(value, fx.Proxy) and value.node is written:
