@@ -453,6 +453,27 @@ def test_a_batch_of_no_image_runs_the_graph():
         assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
 
 
+class Looks(Two):
+    """Up in a table, which has four rows."""
+
+    def forward(self, x):
+        rows = self.first.weight.flatten(1)[x]
+        return self.last(rows.view(-1, 1, 1, 1).expand(-1, 4, 1, 1)), rows
+
+
+@torch.no_grad()
+def test_a_first_call_that_fails_is_no_reason_against_a_plan():
+    model, backend = Looks().eval(), nhwc.backend()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            compiled(torch.tensor([0, 4]))
+    assert_alike(compiled(torch.tensor([0, 3])), model(torch.tensor([0, 3])))
+    assert backend.graphs[0].reports
+    with pytest.raises(IndexError):
+        compiled(torch.tensor([0, 4]))
+
+
 class WritesBetween(Two):
     """What it reads first may lie in what it writes to."""
 

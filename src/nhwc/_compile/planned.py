@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class PlannedGraph:
         if key not in made and self._comes_again(inputs, places):
             with turn:
                 if key not in made and len(made) < _MOST and not self._left:
-                    made[key] = self._made(inputs, places)
+                    with suppress(_Fails):
+                        made[key] = self._made(inputs, places)
         plan: _Plan | None = made.get(key)
         return None if plan is None or (plan.writes and _overlap(inputs)) else plan
 
@@ -178,6 +180,8 @@ class PlannedGraph:
             return None
         try:
             plan = self._optimized(core, inputs, bool(seen.written))
+        except _Fails:
+            raise
         except Exception as error:
             # Whatever stops a plan is no reason to stop the user's program.
             kind = "" if isinstance(error, NhwcError) else f"{type(error).__name__}: "
@@ -212,7 +216,10 @@ class PlannedGraph:
             with torch.no_grad():
                 return dict(flatten(call(cloned(inputs) if writes else inputs)))
 
-        wanted = run(lambda given: self._unwrapped.graph(*given))
+        try:
+            wanted = run(lambda given: self._unwrapped.graph(*given))
+        except Exception as error:
+            raise _Fails from error
         found = run(lambda given: core.answer(core.model, given))
         if not all(check.passed for check in compare(0, wanted, found, wanted, False)):
             raise VerificationError("the part to plan does not answer as the graph does")
@@ -234,6 +241,10 @@ class PlannedGraph:
         self._reason = "gradients are wanted"
         self._say(_GRADIENTS)
         return True
+
+
+class _Fails(Exception):
+    """The graph fails in this call, as it will when it runs; the next may be a better one."""
 
 
 def _seconds(look: Callable[[], object]) -> float:
