@@ -384,6 +384,7 @@ def test_shapes_beyond_the_bound_run_the_graph():
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     [graph] = backend.graphs
     assert len(graph.reports) == 4
+    assert graph.reason == "it has met 4 sets of shapes, and is planned for no more"
 
 
 class Head(nn.Module):
@@ -438,7 +439,8 @@ def test_what_never_comes_again_is_not_planned_for():
         for _ in range(2):
             x = torch.randn(2, 3, 8, 8, dtype=torch.complex64).conj()
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
-    assert [graph.reports for graph in backend.graphs] == [()]
+    [graph] = backend.graphs
+    assert (graph.reports, graph.reason) == ((), "an input is no plain tensor")
 
 
 class Imaginary(nn.Module):
@@ -448,9 +450,11 @@ class Imaginary(nn.Module):
 
 def test_a_batch_of_no_image_runs_the_graph():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)).eval()
-    compiled = torch.compile(model, backend=nhwc.backend(), dynamic=False)
+    backend = nhwc.backend()
+    compiled = torch.compile(model, backend=backend, dynamic=False)
     with torch.no_grad():
         assert compiled(torch.randn(0, 3, 8, 8)).shape == (0, 4, 8, 8)
+    assert backend.graphs[0].reason == "an input has no numbers"
 
 
 class Looks(Two):
@@ -607,6 +611,7 @@ def test_modes_of_a_call():
         with torch.autocast("cpu", torch.bfloat16):
             assert compiled(x).dtype is torch.bfloat16
         assert [len(graph.reports) for graph in backend.graphs] == [1, 0]
+        assert "under autocast" in backend.graphs[1].reason
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x.clone()), plain)
     torch.compiler.reset()

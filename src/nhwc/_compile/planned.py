@@ -107,7 +107,12 @@ class PlannedGraph:
         return GraphReport(_place_of(self._graph), operators, tuple(self._reports), self._reason)
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._left or is_observed() or self._wants_gradients(inputs):
+        if self._left:
+            return self._graph(*inputs)
+        if is_observed():
+            self._reason = "torch watches or transforms the call, or runs it under autocast"
+            return self._graph(*inputs)
+        if self._wants_gradients(inputs):
             return self._graph(*inputs)
         given = self._unwrapped.given(inputs)
         plan = self._plan_for(given)
@@ -120,7 +125,7 @@ class PlannedGraph:
             return None
         # Other weights get other plans: what is made of these must not be found among those.
         made = weights.made
-        if key not in made and self._comes_again(inputs, places):
+        if key not in made and self._can_have_one(inputs, places, made):
             with turn:
                 if key not in made and len(made) < _MOST and not self._left:
                     with suppress(_Fails):
@@ -136,14 +141,21 @@ class PlannedGraph:
         tensors = [x for x in rest if isinstance(x, Tensor)]
         return weights, (signature(rest), tuple(x.stride() for x in tensors if has_strides(x)))
 
-    @staticmethod
-    def _comes_again(inputs: Sequence[Any], places: _Places) -> bool:
-        """Whether another call can have the same key: a tensor of a subclass, say, never has it.
-
-        For a call without numbers there is nothing to gain.
-        """
+    def _can_have_one(
+        self, inputs: Sequence[Any], places: _Places, made: dict[Hashable, Any]
+    ) -> bool:
+        """Whether a plan for these shapes can be made, and found again."""
         rest = [inputs[i] for i in places.rest]
-        return is_known(rest) and not _is_empty(rest)
+        if len(made) >= _MOST:
+            self._reason = f"it has met {_MOST} sets of shapes, and is planned for no more"
+        elif _is_empty(rest):
+            self._reason = "an input has no numbers"
+        elif not is_known(rest):
+            # A tensor of a subclass, say, or a conjugated one: no call ever has the same key.
+            self._reason = "an input is no plain tensor"
+        else:
+            return True
+        return False
 
     def _known_again(self, tensors: list[Tensor]) -> Weights | None:
         """What is known of these weights; None if nothing is to be made of them yet."""
