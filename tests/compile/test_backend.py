@@ -98,13 +98,14 @@ class WritesAtItsEnd(Two):
 
 
 class WritesBehind(Two):
-    """What is written at the end is read by another write."""
+    """What the second write writes to is read behind the first one."""
 
     def forward(self, x):
         y = super().forward(x)
         x.mul_(2)
-        self.count.copy_(x[0, 0, 0, 0])
-        return y
+        z = x + self.count
+        self.count.add_(1)
+        return y, z
 
 
 class WritesSeveralAtOnce(Two):
