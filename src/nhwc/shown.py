@@ -7,8 +7,10 @@ escaped, as Python shows them in a string.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
+from typing import TextIO
 
 _OBEYED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories: control, format, surrogate, private use, unknown to this Python, line and
@@ -51,6 +53,16 @@ def first_line(error: BaseException) -> str:
     ('no', 'AssertionError')
     """
     return shown(str(error).strip().partition("\n")[0]) or type(error).__name__
+
+
+def obeys(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that obeys escape sequences, which TERM=dumb denies."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether to colour what goes to `stream`: NO_COLOR asks for none."""
+    return obeys(stream) and not os.environ.get("NO_COLOR")
 
 
 def _is_obeyed(character: str) -> bool:

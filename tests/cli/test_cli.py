@@ -648,6 +648,17 @@ def test_a_terminal_that_was_closed_ends_no_work():
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(("term", "escapes"), [("xterm", True), ("dumb", False)])
+def test_a_dumb_terminal_is_sent_no_escapes(model_file, monkeypatch, capsys, term, escapes):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", term)
+    assert main(["optimize", f"{model_file}:clean", "--input", "1x3x8x8"]) == 0
+    out, err = capsys.readouterr()
+    assert ("\x1b" in out, "\x1b" in err) == (escapes, escapes)
+
+
 def test_an_impatient_ctrl_c_brings_no_traceback():
     """The first one has been heard; the second comes while the interpreter exits."""
     code = (

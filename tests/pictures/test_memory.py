@@ -137,7 +137,12 @@ def test_a_terminal_has_colours_and_a_file_has_none(monkeypatch):
     drawing = nhwc.show(IMAGES)
     assert "\033" not in repr(drawing)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     assert "\033[30;48;5;" in repr(drawing)
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\033" not in repr(drawing)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in repr(drawing)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import re
 import sys
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..machine.environment import memory_bytes, usable_device
 from ..render.text import plural
+from ..shown import is_coloured
 from ..zoo import load_model
 from .values import SEEDS, whole
 
@@ -124,5 +124,5 @@ def check_alone(args: argparse.Namespace, option: str, *others: str) -> None:
 
 
 def colors() -> bool:
-    """Whether to colour what is printed: stdout is a terminal, and NO_COLOR is not set."""
-    return not os.environ.get("NO_COLOR") and sys.stdout.isatty()
+    """Whether to colour what is printed."""
+    return is_coloured(sys.stdout)

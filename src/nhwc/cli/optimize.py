@@ -19,7 +19,7 @@ from ..files import save
 from ..optimized import Optimized
 from ..render.optimize_html import optimize_html
 from ..render.optimize_text import optimize_text
-from ..shown import printable
+from ..shown import obeys, printable
 from .common import add_model_arguments, aside, build, colors, parse_shape
 from .outputs import as_bytes, check_outputs, write_file, write_output
 from .progress import note, say
@@ -125,7 +125,7 @@ class _Line:
     """One line on stderr that says what is being done; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
+        self._live = obeys(sys.stderr)
 
     def __enter__(self) -> _Line:
         return self

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ..errors import InputError
 from ..render.text import duration, to_show
-from ..shown import printable
+from ..shown import obeys, printable
 
 
 def note(text: str) -> None:
@@ -65,7 +65,7 @@ class ProgressLine:
     """
 
     def __init__(self, every_s: float = 30.0) -> None:
-        self._live = sys.stderr.isatty()
+        self._live = obeys(sys.stderr)
         self._every_s = 0.1 if self._live else every_s
         self._last = -1e9 if self._live else time.monotonic()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..shown import is_coloured
 from .html import memory_html
 from .memory import Memory, memory_of
 from .text import memory_text
@@ -28,7 +28,7 @@ class Drawing:
     memory: Memory
 
     def __repr__(self) -> str:
-        return memory_text(self.memory, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        return memory_text(self.memory, color=is_coloured(sys.stdout))
 
     def _repr_html_(self) -> str:
         return memory_html(self.memory)
