@@ -224,6 +224,34 @@ def test_weights(tmp_path):
         load_weights_(net, tmp_path / "model.nhwc")
 
 
+@pytest.mark.parametrize(
+    "wrapper", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."]
+)
+def test_weights_of_a_wrapped_model(tmp_path, wrapper):
+    """DistributedDataParallel and torch.compile write their own name before each of them."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    wrapped = {wrapper + name: tensor for name, tensor in net.state_dict().items()}
+    torch.save(wrapped, tmp_path / "w.pt")
+    other = load_weights_(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), tmp_path / "w.pt")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+
+
+def test_names_that_are_the_models_own_stay(tmp_path):
+    net = nn.ModuleDict({"module": nn.Conv2d(3, 4, 3)})
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    other = load_weights_(nn.ModuleDict({"module": nn.Conv2d(3, 4, 3)}), tmp_path / "w.pt")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+
+
+def test_weights_of_another_model_are_refused_in_a_line_that_can_be_read(tmp_path):
+    torch.save({f"layer.{i}.weight": torch.zeros(1) for i in range(1000)}, tmp_path / "w.pt")
+    with pytest.raises(
+        nhwc.InputError, match=r"Unexpected key.*\.\.\. Give weights of this"
+    ) as one:
+        load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+    assert len(str(one.value)) < 600
+
+
 def test_weights_of_safetensors(tmp_path):
     files = pytest.importorskip("safetensors.torch")
     net = nn.Conv2d(3, 4, 3)

@@ -39,7 +39,7 @@ def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
     own = [dict(group) for group in optimizer.param_groups]
     for group, saved in zip(own, state["param_groups"], strict=True):
         if missing := group.keys() - saved.keys():
-            raise ValueError(f"it is of an optimizer without {', '.join(sorted(missing))}")
+            raise ValueError(f"it is of an optimizer without {', '.join(sorted(missing))}.")
     optimizer.load_state_dict(state)
     for group, before in zip(optimizer.param_groups, own, strict=True):
         group |= {name: before[name] for name in _OF_THE_RECIPE & before.keys()}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parameter import is_lazy
 
 from ..errors import (
@@ -30,6 +31,7 @@ from ..errors import (
 from ..files.container import is_saved
 from ..models.kinds import module_of
 from ..models.vision import import_torchvision, import_torchvision_if_present
+from ..shown import shown
 from .archives import is_safetensors, kind_of
 from .monai import monai_builder
 
@@ -232,14 +234,26 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
         raise InputError(_why_no_weights(Path(path))) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
+    if isinstance(state, dict):
+        _unwrap_(state, model)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        first = str(error).strip().splitlines()[-1].strip()
-        raise InputError(f"{path} does not fit the model: {first}") from error
+        first = shown(str(error).strip().splitlines()[-1])
+        raise InputError(
+            f"{path} does not fit the model: {first} Give weights of this very model."
+        ) from error
     return model
+
+
+def _unwrap_(state: dict[str, Any], model: nn.Module) -> None:
+    """Drop what DistributedDataParallel and torch.compile write before the names of weights."""
+    for wrapper in ("module", "_orig_mod", "module"):  # Either may wrap the other.
+        all_wrapped = all(str(name).startswith(f"{wrapper}.") for name in state)
+        if all_wrapped and not hasattr(model, wrapper):
+            consume_prefix_in_state_dict_if_present(state, f"{wrapper}.")
 
 
 def _read_weights(path: str | Path) -> Any:
