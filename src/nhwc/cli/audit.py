@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    format = chosen_format(args, FORMATS)
     before = _baseline(args)
     model, inputs = build(args)
     with aside():
@@ -97,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
         baseline_name=str(args.baseline or ""),
         definition=definition_of(args.model),
     )
-    format = chosen_format(args, FORMATS)
     write_output(render(reviewed, format, args.output), args.output)
     if baseline is not None and args.update_baseline:
         write_file(args.baseline, as_bytes(baseline.to_json()))

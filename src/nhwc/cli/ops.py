@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_outputs(args.output, reads=(*args.names, *(args.diff or ())))
+    chosen_format(args, FORMATS)  # An ending that asks for another is refused before the work.
     if args.rules:
         check_alone(args, "--rules", "names", "only", "dtype", "input", "diff")
         return _rules(args)

@@ -15,6 +15,10 @@ from .progress import note, put
 
 PICTURES = (".svg", ".png")
 
+_ENDINGS = {"htm": "html", "txt": "text", "md": "markdown", "xml": "junit"}
+_OF_OTHERS = ("json", "html", "csv", "markdown", "sarif", "junit", "svg", "png", "pdf")
+"""What an ending asks for, if not of this command: text under such a name would mislead."""
+
 
 def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
     """Add --format and -o; without --format, the file's ending decides."""
@@ -23,11 +27,19 @@ def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ..
 
 
 def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
+    """Return the format that is asked for; refuse one that the command does not write."""
     if args.format:
         return str(args.format)
     ending = args.output.suffix.lower().lstrip(".") if args.output else ""
-    ending = {"htm": "html", "txt": "text", "md": "markdown", "xml": "junit"}.get(ending, ending)
-    return ending if ending in formats else formats[0]
+    ending = _ENDINGS.get(ending, ending)
+    if ending in formats:
+        return ending
+    if ending in _OF_OTHERS:
+        raise InputError(
+            f"-o {args.output} asks for {ending}, which is not written here. "
+            f"There are: {', '.join(formats)}."
+        )
+    return formats[0]
 
 
 def check_outputs(*paths: Path | None, reads: Iterable[str | Path | None] = ()) -> None:
