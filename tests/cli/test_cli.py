@@ -505,6 +505,22 @@ def test_what_a_command_reads_is_not_overwritten(words, model_file, tmp_path, ca
     assert (model_file.read_text(), other.read_text()) == (before, "{}")
 
 
+@pytest.mark.parametrize("words", [["optimize", "-o"], ["optimize", "--report"], ["audit", "-o"]])
+def test_weights_of_another_model_are_not_overwritten(words, model_file, tmp_path, capsys):
+    weights = tmp_path / "weights.pt"
+    torch.save({"weight": torch.zeros(3)}, weights)
+    before = weights.read_bytes()
+    verb, option = words
+    line = [verb, f"{model_file}:clean", "--input", "1x3x8x8", option, str(weights)]
+    assert main(line) == 2
+    assert "is a file that torch.save wrote" in capsys.readouterr().err
+    assert weights.read_bytes() == before
+
+    # A model that nhwc saved may have such a name, and is replaced.
+    nhwc.save(torch.nn.Conv2d(3, 8, 3).eval(), weights)
+    assert main(line) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

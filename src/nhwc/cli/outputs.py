@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import InputError, missing
 from ..machine.disk import put_file
 from ..render.text import to_show
+from ..zoo.archives import kind_of
 from .progress import note, put
 
 PICTURES = (".svg", ".png")
@@ -54,6 +55,8 @@ def check_outputs(*paths: Path | None, reads: Iterable[str | Path | None] = ()) 
             raise InputError(f"{path} is what the command reads. Write to another file.")
         if any(_same(path, other) for other in given[:place]):
             raise InputError(f"{path} is named for two outputs. Name two files.")
+        if path.is_file() and (kind := kind_of(path)).is_known:
+            raise InputError(f"{path} is {kind.what}, which nhwc never writes. Name another.")
 
 
 def check_folder(path: Path | None) -> None:
