@@ -45,6 +45,15 @@ def test_synthetic_batches_print_the_line_and_write_nothing(folder, capsys):
     assert [path.name for path in folder.parent.iterdir()] == ["images"]
 
 
+def test_workers_leave_nothing_behind(folder):
+    temporary = folder.parent / "temporary"
+    temporary.mkdir()
+    words = [*QUICK, "--synthetic", "--classes", 10, "--max-batches", 2, "--workers", 1]
+    settings = environment(TMPDIR=str(temporary))
+    subprocess.run(command(*words), env=settings, check=True, capture_output=True)
+    assert list(temporary.glob("pymp-*")) == []
+
+
 # The words of the channels-last tutorial, which are those of apex's main_amp.py: DIR last.
 PUBLISHED = ["--b", "6", "--workers", "0", "--opt-level", "O2", "--channels-last", "true"]
 

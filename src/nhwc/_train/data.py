@@ -23,6 +23,12 @@ class Data:
     val: Loader | None = None
     classes: tuple[str, ...] = ()
 
+    def close(self) -> None:
+        """End the workers of both loaders."""
+        for loader in (self.train, self.val):
+            if loader is not None:
+                loader.close()
+
 
 def image_folders(
     root: str | Path,

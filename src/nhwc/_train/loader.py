@@ -85,6 +85,10 @@ class Loader:
     def __len__(self) -> int:
         return len(self.order)
 
+    def close(self) -> None:
+        """End the workers: those that end with Python itself leave their temporary folders."""
+        self._loader._iterator = None
+
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on; earlier ones are not loaded."""
         self.order.epoch, self.order.start = epoch, start

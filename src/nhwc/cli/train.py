@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -145,8 +145,7 @@ def run(args: argparse.Namespace) -> int:
     if device.type == "cuda":
         # All batches are of one shape, so the search for the fastest kernels pays.
         torch.backends.cudnn.benchmark = True
-    with process_group(device) as device:
-        data = _data(args)
+    with process_group(device) as device, closing(_data(args)) as data:
         model = load_model(
             args.arch,
             weights=args.weights,
