@@ -3,6 +3,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -258,6 +259,28 @@ def test_weights_of_safetensors(tmp_path):
     files.save_file(net.state_dict(), tmp_path / "weights.safetensors")
     other = load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "weights.safetensors")
     torch.testing.assert_close(other.state_dict(), net.state_dict())
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((tmp_path / "weights.safetensors").read_bytes()[:-4])
+    with pytest.raises(nhwc.InputError, match=r"is a damaged file of safetensors\. Copy it again"):
+        load_weights_(net, cut)
+
+
+def test_an_archive_whose_names_are_no_text_is_no_model_and_no_weights(tmp_path):
+    path = tmp_path / "weights.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("é/data.pkl", "")
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xff\xfe"))
+    with pytest.raises(nhwc.ModelNotFound, match="is no model saved by nhwc"):
+        load_model(str(path))
+    with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
+        load_weights_(nn.Conv2d(3, 4, 3), path)
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(nhwc.ModelNotFound):
+        load_model("a\0b.nhwc")
+    with pytest.raises(nhwc.InputError, match="is no file of plain tensors"):
+        load_weights_(nn.Conv2d(3, 4, 3), "a\0b")
 
 
 def test_what_begins_as_one_number_shows_errors_afterwards():

@@ -73,13 +73,12 @@ def _kind_by_bytes(path: Path) -> str:
         if start[:4] == b"PK\x03\x04":
             with zipfile.ZipFile(path) as archive:
                 return _kind_of_archive(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return ""
-    if start[:1] == b"\x80":
-        return "pickle"
+    # Before pickles: a header of 128 bytes begins as they do.
     if len(start) == 16 and start[8:9] == b"{" and struct.unpack("<Q", start[:8])[0] < 1 << 32:
         return "safetensors"
-    return ""
+    return "pickle" if start[:1] == b"\x80" else ""
 
 
 def _kind_of_archive(names: list[str]) -> str:
