@@ -675,6 +675,13 @@ def test_text_of_others_is_shown_not_obeyed():
     assert len(shown("c" * 1000)) == 300
 
 
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(FileError, match=r"cannot read .*: embedded null"):
+        nhwc.load("a\0b")
+    with pytest.raises(FileError, match=r"cannot write .*: embedded null"):
+        nhwc.save(nn.Conv2d(3, 3, 1).eval(), "a\0b")
+
+
 def test_a_file_named_with_escapes_is_shown_by_the_command_line(tmp_path, capsys):
     from nhwc.cli import main
 

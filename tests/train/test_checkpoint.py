@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nhwc import FileError, InputError, convert_, load_model
+from nhwc import FileError, InputError, NhwcError, convert_, load_model
 from nhwc._train import Recipe, load_checkpoint, save_checkpoint, synthetic, train
 from nhwc._train.checkpoint import evaluation_weights
 from nhwc._train.trainer import Trainer
@@ -100,6 +100,40 @@ def test_another_file_is_refused(written, spoil, error, words):
     with pytest.raises(error, match=words):
         load_checkpoint(path)
     assert not (path.parent / "proof").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("state_dict", 3, "state_dict is 3, not dict"),
+        ("optimizer", [1], r"optimizer is \[1\], not dict"),
+        ("average", "a", "average is 'a', not dict"),
+        ("epoch", "one", "epoch is 'one', not int"),
+        ("batch", None, "batch is None, not int"),
+        ("order", 3, "order is 3, not dict"),
+        ("points", 3, "points is 3, not list"),
+        ("points", [{"phase": "train"}], "missing 15 required positional arguments"),
+        ("points", [3], "must be a mapping"),
+        ("meter", {}, "does not fit this model and optimizer: 'sums'"),
+        ("meter", {"sums": [1.0], "elapsed_s": "x"}, "does not fit this model"),
+        ("state_dict", {1: torch.ones(1)}, "a key of state_dict is 1, not str"),
+        ("optimizer", {"param_groups": 3, "state": {}}, "does not fit this model"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_words(written, name, value, words):
+    path, net = written
+    torch.save({**torch.load(path, weights_only=True), name: value}, path)
+    data = synthetic(4, (12, 12, 3), classes=10, batches=3)
+    recipe = Recipe(channels_last=True, ema=0.9, optimizer="adamw", lr=0.01, epochs=2)
+    with pytest.raises(NhwcError, match=words):
+        train(net, data, recipe, resume=path)
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(InputError, match=r"cannot read checkpoint .*null"):
+        load_checkpoint("a\0b")
+    with pytest.raises(InputError, match=r"cannot write .*null"):
+        save_checkpoint("a\0b", {})
 
 
 def test_one_of_a_newer_version_is_refused(written):

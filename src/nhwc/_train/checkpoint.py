@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,20 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, is_out_of_memory
 from ..formats import Format, to_format
-from ..machine.disk import put_file
+from ..machine.disk import put_file, why_not
+from ..machine.documents import misfits
+from ..shown import shown
+from .progress import Point
 
 SCHEMA = 1
-NEEDED = (
-    *("state_dict", "optimizer", "scaler", "average"),
-    *("epoch", "batch", "meter", "order", "points"),
-)
+
+NEEDED = {
+    **dict.fromkeys(("state_dict", "optimizer", "scaler", "meter", "order"), dict[str, Any]),
+    "average": dict[str, Any] | None,
+    "epoch": int,
+    "batch": int,
+    "points": list,
+}
 
 
 def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
@@ -31,16 +38,16 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         put_file(path, [buffer.getvalue()])
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {path}: {why_not(error)}") from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote: only tensors and plain containers, never code."""
     try:
         data = io.BytesIO(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read checkpoint {path}: {why_not(error)}") from None
     try:
         content = torch.load(data, map_location="cpu", weights_only=True)
     except Exception as error:  # A damaged pickle may raise anything.
@@ -59,7 +66,19 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{path} is a checkpoint of schema {content.get('schema')!r}, where this nhwc reads "
             f"{SCHEMA}. Install the nhwc that wrote it."
         )
+    for wrong in _misfits(content):
+        raise FileError(f"{path} is a damaged checkpoint: {wrong}. Use another one.")
     return content
+
+
+def _misfits(content: dict[str, Any]) -> Iterator[str]:
+    """Say what in a checkpoint is of another type than training wrote."""
+    for name, kind in NEEDED.items():
+        yield from misfits(content[name], kind, name)
+    try:
+        [Point(**point) for point in content["points"]]
+    except TypeError as error:
+        yield shown(error)
 
 
 def portable(value: Any) -> Any:

@@ -137,7 +137,7 @@ class Meter:
     def restore(self, state: dict[str, Any], batch: int) -> None:
         """Go on from `state`, as it was after `batch` batches."""
         sums = torch.tensor(state["sums"], dtype=self.sums.dtype)
-        self.batch, self._seen, self.elapsed_s = batch, float(sums[0]), state["elapsed_s"]
+        self.batch, self._seen, self.elapsed_s = batch, float(sums[0]), float(state["elapsed_s"])
         # Only one process may hold the earlier sums, because `point` adds up all processes.
         if rank_and_world()[0] == 0:
             self.sums += sums.to(self.sums.device)

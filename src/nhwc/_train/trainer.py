@@ -123,7 +123,11 @@ class Trainer:
                 self.average.load_state_dict(state["average"])
             elif self.average is not None:
                 self.average.module.load_state_dict(state["state_dict"])
-        except (RuntimeError, ValueError, KeyError) as error:
+            if self.step.scaler.is_enabled() and state["scaler"]:
+                self.step.scaler.load_state_dict(state["scaler"])
+            self.meter = self._new_meter()
+            self.meter.restore(state["meter"], state["batch"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
             first = shown(str(error).strip().splitlines()[-1])
@@ -131,12 +135,8 @@ class Trainer:
                 f"{name} does not fit this model and optimizer: {first} Resume with those that it "
                 "was saved from."
             ) from error
-        if self.step.scaler.is_enabled() and state["scaler"]:
-            self.step.scaler.load_state_dict(state["scaler"])
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.points = [Point(**point) for point in state["points"]]
-        self.meter = self._new_meter()
-        self.meter.restore(state["meter"], self.batch)
 
     def result(self, *, stopped: bool) -> Training:
         at = (self.epoch, self.batch) if stopped else None

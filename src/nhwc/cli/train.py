@@ -318,7 +318,7 @@ def _evaluate(
         state = load_checkpoint(args.resume)
         try:
             model.load_state_dict(evaluation_weights(state))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, AttributeError) as error:
             first = shown(str(error).strip().splitlines()[-1])
             raise InputError(
                 f"{args.resume} does not fit {args.arch}: {first} Give the -a that it is of."

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..machine.disk import put_file
+from ..machine.disk import put_file, why_not
 from ..machine.documents import no_constant
 from ..machine.host_memory import from_file, raw
 from ..shown import shown
@@ -73,8 +73,8 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
     body = (part for gap, tensor in zip(gaps, dense, strict=True) for part in (gap, raw(tensor)))
     try:
         put_file(path, itertools.chain((fixed, digest, text), body))
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {path}: {why_not(error)}.") from error
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
@@ -93,8 +93,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
         data: Data = mapped or path.read_bytes()
     except FileError:
         raise
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {path}: {why_not(error)}.") from error
     if data[: len(head)] != head:
         raise damaged(path, "it changed while it was read")
     try:
@@ -116,7 +116,7 @@ def is_saved(path: str | Path) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -63,6 +63,15 @@ def _standard(path: Path) -> int | None:
     return None
 
 
+def why_not(error: OSError | ValueError) -> str:
+    """Why a file cannot be read or written: a name with a NUL in it is an error of Python's own.
+
+    >>> why_not(FileNotFoundError(2, "No such file or directory"))
+    'No such file or directory'
+    """
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _opened(folder: Path, name: Path, mode: int) -> tuple[int, bool]:
     """Open a new file for writing, and say whether it has its name; the umask narrows `mode`."""
     if _UNNAMED:
