@@ -396,6 +396,17 @@ def test_an_operator_of_others_is_not_taken_for_torchs_of_that_name(tmp_path):
             nhwc.save(graph, tmp_path / "no.nhwc")
 
 
+@torch.no_grad()
+def test_an_exported_model_is_saved_with_the_checks_of_its_arguments(image, tmp_path):
+    model, batch = residual().eval(), torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (image,), dynamic_shapes=({0: batch},))
+    nhwc.save(program.module(), tmp_path / "exported.nhwc")
+    loaded = nhwc.load(tmp_path / "exported.nhwc")
+    torch.testing.assert_close(loaded(image[:1]), model(image[:1]), rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        loaded(image[..., 1:])
+
+
 def test_hooks_are_not_saved_silently(tmp_path):
     graph = nhwc.fuse(nn.Sequential(nn.Conv2d(3, 4, 1)).eval())
     next(m for m in graph.modules() if isinstance(m, nn.Conv2d)).register_forward_hook(print)

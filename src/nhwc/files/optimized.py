@@ -46,6 +46,9 @@ from .serial import dump, restore
 _EXAMPLES = 256
 """The most sets of shapes that a file may be planned for, and the most inputs of each."""
 
+_GUARDS = "_guards_fn"
+"""The part by which what torch.export made checks its arguments: a trace goes into it."""
+
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
@@ -71,7 +74,9 @@ def save(model: nn.Module, path: str | Path) -> None:
     if isinstance(model, Optimized):
         recipes, examples, exact = model.recipes, model.examples, model.exact
         model = model.portable
-    graph = model if isinstance(model, fx.GraphModule) else _captured(model, examples)
+    if not isinstance(model, fx.GraphModule) or hasattr(model, _GUARDS):
+        model = _captured(model, examples)
+    graph = model
     planned = [list(recipe.inputs) for recipe in recipes if _is_readable(recipe.inputs)]
     if len(planned) > _EXAMPLES:
         raise InputError(
