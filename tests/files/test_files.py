@@ -314,6 +314,61 @@ def test_a_file_of_the_first_version_still_loads():
     assert answer["sum"][1] == 1
 
 
+class Transposed(nn.Module):
+    """Its weights lie in other orders than their dimensions stand in, which its code relies on."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8).t())
+        self.register_buffer("table", torch.linspace(0, 1, 24).view(2, 3, 4).permute(2, 0, 1))
+
+    def forward(self, x):
+        flat = self.weight.t().view(64)[:8]
+        return self.conv(x).mean((2, 3)) * flat, self.weight.as_strided((3,), (1,)), self.table * 2
+
+
+@torch.no_grad()
+def test_a_tensor_comes_back_in_the_order_in_which_it_lay(tmp_path):
+    model, x = Transposed().eval(), torch.linspace(-1, 1, 192).view(1, 3, 8, 8)
+    nhwc.save(nhwc.load(saved_as(model, tmp_path / "one.nhwc")).portable, tmp_path / "two.nhwc")
+    assert (tmp_path / "one.nhwc").read_bytes() == (tmp_path / "two.nhwc").read_bytes()
+    loaded = nhwc.load(tmp_path / "two.nhwc")
+    for found, expected in zip(loaded(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
+@torch.no_grad()
+def test_a_file_of_the_second_version_still_loads():
+    file = Path(__file__).parent / "data" / "version-2.nhwc"
+    assert file.read_bytes()[8] == 2
+    answer = nhwc.load(file)(torch.linspace(-1, 1, 192).view(1, 3, 8, 8))
+    assert answer[2].stride() == (1, 12, 4)
+    torch.testing.assert_close(answer[1], torch.tensor([-1.0, -0.968254, -0.936508]))
+
+
+def test_a_file_without_orders_is_of_the_first_version(saved):
+    assert saved[1].read_bytes()[8] == 1
+
+
+def saved_as(model, path):
+    nhwc.save(model, path)
+    return path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lazy", [torch.conj, lambda x: x.conj().imag, torch._neg_view])
+def test_a_buffer_of_numbers_that_torch_negates_when_it_reads_them_is_saved(lazy, tmp_path):
+    root = nn.Module()
+    root.register_buffer("table", lazy(torch.randn(3, 3, dtype=torch.complex64)))
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.mul, (graph.get_attr("table"), graph.placeholder("x"))))
+    nhwc.save(fx.GraphModule(root, graph), tmp_path / "m.nhwc")
+    loaded = nhwc.load(tmp_path / "m.nhwc")
+    torch.testing.assert_close(loaded(torch.ones(3)), root.table * torch.ones(3))
+
+
 FORMS = json.loads((Path(__file__).parent / "data" / "layers.json").read_text())
 """Each form in which a layer of nhwc's own was ever written, and the tensors that belong to it."""
 
@@ -420,7 +475,7 @@ def test_hooks_are_not_saved_silently(tmp_path):
         (b"", "it begins with nothing"),
         (b"PK\x03\x04 a zip or torch.save", "is no model saved by nhwc"),
         (MAGIC, "it ends after 8 bytes"),
-        (MAGIC + struct.pack("<IQQ", 99, 0, 0) + b"\0" * 32, "version 99; this nhwc reads up to 1"),
+        (MAGIC + struct.pack("<IQQ", 99, 0, 0) + b"\0" * 32, "version 99; this nhwc reads up to 2"),
     ],
 )
 def test_foreign_files_are_told_apart(content, says, tmp_path):

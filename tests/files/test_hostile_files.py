@@ -526,7 +526,8 @@ def test_a_file_that_says_it_is_longer_than_it_is_is_not_read(tmp_path):
     "entry",
     [{"shape": "12"}, {"shape": [-1]}, {"shape": [1.0]}, {"shape": [True]},
      {"shape": {"a": 1}}, {"shape": [1 << 70]}, {"shape": [0, 1 << 62]}, {"dtype": "object"},
-     {"dtype": []}, {"format": 3}, {"format": {}}, {"crc32": "x"}],
+     {"dtype": []}, {"format": 3}, {"format": {}}, {"crc32": "x"}, {"order": [0]},
+     {"order": [3, 2, 1, 1]}, {"order": 3}, {"order": ["a"]}, {"order": [3, 2, 1, True]}],
 )  # fmt: skip
 def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monkeypatch):
     real = container._entry

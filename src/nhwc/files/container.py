@@ -32,10 +32,13 @@ from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
 from ..machine.disk import put_file, why_not
 from ..machine.documents import no_constant
 from ..machine.host_memory import from_file, raw
+from ..optimized.recipes import order_of
 from ..shown import shown
 
 MAGIC = b"\x89NHWC\r\n\x1a"
-VERSION = 1
+VERSION = 2
+"""Since 2 a tensor may say in which order its dimensions lie; a file of none that does is of 1."""
+
 _FIXED = struct.Struct("<8sIQQ")
 _ALIGN = 64
 _PIECE = 1 << 20
@@ -66,7 +69,8 @@ def write(path: Path, header: dict[str, Any], tensors: Sequence[Tensor]) -> None
     for tensor in tensors:
         gaps.append(b"\0" * (-end % _ALIGN))
         end += len(gaps[-1]) + tensor.nbytes
-    fixed = _FIXED.pack(MAGIC, VERSION, len(text), end)
+    version = VERSION if any("order" in entry for entry in entries) else 1
+    fixed = _FIXED.pack(MAGIC, version, len(text), end)
     digest = hashlib.sha256(fixed + text).digest()
     # Tensors are made dense one after the other: all at once would be the model a second time.
     dense = (_stored(tensor)[0] for tensor in tensors)
@@ -182,7 +186,7 @@ def _tensors(path: Path, data: Data, entries: Any, place: int) -> list[Tensor]:
             flat = torch.frombuffer(bytearray(data[end : end + size]), dtype=dtype).clone()
         elif size:
             flat = torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=end)
-        found.append(_restored(flat, shape, Format(entry["format"])))
+        found.append(_restored(flat, shape, Format(entry["format"]), entry.get("order", [])))
         place = end + size
     if place != len(data):
         raise damaged(path, f"{len(data) - place} bytes follow its last tensor")
@@ -203,23 +207,32 @@ def _entry(tensor: Tensor) -> dict[str, Any]:
             f"holds up to {_DIMENSIONS}. Give it fewer, or keep the model as code and weights."
         )
     dense, format = _stored(tensor)
+    order = {} if dense.is_contiguous() or format.is_last else {"order": [*order_of(dense)]}
     return {
         "shape": list(tensor.shape),
         "dtype": name,
         "format": str(format),
         "crc32": zlib.crc32(raw(dense)),
+        **order,
     }
 
 
 def _stored(tensor: Tensor) -> tuple[Tensor, Format]:
-    """The tensor dense in memory, and its format: channels last stays, others turn contiguous."""
-    tensor = tensor.detach().cpu()
+    """The tensor dense in memory, and its format: what has gaps or overlaps turns contiguous."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     last = CHANNELS_LAST_OF.get(tensor.ndim)
     kept = last if last and format_of(tensor) is last else Format.CONTIGUOUS
+    if kept is Format.CONTIGUOUS and order_of(tensor):
+        return tensor, kept
     return to_format(tensor, kept), kept
 
 
-def _restored(flat: Tensor, shape: tuple[int, ...], format: Format) -> Tensor:
+def _restored(flat: Tensor, shape: tuple[int, ...], format: Format, order: list[int]) -> Tensor:
+    if order:
+        if format is not Format.CONTIGUOUS or sorted(order) != [*range(len(shape))]:
+            raise ValueError(f"{len(shape)} dimensions and the order {str(order)[:40]}")
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return flat.view([shape[place] for place in order]).permute(back)
     if format is Format.CONTIGUOUS or not flat.numel():
         return flat.view(shape)
     if CHANNELS_LAST_OF.get(len(shape)) is not format:

@@ -69,7 +69,7 @@ def _described(x: Any) -> str:
     words = ["x".join(map(str, x.shape)), str(x.dtype).removeprefix("torch.")]
     if format_of(x).is_last:
         words.append("channels_last")
-    elif order := _order_of(x):
+    elif order := order_of(x):
         words += ["order", ",".join(map(str, order))]
     return " ".join(words)
 
@@ -79,7 +79,7 @@ def _kind(holder: object) -> str:
     return "" if type(holder) in (list, tuple, dict) else type(holder).__name__
 
 
-def _order_of(x: Tensor) -> tuple[int, ...]:
+def order_of(x: Tensor) -> tuple[int, ...]:
     """The dimensions from the one that is farthest apart; none where that says nothing."""
     if x.layout is not torch.strided or x.is_contiguous():
         return ()
