@@ -118,6 +118,59 @@ def test_what_others_may_have_written_is_not_read(tmp_path, change):
     assert read_own(path / "c.o") is None
 
 
+@pytest.mark.parametrize("change", [open_folder, group_folder, open_parent])
+def test_nothing_is_written_where_others_may_write(tmp_path, change):
+    folder = tmp_path / "parent" / "kernels"
+    write_own(folder / "c.o", b"code")
+    change(folder)
+    write_own(folder / "d.o", b"code")
+    assert [one.name for one in folder.iterdir()] == ["c.o"]
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_used(tmp_path, monkeypatch):
+    (tmp_path / "plans").mkdir(mode=0o700)
+    monkeypatch.setattr(cache.os.path, "lexists", lambda path: path != tmp_path / "plans")
+    assert make_own(tmp_path / "plans")
+
+
+def test_a_file_that_the_disk_cannot_read_is_none(tmp_path, monkeypatch):
+    class Broken:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            os.close(self.handle)
+
+        def read(self):
+            raise OSError(5, "Input/output error")
+
+    def fdopen(handle, mode):
+        broken = Broken()
+        broken.handle = handle
+        return broken
+
+    write_own(tmp_path / "own" / "c.o", b"code")
+    monkeypatch.setattr(cache.os, "fdopen", fdopen)
+    assert read_own(tmp_path / "own" / "c.o") is None
+
+
+def test_places_on_the_way_end_also_where_links_lead_in_a_circle(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="more than 40 links"):
+        cache._places(tmp_path / "a" / "c")
+
+
+def test_a_place_above_another_is_looked_at_behind_a_link(tmp_path):
+    """`link/../own` lies beside what the link leads to."""
+    (tmp_path / "open" / "far").mkdir(parents=True)
+    (tmp_path / "open" / "own").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "far")
+    assert make_own(tmp_path / "link" / ".." / "own")
+    (tmp_path / "open").chmod(0o777)
+    assert not make_own(tmp_path / "link" / ".." / "own")
+
+
 def test_a_link_to_a_folder_of_ones_own_is_used(tmp_path):
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")

@@ -97,6 +97,14 @@ def test_the_umask_and_the_longest_name_are_heeded(tmp_path, way):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_what_a_user_names_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, way):
+    kept = []
+    monkeypatch.setattr(os, "fsync", lambda handle: kept.append(sorted(tmp_path.glob("*.txt"))))
+    replace_file(tmp_path / "a.txt", [b"text"])
+    replace_file(tmp_path / "b.txt", [b"text"], private=True)
+    assert kept == [[]]
+
+
 def test_what_a_user_names_is_replaced_behind_its_link_and_a_pipe_stays_one(tmp_path):
     file, link, pipe = (tmp_path / name for name in ("model", "link", "pipe"))
     link.symlink_to(file)

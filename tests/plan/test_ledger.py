@@ -26,6 +26,30 @@ def test_what_was_saved_is_there_for_the_next(path):
     assert again.get("another") is None
 
 
+def test_what_is_replaced_is_not_called_new(path):
+    ledger = Ledger(path)
+    ledger.put("layer", 1)
+    ledger.save()
+    assert not ledger.has_new("layer")
+    ledger.put("layer", 2)
+    assert (ledger.measured, ledger.renewed) == (0, 1)
+    assert ledger.has_new("layer")
+
+
+def test_nothing_new_is_not_written(path):
+    Ledger(path).save()
+    assert not path.exists()
+
+
+def test_entries_that_are_no_mapping_are_none(path):
+    ledger = Ledger(path)
+    ledger.put("layer", 1)
+    ledger.save()
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "entries": ["layer"]}))
+    assert Ledger(path).get("layer") is None
+
+
 def test_what_is_forgotten_is_measured_again_and_replaced(path):
     ledger = Ledger(path)
     ledger.put("layer", 1)

@@ -41,7 +41,7 @@ def read_own(path: Path, largest: int = _LARGEST) -> bytes | None:
     try:
         # Do not follow a link in its place, nor wait for a pipe or a device.
         handle = os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK)
-    except (OSError, ValueError):
+    except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
@@ -123,8 +123,8 @@ def _places(path: Path) -> list[Path]:
     while waiting:
         found.append(at)
         part = waiting.pop()
-        below = at.parent if part == ".." else at / part
-        if part != ".." and below.is_symlink():
+        below = at / part
+        if below.is_symlink():
             links += 1
             if links > _LINKS:
                 raise OSError(f"more than {_LINKS} links")
