@@ -321,6 +321,85 @@ def test_writes_that_no_graph_shows_keep_their_code(kind, reason):
         torch.testing.assert_close(captured.module(x), kind()(x))
 
 
+class Positions(nn.Module):
+    """Tables for sizes that are larger than those of any input; a case is a method."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.register_buffer("grid", torch.randn(3, 9, 9))
+        self.table, self.run = torch.randn(9), run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+PARTS = {
+    "slices": lambda own, x: x + own.grid[:, : x.size(2), : x.size(3)],
+    "an index": lambda own, x: x + own.grid[:, x.shape[0], None, -x.shape[3] :],
+    "no buffer": lambda own, x: x + own.table[: x.shape[3]],
+    "made": lambda own, x: x + torch.ones(9)[: x.shape[3]],
+    "expanded": lambda own, x: x + own.grid[None, :, :6, :6].expand(x.size(0), -1, -1, -1),
+    "repeated": lambda own, x: x + own.grid[None, :, :6, :6].repeat(x.size(0), 1, 1, 1),
+    "narrowed": lambda own, x: x + own.grid.narrow(1, 0, x.size(2)).narrow(2, 0, x.size(3)),
+    "a copy written": lambda own, x: own.table[:6].repeat(x.size(0), 3, 6, 1).add_(x),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_tables_are_cut_to_the_sizes_of_the_input(case):
+    model = Positions(PARTS[case]).eval()
+    captured = capture(model)
+    assert not captured.opaque
+    for batch in (2, 4):
+        x = torch.randn(batch, 3, 6, 6)
+        torch.testing.assert_close(captured.module(x), model(x))
+
+
+def _added(own, x):
+    part = own.grid[:, : x.size(2), : x.size(3)]
+    part += 1
+    return x + part
+
+
+def _assigned(own, x):
+    part = own.grid[:, : x.size(2), : x.size(3)]
+    part[0] = x[0, 0]
+    return x + part
+
+
+def _of_a_part(own, x):
+    part = own.grid[None, :, :6, :6].expand(x.size(0), -1, -1, -1)[0]
+    part += 1
+    return x + part
+
+
+def _in_place(own, x):
+    own.grid[:, : x.size(2)].add_(1)
+    return x + own.grid.sum()
+
+
+def _of_made(own, x):
+    made = torch.zeros(9)
+    part = made[: x.size(3)]
+    part += 1
+    return x + part + made.sum()
+
+
+@pytest.mark.parametrize("run", [_added, _assigned, _of_a_part, _in_place, _of_made])
+def test_code_that_writes_into_a_part_of_its_tables_stays(run):
+    model = Positions(run).eval()
+    captured = capture(model)
+    assert captured.opaque
+    for x in torch.randn(3, 2, 3, 6, 6):
+        torch.testing.assert_close(captured.module(x), model(x))
+
+
+def test_tensors_have_no_methods_of_the_tracer_left():
+    before = {**vars(Tensor)}
+    capture(Positions(PARTS["slices"]).eval())
+    assert {**vars(Tensor)} == before
+
+
 class CallsOnNumber(nn.Module):
     def forward(self, x):
         return torch.Tensor.__rdiv__(2, x)

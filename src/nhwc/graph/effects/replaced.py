@@ -38,12 +38,18 @@ def replaced(*places: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
         return call
 
     with turn:
-        held = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+        held = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in places]
         try:
-            for (owner, name, before), (*_, function) in zip(held, places, strict=True):
-                setattr(owner, name, chosen(function, before))
+            for owner, name, function in places:
+                setattr(owner, name, chosen(function, getattr(owner, name)))
             yield
         finally:
             here = None
             for owner, name, before in held:
-                setattr(owner, name, before)
+                if before is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+
+
+_INHERITED = object()

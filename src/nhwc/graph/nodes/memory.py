@@ -16,6 +16,9 @@ from .results import returned
 from .shapes import is_size
 from .writes import may_be_view, result_may_be_view, targets_of
 
+OF_OWN = "part_of_own"
+"""Marks a part of a tensor of the model's own. What code reads of that is not in the graph."""
+
 
 def shared(node: fx.Node) -> list[fx.Node]:
     """Return the nodes whose memory the result of `node` may share."""
@@ -100,6 +103,8 @@ def seen_later(
         if not isinstance(node, fx.Node) or node in found:
             continue
         if node.op in ("placeholder", "get_attr") and not is_constant(node):
+            return True
+        if node.meta.get(OF_OWN):
             return True
         later = {user for user in node.users if order[user] > order[write]}
         views = [user for user in node.users if node in shared(user)]

@@ -25,7 +25,7 @@ from ..effects.outside import Outside
 from ..effects.replaced import replaced
 from ..effects.state import State
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
-from ..nodes.memory import memory_of
+from ..nodes.memory import OF_OWN, memory_of
 from ..nodes.names import is_constant, is_sayable
 from ..nodes.results import is_lost, made_by
 from ..nodes.shapes import is_size
@@ -48,6 +48,9 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 )
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
+
+_OF_SIZES = ("__getitem__", "expand", "narrow", "repeat")
+"""Methods by which tables, of positions say, are cut or repeated to the size of an input."""
 
 _BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
@@ -111,7 +114,23 @@ class Tracer(fx.Tracer):
             return self.getattr(name, _fx._orig_module_getattr(module, name), parameters)
 
         places = (nn.Module, "__call__", seen), (nn.Module, "__getattr__", seen_attribute)
-        return replaced(*places)
+        return replaced(*places, *((Tensor, name, self._sized(name)) for name in _OF_SIZES))
+
+    def _sized(self, name: str) -> Callable[..., Any]:
+        """A method of tensors that is recorded if it is given a traced size, or the like."""
+        own = getattr(Tensor, name)
+
+        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not _is_traced((*args, *kwargs.values())):
+                return own(tensor, *args, **kwargs)
+            if name == "__getitem__":
+                part = self.create_proxy("call_function", operator.getitem, (tensor, *args), kwargs)
+            else:
+                part = self.create_proxy("call_method", name, (tensor, *args), kwargs)
+            part.node.meta[OF_OWN] = name != "repeat"
+            return part
+
+        return method
 
     @property
     def root(self) -> nn.Module:
@@ -374,6 +393,8 @@ class Tracer(fx.Tracer):
         self._writes += [(result.node, one) for one in targets]
         if any(map(is_constant, targets)):
             raise fx.proxy.TraceError(_WRITES_INTO_OWN)
+        if any(one.meta.get(OF_OWN) for one in memory_of(*targets)):
+            raise fx.proxy.TraceError("it writes into a part of a tensor that it keeps")
         if isinstance(written, fx.Node) and returns_what_it_writes(target):
             # From now on the written value stands for the result of the write.
             for value in tree_leaves(args):
@@ -430,6 +451,15 @@ class Tracer(fx.Tracer):
             if node is before:
                 return
             self.graph.erase_node(node)
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether it is a traced value, or a tuple, list or slice of such."""
+    if issubclass(type(value), fx.Proxy):
+        return True
+    if type(value) is slice:
+        value = (value.start, value.stop, value.step)
+    return isinstance(value, tuple | list) and any(map(_is_traced, value))
 
 
 def _is_alias_of(one: Tensor, other: Tensor) -> bool:
