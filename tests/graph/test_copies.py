@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import nhwc
+from nhwc.models.preserve import copy_as_is
 
 X = torch.randn(1, 3, 4, 4)
 
@@ -59,3 +60,42 @@ def test_a_forward_of_the_copy_has_its_defaults():
     net = Net().eval()
     net.forward = lambda x, *, more=1.5: net.conv(x) * more
     torch.testing.assert_close(nhwc.fuse(net)(X), net(X))
+
+
+class Features(nn.Module):
+    """Reads what hooks on its layers have put into a dict of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+        self.head, self.features = nn.Conv2d(8, 2, 1), {}
+        for name in ("0", "2"):
+            self.layers.get_submodule(name).register_forward_hook(self.keeper(name))
+
+    def keeper(self, name):
+        def keep(module, given, result):
+            self.features[name] = result
+
+        return keep
+
+    def forward(self, x):
+        self.layers(x)
+        return self.head(torch.cat([self.features["0"], self.features["2"]], 1))
+
+
+@torch.no_grad()
+def test_what_hooks_of_a_copy_keep_is_in_the_copy():
+    model = Features().eval()
+    copied = copy_as_is(model).double()
+    copied(X.double())
+    assert not model.features
+    assert {value.dtype for value in copied.features.values()} == {torch.float64}
+
+
+@torch.no_grad()
+def test_a_model_that_reads_what_its_hooks_keep_is_optimized():
+    model = Features().eval()
+    fast = nhwc.optimize(model, X)
+    assert fast.report.verification.in_float64
+    for x in (X, -X, X.repeat(2, 1, 1, 1)):
+        torch.testing.assert_close(fast(x), model(x))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .preserve import CONTAINERS, refill
+from .preserve import refill
+from .trees import CONTAINERS
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 

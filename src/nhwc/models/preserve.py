@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .trees import has_strides
+from .rebound import rebind
+from .trees import CONTAINERS, has_strides
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
-CONTAINERS = (list, dict, set, deque)
 
 turn = threading.RLock()
 """Torch has some things once for all threads: random numbers, a profiler, what tracers replace."""
@@ -29,7 +29,8 @@ turn = threading.RLock()
 def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     """Copy `model` deeply; each module of the copy trains, or not, as the one it was made of.
 
-    Torch's own copies need not: those of torchvision's feature extractors always train.
+    Torch's own copies need not: those of torchvision's feature extractors always train. Hooks that
+    enclose the model enclose the copy.
 
     >>> copy_as_is(nn.ReLU().eval()).training
     False
@@ -37,7 +38,8 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     with turn, warnings.catch_warnings():
         # An exported program has trees of leaves, which torch copies by a class that it deprecated.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        result = copy.deepcopy(model, memo)
+        known = {} if memo is None else memo
+        result = copy.deepcopy(model, known)
     # TorchScript that was frozen has no mode.
     modes = {
         name: vars(part)["training"]
@@ -47,6 +49,8 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     for name, part in result.named_modules(remove_duplicate=False):
         if name in modes:
             part.training = modes[name]
+    for part in result.modules():
+        rebind(part, known)
     return result
 
 

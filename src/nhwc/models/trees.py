@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+CONTAINERS = (list, dict, set, deque)
+
 
 def has_strides(tensor: Tensor) -> bool:
     """Whether strides say where its numbers lie: not of a sparse, a nested or oneDNN's own tensor.

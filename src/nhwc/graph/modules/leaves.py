@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx, jit, nn
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from ...models.rebound import HOOKS
+
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import operator
-import types
 from typing import Any
 
 from torch import fx, nn
 
 from ...errors import InputError, is_out_of_memory
 from ...machine.host_memory import apart
-from ...models.preserve import CONTAINERS, copy_as_is
+from ...models.preserve import copy_as_is
 from ...models.trees import tensors_of
-from ..modules.leaves import HOOKS
 
 
 def check_copies(model: nn.Module) -> None:
@@ -46,8 +43,6 @@ def own_copy(model: nn.Module) -> nn.Module:
                 memo[id(value)] = value.detach().clone()
     try:
         result = copy_as_is(model, memo)
-        for module in result.modules():
-            _rebind(module, memo)
         for module in model.modules():
             _copy_slots(module, memo)
         return result
@@ -60,14 +55,6 @@ def own_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _rebind(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Let functions stored on a copied module enclose the copy: deepcopy copies no functions."""
-    for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
-        for key, function in list(held.items()):
-            if isinstance(function, types.FunctionType):
-                held[key] = _rebound(function, memo)
-
-
 def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
     """Copy the `__slots__` of `module`, too: torch's modules copy only their dictionary."""
     for base in type(module).__mro__:
@@ -75,35 +62,3 @@ def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(module, name) and id(module) in memo:
                 setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
-
-
-def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """The copy of a module or container; a function that holds copies where `value` holds these."""
-    if isinstance(value, (nn.Module, types.FunctionType, *CONTAINERS)) and id(value) in memo:
-        return memo[id(value)]
-    if not isinstance(value, types.FunctionType):
-        return value
-    memo[id(value)] = value  # It may hold itself.
-    cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
-    given = (*(value.__defaults__ or ()), *named.values())
-    enclosed = tuple(_enclosed(cell, memo) for cell in cells)
-    copied = [_rebound(one, memo) for one in given]
-    if all(map(operator.is_, (*enclosed, *copied), (*cells, *given))):
-        return value
-    code, space, name = value.__code__, value.__globals__, value.__name__
-    defaults = tuple(copied[: len(copied) - len(named)])
-    result = types.FunctionType(code, space, name, defaults, enclosed)
-    result.__kwdefaults__ = dict(zip(named, copied[len(defaults) :], strict=True))
-    vars(result).update(vars(value))
-    memo[id(value)] = result
-    return result
-
-
-def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
-    """Return a cell with the copy of what is in `cell`, or `cell` itself."""
-    try:
-        inside = cell.cell_contents
-    except ValueError:  # The cell is not filled yet.
-        return cell
-    copied = _rebound(inside, memo)
-    return cell if copied is inside else types.CellType(copied)

@@ -1,0 +1,57 @@
+"""Functions that a model holds, hooks above all, for a copy of it: deepcopy copies no functions.
+
+A hook may enclose its model, and put there what the model reads. That of a copy must not put it
+into the model that was copied.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import Any
+
+from torch import nn
+
+from .trees import CONTAINERS
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Let functions stored on a copied module enclose the copy."""
+    for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
+        for key, function in list(held.items()):
+            if isinstance(function, types.FunctionType):
+                held[key] = _rebound(function, memo)
+
+
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """The copy of a module or container; a function that holds copies where `value` holds these."""
+    if isinstance(value, (nn.Module, types.FunctionType, *CONTAINERS)) and id(value) in memo:
+        return memo[id(value)]
+    if not isinstance(value, types.FunctionType):
+        return value
+    memo[id(value)] = value  # It may hold itself.
+    cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
+    given = (*(value.__defaults__ or ()), *named.values())
+    enclosed = tuple(_enclosed(cell, memo) for cell in cells)
+    copied = [_rebound(one, memo) for one in given]
+    if all(map(operator.is_, (*enclosed, *copied), (*cells, *given))):
+        return value
+    code, space, name = value.__code__, value.__globals__, value.__name__
+    defaults = tuple(copied[: len(copied) - len(named)])
+    result = types.FunctionType(code, space, name, defaults, enclosed)
+    result.__kwdefaults__ = dict(zip(named, copied[len(defaults) :], strict=True))
+    vars(result).update(vars(value))
+    memo[id(value)] = result
+    return result
+
+
+def _enclosed(cell: types.CellType, memo: dict[int, Any]) -> types.CellType:
+    """Return a cell with the copy of what is in `cell`, or `cell` itself."""
+    try:
+        inside = cell.cell_contents
+    except ValueError:  # The cell is not filled yet.
+        return cell
+    copied = _rebound(inside, memo)
+    return cell if copied is inside else types.CellType(copied)
