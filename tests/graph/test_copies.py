@@ -99,3 +99,37 @@ def test_a_model_that_reads_what_its_hooks_keep_is_optimized():
     assert fast.report.verification.in_float64
     for x in (X, -X, X.repeat(2, 1, 1, 1)):
         torch.testing.assert_close(fast(x), model(x))
+
+
+seen = {}
+
+
+def into_seen(module, given, result):
+    seen["first"] = result
+
+
+class ReadsSeen(nn.Module):
+    """Has a global dict, into which a hook puts what it reads, as backbones of depth models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Conv2d(3, 4, 1)), nn.Conv2d(4, 2, 1)
+        self.body.seen = seen
+        self.body[0].register_forward_hook(into_seen)
+
+    def forward(self, x):
+        self.body(x)
+        return self.head(self.body.seen["first"])
+
+
+@pytest.mark.parametrize("verb", ["fuse", "optimize"])
+@pytest.mark.parametrize("runs", [0, 1])
+@torch.no_grad()
+def test_a_copy_has_the_dict_into_which_its_hooks_write(verb, runs):
+    model = ReadsSeen().eval()
+    seen.clear()
+    for x in [X] * runs:
+        model(x)
+    ours = nhwc.fuse(model) if verb == "fuse" else nhwc.optimize(model, X)
+    for x in (X * 2, -X, X.repeat(2, 1, 1, 1)):
+        torch.testing.assert_close(ours(x), model(x))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .rebound import rebind
+from .rebound import kept_outside, rebind
 from .trees import CONTAINERS, has_strides
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -39,6 +39,7 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
         # An exported program has trees of leaves, which torch copies by a class that it deprecated.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         known = {} if memo is None else memo
+        known |= {id(one): one for part in model.modules() for one in kept_outside(part)}
         result = copy.deepcopy(model, known)
     # TorchScript that was frozen has no mode.
     modes = {

@@ -1,13 +1,15 @@
 """Functions that a model holds, hooks above all, for a copy of it: deepcopy copies no functions.
 
 A hook may enclose its model, and put there what the model reads. That of a copy must not put it
-into the model that was copied.
+into the model that was copied. A hook may as well put it into a global dict, which the model has as
+an attribute; then the copy has that very dict.
 """
 
 from __future__ import annotations
 
 import operator
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -15,6 +17,15 @@ from torch import nn
 from .trees import CONTAINERS
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def kept_outside(module: nn.Module) -> Iterator[Any]:
+    """Yield the global containers that hooks of `module` name: a copy has the same ones."""
+    for hook in [hook for kind in HOOKS for hook in vars(module)[kind].values()]:
+        function = getattr(hook, "__func__", hook)
+        if isinstance(function, types.FunctionType):
+            named = map(function.__globals__.get, function.__code__.co_names)
+            yield from (value for value in named if isinstance(value, CONTAINERS))
 
 
 def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
