@@ -1,8 +1,8 @@
 """Functions that a model holds, hooks above all, for a copy of it: deepcopy copies no functions.
 
 A hook may enclose its model, and put there what the model reads. That of a copy must not put it
-into the model that was copied. A hook may as well put it into a global dict, which the model has as
-an attribute; then the copy has that very dict.
+into the model that was copied. Hooks and `forward` may as well put it into a global dict, which the
+model has as an attribute; then the copy has that very dict.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def kept_outside(module: nn.Module) -> Iterator[Any]:
-    """Yield the global containers that hooks of `module` name: a copy has the same ones."""
-    for hook in [hook for kind in HOOKS for hook in vars(module)[kind].values()]:
-        function = getattr(hook, "__func__", hook)
+    """Yield the global containers that hooks or the `forward` of `module` name."""
+    hooks = [hook for kind in HOOKS for hook in vars(module)[kind].values()]
+    for called in (*hooks, type(module).forward):
+        function = getattr(called, "__func__", called)
         if isinstance(function, types.FunctionType):
             named = map(function.__globals__.get, function.__code__.co_names)
             yield from (value for value in named if isinstance(value, CONTAINERS))
