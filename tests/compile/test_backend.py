@@ -479,6 +479,21 @@ def test_a_first_call_that_fails_is_no_reason_against_a_plan():
         compiled(torch.tensor([0, 4]))
 
 
+class ReturnsItsInputDoubled(Two):
+    def forward(self, x):
+        return super().forward(x), x * 2
+
+
+@torch.no_grad()
+def test_strides_follow_those_of_the_input_where_no_guard_asks_for_them():
+    model = ReturnsItsInputDoubled().eval()
+    unguarded = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+    compiled = torch.compile(model, backend=nhwc.backend(), options=unguarded)
+    x = torch.randn(2, 3, 8, 8)
+    for one in (x, x.to(memory_format=torch.channels_last), x):
+        assert_alike(compiled(one), model(one))
+
+
 class WritesBetween(Two):
     """What it reads first may lie in what it writes to."""
 
