@@ -111,10 +111,14 @@ def test_files_of_other_kinds_are_refused_by_their_kind(tmp_path, name, says):
     ("body", "says"),
     [
         ("import sys; sys.exit(3)", "could not be run: SystemExit: 3"),
-        ("raise ValueError('one\\ntwo')", "could not be run: ValueError: one two"),
+        ("x = 1\nraise ValueError('one\\ntwo')", r"ValueError: one two \(.*broken.py, line 2\)\.$"),
         ("def net(: pass", "could not be run: SyntaxError"),
         ("def net(): raise SystemExit('bye')", "raised SystemExit: bye"),
-        ("def net(): raise ValueError('one\\ntwo')", "raised ValueError: one two"),
+        (
+            "def net():\n    raise ValueError('one\\ntwo')",
+            r"one two \(.*broken.py, line 2\)\. Name",
+        ),
+        ("import torch\ndef net():\n    return torch.nn.Conv2d(3, 8, 3, groups=2)", "line 3"),
         ("def net(size): pass", "missing 1 required positional argument: 'size'. Name a callable"),
         ("def net(): pass", "returned NoneType, not a torch.nn.Module"),
         ("async def net(): pass", "returned coroutine, not a torch.nn.Module"),

@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -88,14 +90,17 @@ def _built(name: str, builder: Callable[..., object]) -> object:
         if is_out_of_memory(error):
             raise
         raise InputError(
-            f"{name} raised {_said(error)}. "
+            f"{name} raised {_said(error, name.rpartition(':')[0])}. "
             "Name a callable that takes no arguments and returns the model."
         ) from error
 
 
-def _said(error: BaseException) -> str:
-    """Kind and words of an error, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+def _said(error: BaseException, file: str | Path = "") -> str:
+    """Kind and words of an error, in one line, and the line of `file` that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(file)]
+    where = f" ({file}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}{where}"
 
 
 def find_builder(name: str) -> Callable[..., object]:
@@ -372,7 +377,7 @@ def _from_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        raise ModelNotFound(f"{path} could not be run: {_said(error)}.") from error
+        raise ModelNotFound(f"{path} could not be run: {_said(error, path)}.") from error
     finally:
         sys.path.remove(beside)
         if beside not in sys.path:
