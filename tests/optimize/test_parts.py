@@ -270,3 +270,40 @@ def test_a_copy_of_the_models_own_code_is_believed_if_it_agrees_unfrozen():
     result = nhwc.optimize(model, x)
     assert not any(parameter.requires_grad for parameter in result.parameters())
     torch.testing.assert_close(result(x), model(x) - 1)
+
+
+class AnotherInFloat64(nn.Module):
+    """The run in float64 is of no use: it computes something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return self.conv(x) if x.dtype is torch.float32 else 3 * self.conv(x)
+
+
+class Chaotic(nn.Module):
+    """Its answer is all rounding: of two right models none is near the other."""
+
+    def forward(self, x):
+        for _ in range(60):
+            x = 3.9 * x * (1 - x)
+        return x
+
+
+@torch.no_grad()
+def test_a_run_in_float64_that_computes_something_else_allows_nothing():
+    model, x = AnotherInFloat64().eval(), torch.randn(2, 3, 8, 8)
+    truth, wrong = observe(model, [(x,)]), lambda x: model(x) + 0.1
+    assert verify(truth, wrong).passed, "ten times an error of everything allows anything"
+    assert not verify_or_parts(truth, model, wrong).passed
+    assert verify_or_parts(truth, model, lambda x: model.conv(x) * (1 + 1e-6)).passed
+    assert nhwc.optimize(model, x).report.verification.passed
+
+
+@torch.no_grad()
+def test_what_is_all_rounding_is_not_held_against_its_own():
+    model, x = Chaotic().eval(), torch.rand(2, 3, 8, 8)
+    truth = observe(model, [(x,)])
+    assert verify_or_parts(truth, model, lambda x: model(x * (1 + 1e-7))).passed

@@ -33,8 +33,9 @@ from ..passes.sizes import for_sizes
 from ..plan import Plan, make_plan
 from ..plan.ledger import Ledger
 from ..shown import shown
-from ..verify import decides, observe, verify
+from ..verify import observe, verify
 from ..verify.decided import verify_decided
+from ..verify.luck import proves_nothing
 from ..version import __version__
 from .budget import Budget, OverBudget
 from .container import damaged, read, write
@@ -403,7 +404,7 @@ def _plan_that_agrees(
                 return plan
             truth = observe(graph, [inputs]) if truth.exact is None else truth
             found = verify(truth, plan.program)
-            if found.passed and not (found.astray and decides(graph, inputs)):
+            if found.passed and not proves_nothing(found, truth, graph):
                 return plan
             apart = verify_decided(truth, graph, plan.program)
             if apart and apart.passed:
