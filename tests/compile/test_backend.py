@@ -329,6 +329,20 @@ def test_a_layer_has_the_users_name():
     assert [layer.name for layer in plan.layers] == ["0_first", "0_last"]
 
 
+class Gates(Two):
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y * (y > 0))
+
+
+def test_what_decides_between_layers_leaves_these_in_the_plan():
+    backend = nhwc.backend()
+    with torch.no_grad():
+        torch.compile(Gates().eval(), backend=backend)(torch.randn(2, 3, 8, 8))
+    [plan] = backend.graphs[0].reports[0].plans
+    assert {"first", "last"} <= {layer.name for layer in plan.layers}
+
+
 def test_weights_are_those_of_now():
     model, backend = Two().eval(), nhwc.backend()
     compiled = torch.compile(model, backend=backend)
