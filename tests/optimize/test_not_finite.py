@@ -235,3 +235,8 @@ def test_trials_have_zeros_and_denormal_numbers_and_nan_is_in_the_first_picture(
     assert not list(lost_nans(before, {**before, "a": torch.tensor([nan, nan, torch.inf])}))
     (check,) = lost_nans(before, {**before, "a": torch.tensor([nan, nan, 0.0])})
     assert check.reason.startswith("1 of 3 numbers")
+    eights = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    for dtype in eights:
+        table = {"a": torch.tensor([nan, 1.0]).to(dtype)}
+        assert not list(lost_nans(table, table))
+        assert list(lost_nans(table, {"a": torch.ones(2).to(dtype)}))
