@@ -125,8 +125,9 @@ class Trainer:
                 self.average.module.load_state_dict(state["state_dict"])
             if self.step.scaler.is_enabled() and state["scaler"]:
                 self.step.scaler.load_state_dict(state["scaler"])
+            self.epoch, self.batch = state["epoch"], state["batch"]
             self.meter = self._new_meter()
-            self.meter.restore(state["meter"], state["batch"])
+            self.meter.restore(state["meter"], self.batch)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -135,7 +136,6 @@ class Trainer:
                 f"{name} does not fit this model and optimizer: {first} Resume with those that it "
                 "was saved from."
             ) from error
-        self.epoch, self.batch = state["epoch"], state["batch"]
         self.points = [Point(**point) for point in state["points"]]
 
     def result(self, *, stopped: bool) -> Training:
