@@ -85,6 +85,22 @@ def matched(y):
             return y * 2
 
 
+def matched_shape(y):
+    match y.shape:
+        case (2, *_):
+            return y * 2
+        case _:
+            return y * 3
+
+
+def matched_value(y):
+    match y:
+        case [first, *_]:
+            return first
+        case _:
+            return y * 2
+
+
 def marked(y):
     y.mark = 1
     return y * y.mark
@@ -104,6 +120,8 @@ QUESTIONS = {
     "try key": try_key,
     "try to loop": try_to_loop,
     "match": matched,
+    "match shape": matched_shape,
+    "match value": matched_value,
     "isinstance": lambda y: y * 2 if isinstance(y, Tensor) else y * 3,
     "isinstance tuple": lambda y: y[0] if isinstance(y, tuple | list) else y * 3,
     "isinstance Mapping": lambda y: y["a"] if isinstance(y, collections.abc.Mapping) else y * 3,
@@ -124,6 +142,7 @@ QUESTIONS = {
     "in": lambda y: y * 2 if 7.5 in y else y * 3,
     "dtype is": lambda y: y * 2 if y.dtype is torch.float32 else y * 3,
     "grad": lambda y: y * 2 if y.grad is None else y * 3,
+    "same id": lambda y: y * 2 if id(y) == id(y.contiguous()) else y * 3,
     "same": lambda y: y * 2 if y is y.contiguous() else y * 3,
     "text": lambda y: y * 2 if f"{y}".startswith("tensor") else y * 3,
     "bool": lambda y: y * 2 if y.numel() else y * 3,

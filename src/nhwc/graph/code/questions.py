@@ -1,9 +1,9 @@
 """Find questions in code that a traced value cannot answer as the real value would.
 
-No class can define the answer to `type(x)`, `callable(x)` or `x is None`. A traced value gives its
-own, and the code silently takes one branch. So this file searches the bytecode for such questions
-before it is traced. It also finds two things that a graph does not show: errors that the code
-catches, and a precision that it sets for some calls.
+No class can define the answer to `type(x)`, `callable(x)`, `x is None` or `case [y, z]`. A traced
+value gives its own, and the code silently takes one branch. So this file searches the bytecode for
+such questions before it is traced. It also finds two things that a graph does not show: errors that
+the code catches, and a precision that it sets for some calls.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import nn
 from ...operators.kinds import SHAPE_ATTRIBUTES
 from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in, takes_module
 
-_BUILTINS = {"type": type, "callable": callable}
+_BUILTINS = {"type": type, "callable": callable, "id": id}
 _SHORT = 100
 """A function is taken for a helper like `exists(x)` if it has fewer bytes of code than this."""
 
+_MATCHING = ("MATCH_SEQUENCE", "MATCH_MAPPING")
 _CATCHING = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
 _SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "NOP", "NOT_TAKEN")
 
@@ -107,7 +108,8 @@ def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -
         steps = _steps(inner)
         own = code.co_varnames[0] if method and code.co_varnames else ""
         for place, step in enumerate(steps):
-            if _loads_builtin(step, names) and not _names(steps, place + 1, own):
+            asks = _loads_builtin(step, names) and not _names(steps, place + 1, own)
+            if asks or step.opname in _MATCHING:
                 reason = f"it asks for the type of a value ({_place(inner)})"
             elif step.opname == "IS_OP" and not _loads(steps[place - 1], None):
                 if _compares_values(steps[:place]):
