@@ -1,7 +1,15 @@
 """What a forward writes outside of its modules: no graph would do it, and no trace may leave it."""
 
+import copy
+import dataclasses
+import functools
+import itertools
+import random
+import threading
+import types
 from collections import deque
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -224,3 +232,157 @@ def test_what_each_call_leaves_outside_is_left_by_a_call(monkeypatch):
     before = Net.calls
     optimized(x)
     assert Net.calls == before + 1
+
+
+@dataclasses.dataclass
+class Count:
+    number: float = 1.0
+
+    def next(self):
+        self.number += 1
+        return self.number
+
+
+class Slotted:
+    __slots__ = ("number", "unset")
+
+    def __init__(self):
+        self.number = 1.0
+
+
+class Running:
+    """Keeps a mean of what it has seen, as code around a video does."""
+
+    def __init__(self):
+        self.mean = torch.zeros(())
+
+    def __call__(self, x):
+        self.mean = self.mean + x.mean()
+        return x - self.mean
+
+
+def bump(numbers, x):
+    numbers[0] += 1
+    return x * numbers[0]
+
+
+def _adds(self, y):
+    self.held.number += 1
+    return y * self.held.number
+
+
+def _first(self, y):
+    self.held[0] += 1
+    return y * float(self.held[0])
+
+
+def _in_a_list(self, y):
+    self.held[0].add_(1)
+    return y * self.held[0]
+
+
+def _through_numpy(self, y):
+    self.held.numpy()[...] *= 2
+    return y * self.held
+
+
+def _in_a_tuple(self, y):
+    self.held[1].append(1)
+    return y * len(self.held[1])
+
+
+REMEMBERED = {
+    "namespace": (lambda: types.SimpleNamespace(number=1.0), _adds),
+    "dataclass": (Count, _adds),
+    "slots": (Slotted, _adds),
+    "object": (Running, lambda self, y: self.held(y)),
+    "method": (lambda: Count().next, lambda self, y: y * self.held()),
+    "partial": (lambda: functools.partial(bump, [1.0]), lambda self, y: self.held(y)),
+    "tuple": (lambda: (0, [1]), _in_a_tuple),
+    "array": (lambda: numpy.ones(2), _first),
+    "bytes": (lambda: bytearray(b"ab"), _first),
+    "tensor": (lambda: torch.ones(3), _first),
+    "tensor in a list": (lambda: [torch.ones(())], _in_a_list),
+    "tensor by numpy": (lambda: torch.ones(()), _through_numpy),
+    "Python's generator": (lambda: random.Random(0), lambda self, y: y * self.held.random()),
+    "numpy's": (lambda: numpy.random.default_rng(0), lambda self, y: y * self.held.random()),
+    "torch's": (
+        lambda: torch.Generator().manual_seed(0),
+        lambda self, y: y * torch.rand((), generator=self.held),
+    ),
+    "count": (lambda: itertools.cycle([1.0, 2.0, 3.0]), lambda self, y: y * next(self.held)),
+}
+
+
+class Remembers(Net):
+    def __init__(self, name):
+        super().__init__()
+        make, self.way = REMEMBERED[name]
+        self.held = make()
+
+    def forward(self, x):
+        return self.way(self, self.conv(x))
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+@pytest.mark.parametrize("inside", [False, True], ids=["whole", "part"])
+def test_what_one_call_leaves_for_the_next_in_whatever_it_holds(name, inside):
+    net = Remembers(name).eval()
+    net = nn.Sequential(net, nn.ReLU()) if inside else net
+    fused, other = nhwc.fuse(net), copy.deepcopy(net)
+    assert [part.path for part in fused.report.opaque] == ["0" if inside else ""]
+    for x in (torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8), torch.rand(2, 3, 4, 9)):
+        torch.testing.assert_close(fused(x), other(x))
+
+
+class HoldsWhatItReads(Net):
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.count = types.SimpleNamespace(scale=2.0, inner=[Count()]), Count()
+        self.table, self.grid = numpy.ones(2), (torch.ones(8, 1, 1), [self.count])
+
+    def forward(self, x):
+        scale = self.sizes.scale * self.sizes.inner[0].number * float(self.table[0])
+        return self.conv(x) * scale + self.grid[0] * self.grid[1][0].number
+
+
+def test_what_is_only_read_of_whatever_it_holds_is_traced():
+    net, x = HoldsWhatItReads().eval(), torch.rand(1, 3, 8, 8)
+    fused = nhwc.fuse(net)
+    assert fused.report.opaque == ()
+    torch.testing.assert_close(fused(x), net(x))
+
+
+COUNT, LOCAL, SUM = Count(), threading.local(), torch.zeros(())
+LOCAL.number = 1.0
+
+
+class CountsInAGlobal(Net):
+    def forward(self, x):
+        return self.conv(x) * COUNT.next()
+
+
+class CountsInAThread(Net):
+    def forward(self, x):
+        LOCAL.number += 1
+        return self.conv(x) * LOCAL.number
+
+
+class AddsToAGlobal(Net):
+    def forward(self, x):
+        SUM.add_(1)
+        return self.conv(x) * SUM
+
+
+@pytest.mark.parametrize("kind", [CountsInAGlobal, CountsInAThread, AddsToAGlobal])
+def test_an_object_outside_is_left_as_it_was_and_its_writer_called(kind):
+    net, x = kind().eval(), torch.rand(1, 3, 8, 8)
+    fused = nhwc.fuse(net)
+    assert "lies outside of it" in fused.report.opaque[0].reason
+    assert (COUNT.number, LOCAL.number, SUM.item()) == (1, 1, 0)
+    conv = nn.functional.conv2d(x, net.conv.weight, net.conv.bias)
+    first, second = (1, 2) if kind is AddsToAGlobal else (2, 3)
+    torch.testing.assert_close(fused(x), conv * first)
+    torch.testing.assert_close(fused(x), conv * second)
+    COUNT.number = LOCAL.number = 1.0
+    SUM.zero_()

@@ -1,28 +1,39 @@
-"""What attributes and variables held: values, and copies of the containers among them."""
+"""What attributes and variables held: values, and copies of what can be changed in place."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import random
+import sys
+import threading
+import types
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+import numpy
+import torch
+from torch import Tensor, nn
+
 from .preserve import refill
-from .trees import CONTAINERS
+from .trees import CONTAINERS, has_strides
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A container, and a copy of its contents, of those of the containers in it as well."""
+    """A container, an object, an array or a generator, and a copy of what it held."""
 
     container: Any
     kept: Any
 
 
 def with_contents(value: Any, known: set[int] | None = None) -> Any:
-    """`value`, or the `Contents` of a container; not of one that is `known` by its `id`."""
+    """`value`, or the `Contents` of what code can change; not of what is `known` by its `id`."""
     known = set() if known is None else known
-    if not isinstance(value, CONTAINERS) or id(value) in known:
+    if isinstance(value, _PLAIN) or id(value) in known:
         return value
     known.add(id(value))
     if isinstance(value, set):
@@ -31,7 +42,22 @@ def with_contents(value: Any, known: set[int] | None = None) -> Any:
     if isinstance(value, dict):
         items = dict.items(value)
         return Contents(value, {key: with_contents(held, known) for key, held in items})
-    return Contents(value, [with_contents(held, known) for held in value])
+    if isinstance(value, CONTAINERS):
+        return Contents(value, [with_contents(held, known) for held in value])
+    inside = _fixed_in(value)
+    if inside:
+        kept = [with_contents(held, known) for held in inside]
+        return Contents(value, kept) if any(isinstance(one, Contents) for one in kept) else value
+    if _is_object(value):
+        fields = _fields_of(value).items()
+        return Contents(value, {key: with_contents(held, known) for key, held in fields})
+    numbers = _numbers_of(value)
+    return value if numbers is None else Contents(value, copy.deepcopy(numbers))
+
+
+def itself(old: Any) -> Any:
+    """The value itself of which `with_contents` told."""
+    return old.container if isinstance(old, Contents) else old
 
 
 def is_as(value: Any, old: Any) -> bool:
@@ -42,8 +68,16 @@ def is_as(value: Any, old: Any) -> bool:
     """
     if not isinstance(old, Contents):
         return _alike(value, old)
-    known = value is old.container or type(value) is type(old.container)
-    return known and _hold_alike(value, old.kept)
+    if isinstance(old.container, (tuple, *CONTAINERS)):
+        known = value is old.container or type(value) is type(old.container)
+        return known and _hold_alike(value, old.kept)
+    if value is not old.container:
+        return False
+    if inside := _fixed_in(value):
+        return _hold_alike(inside, old.kept)
+    if _is_object(value):
+        return _hold_alike(_fields_of(value), old.kept)
+    return _equal(_numbers_of(value), old.kept)
 
 
 def _alike(value: Any, other: Any) -> bool:
@@ -80,5 +114,109 @@ def put_back(old: Any) -> Any:
             kept = {key: put_back(held) for key, held in kept.items()}
         elif isinstance(kept, list):
             kept = [*map(put_back, kept)]
-        refill(old.container, kept)
+        if isinstance(old.container, CONTAINERS):
+            refill(old.container, kept)
+        elif _is_object(old.container):
+            _set_fields(old.container, kept)
+        elif not _fixed_in(old.container):
+            _set_numbers(old.container, kept)
     return old.container
+
+
+def _fixed_in(value: Any) -> tuple[Any, ...]:
+    """What lies in something that cannot be changed itself: a tuple, or a function with arguments.
+
+    >>> _fixed_in(functools.partial(max, [1], key=len))
+    (([1],), {'key': <built-in function len>})
+    """
+    match value:
+        case tuple():
+            return value
+        case functools.partial():
+            return value.args, value.keywords
+        case types.MethodType():
+            return (value.__self__,)
+    return ()
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of a class that no library keeps for itself, and is no module."""
+    kind = type(value)
+    if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, Enum)):
+        return False
+    home = kind.__module__.partition(".")[0]
+    return issubclass(kind, _OPEN) or home not in _LIBRARIES
+
+
+_OPEN = (types.SimpleNamespace, threading.local)
+_LIBRARIES = {"torch", "numpy", "nhwc", *sys.stdlib_module_names}
+
+
+def _slots_of(value: Any) -> list[str]:
+    """The attributes that an object of the user's has besides those in its `__dict__`."""
+    if isinstance(value, _OPEN):
+        return []
+    kinds = type(value).__mro__
+    members = [one for kind in kinds for one in vars(kind).items()]
+    return [name for name, one in members if isinstance(one, types.MemberDescriptorType)]
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    slots = {name: getattr(value, name) for name in _slots_of(value) if hasattr(value, name)}
+    return slots | getattr(value, "__dict__", {})
+
+
+def _set_fields(value: Any, fields: dict[str, Any]) -> None:
+    slots = _slots_of(value)
+    if hasattr(value, "__dict__"):
+        refill(vars(value), {name: one for name, one in fields.items() if name not in slots})
+    for name in slots:
+        if name in fields:
+            object.__setattr__(value, name, fields[name])
+        elif hasattr(value, name):
+            object.__delattr__(value, name)
+
+
+def _numbers_of(value: Any) -> Any:
+    """What code may change in a tensor, an array or a random generator; None of anything else."""
+    if type(value) is Tensor:
+        known = has_strides(value) and not value.is_meta and not value.is_inference()
+        return value.detach() if known else None
+    if type(value) is torch.Generator:
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if type(value).__module__ == "numpy.random._generator":
+        return value.bit_generator.state
+    return value if type(value) is numpy.ndarray else None
+
+
+def _set_numbers(value: Any, numbers: Any) -> None:
+    match value:
+        case Tensor() if value.shape == numbers.shape:
+            with torch.no_grad():
+                value.copy_(numbers)
+        case Tensor():
+            value.data = numbers.clone()
+        case torch.Generator():
+            value.set_state(numbers)
+        case random.Random():
+            value.setstate(numbers)
+        case bytearray():
+            value[:] = numbers
+        case numpy.ndarray():
+            value[...] = numbers
+        case _:
+            value.bit_generator.state = numbers
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return torch.equal(one, other) or bool(((one == other) | (one != one)).all())
+    if isinstance(one, numpy.ndarray):
+        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
+    return repr(one) == repr(other)

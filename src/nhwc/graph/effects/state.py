@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ...models.contents import is_as, put_back, with_contents
+from ...models.contents import is_as, itself, put_back, with_contents
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
 from ..nodes.names import CONSTANT
@@ -69,8 +69,8 @@ class State:
             if key.startswith(CONSTANT) or key in _SLOTS:
                 continue
             old = before.get(key, self)
-            if isinstance(old, Tensor) and _is_converted(value, part, key):
-                vars(part)[key] = old
+            if isinstance(itself(old), Tensor) and _is_converted(value, part, key):
+                vars(part)[key] = itself(old)
             elif not is_as(value, old):
                 found.append(key)
         return [*found, *sorted({*before} - {*vars(part)})]
@@ -121,8 +121,9 @@ _USUAL = (Tensor, nn.Parameter)
 
 
 def _copied(module: nn.Module) -> dict[str, Any]:
-    """Copy the attributes of a module, with the contents of the containers among them."""
-    return {key: with_contents(value) for key, value in vars(module).items()}
+    """The attributes of a module, with the contents of those among them that hold others."""
+    kept = {key: with_contents(value) for key, value in vars(module).items() if key not in _SLOTS}
+    return kept | dict.fromkeys(_SLOTS)
 
 
 def _is_converted(value: Any, part: nn.Module, key: str) -> bool:

@@ -71,6 +71,9 @@ def opaque_by_nature(module: nn.Module) -> str | None:
         return "it is a TorchScript module"
     if any(vars(module).get(kind) for kind in HOOKS):
         return _HOOKED
+    for name, value in vars(module).items():
+        if hasattr(type(value), "__next__"):
+            return f"it keeps an iterator, self.{name}, of which nobody can tell how far it is"
     return None
 
 
