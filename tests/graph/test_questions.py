@@ -241,8 +241,18 @@ class Tool:
     def __getitem__(self, y):
         return y * 2 if type(y) is Tensor else y * 3
 
+    def is_plain(self, y):
+        return type(y) is Tensor
 
-TABLE = {"tool": by_type}
+    @staticmethod
+    def is_same(y, z):
+        return y is z
+
+    def masked(self, y, mask):
+        return y if mask is None else y * mask
+
+
+TABLE = {"tool": by_type, "plain": lambda y: type(y) is Tensor}
 TOOL = Tool()
 
 
@@ -266,10 +276,30 @@ CALLED = {
 }
 
 
+ANSWERED = {
+    "method": lambda self, y: y * 2 if TOOL.is_plain(y) else y * 3,
+    "method of what it holds": lambda self, y: y * 2 if self.tool.is_plain(y) else y * 3,
+    "method that is listed": lambda self, y: y * 2 if self.tools[0](y) else y * 3,
+    "static method": lambda self, y: y * 2 if Tool.is_same(y, y.contiguous()) else y * 3,
+    "made in the call": lambda self, y: y * 2 if Tool().is_plain(y) else y * 3,
+    "table": lambda self, y: y * 2 if TABLE["plain"](y) else y * 3,
+    "each": lambda self, y: y * 2 if all(map(TOOL.is_plain, [y])) else y * 3,
+}
+
+
+@pytest.mark.parametrize("way", ANSWERED)
+def test_so_does_a_helper_that_only_answers(way):
+    model = Calls(ANSWERED[way]).eval()
+    fused = fuse(model)
+    assert "it asks " in fused.report.opaque[0].reason
+    torch.testing.assert_close(outputs(fused, (X,)), outputs(model, (X,)))
+
+
 class Calls(nn.Module):
     def __init__(self, way):
         super().__init__()
         self.conv, self.way = nn.Conv2d(3, 3, 1), way
+        self.tool, self.tools = TOOL, [TOOL.is_plain]
 
     def forward(self, x):
         return self.way(self, self.conv(x))
@@ -423,9 +453,77 @@ class Masked(nn.Module):
         return x if mask is None else x * mask
 
 
-@pytest.mark.parametrize("mask", [None, torch.tensor(2.0)])
-def test_an_argument_may_be_none(mask):
-    model = Masked().eval()
+class MaskedBehind(Masked):
+    def forward(self, x, mask):
+        return self.first(self.conv(x), (mask,))
+
+    def first(self, x, masks):
+        return self.second(x, masks[0])
+
+    def second(self, x, mask):
+        return x if mask is None else x * mask
+
+
+class MaskedByAnotherName(Masked):
+    def forward(self, x, mask):
+        known = mask
+        return self.conv(x) * 2 if known is None else self.conv(x)
+
+
+def multiplied(x, mask):
+    for _ in range(3):
+        x = x * 1 + 0
+    for _ in range(3):
+        x = x + 1 - 1
+    return x if mask is None else x * mask
+
+
+class MaskedByHelper(Masked):
+    def forward(self, x, mask):
+        return multiplied(self.conv(x), mask)
+
+
+class MaskedByObject(Masked):
+    def forward(self, x, mask):
+        return TOOL.masked(self.conv(x), mask)
+
+
+class MaskedInItsPart(Masked):
+    def __init__(self):
+        super().__init__()
+        self.part = MaskedBehind()
+
+    def forward(self, x, mask):
+        return self.part(self.conv(x), mask)
+
+
+class Gated(nn.Module):
+    """Gives a part what it was given itself, which may be None."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Masked()
+
+    def forward(self, x, mask):
+        return self.part(x, mask)
+
+
+def test_a_part_that_asks_its_argument_for_none_is_told_so():
+    (part,) = fuse(Gated().eval()).report.opaque
+    assert part.path == "part"
+    assert part.reason == "it asks whether its argument mask is None"
+
+
+MASKED = [
+    *(Masked, MaskedBehind, MaskedByAnotherName, MaskedByHelper, MaskedByObject, MaskedInItsPart),
+]
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor(2.0)], ids=["none", "mask"])
+@pytest.mark.parametrize("kind", MASKED)
+def test_an_argument_may_be_none(kind, mask):
+    model = kind().eval()
+    assert " is None" in fuse(model).report.opaque[0].reason
     torch.testing.assert_close(outputs(fuse(model), (X, mask)), outputs(model, (X, mask)))
 
 
@@ -502,11 +600,31 @@ class InFull(InHalf):
             return self.conv(x.float())
 
 
-@pytest.mark.parametrize("kind", [Careful, InHalf, InFull])
+class ByType(InHalf):
+    def forward(self, x):
+        return self.conv(x) * torch.ones(3, 1, 1).type(x.dtype)
+
+
+class ByClass(InHalf):
+    def forward(self, x):
+        return self.conv(x).type(torch.FloatTensor)
+
+
+HIDDEN = {
+    Careful: "it catches errors, which a graph would not",
+    InHalf: "it runs parts in another precision, or with gradients",
+    InFull: "it sets autocast while it runs",
+    ByType: "it gives a tensor of its own the type of a traced value",
+    ByClass: "it names a type by a class of torch's, which generated code cannot say",
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
 def test_what_no_graph_shows_stays_code(kind):
     model = kind().eval()
     fused = fuse(model)
-    assert fused.report.opaque
+    reasons = [part.reason.partition(" (test_questions.py:")[0] for part in fused.report.opaque]
+    assert HIDDEN[kind] in reasons
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind is InFull):
         ours, theirs = outputs(fused, (X,)), outputs(model, (X,))
     assert ours.dtype == theirs.dtype

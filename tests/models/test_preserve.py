@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,12 +26,14 @@ class Writes(nn.Module):
         super().__init__()
         self.conv, self.rows = nn.Conv2d(3, 8, 3), nn.Embedding(4, 8, max_norm=0.1)
         self.seen, self.last = [0], deque([1], maxlen=3)
+        self.count = SimpleNamespace(calls=0)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.conv.weight.clamp_(-0.01, 0.01)
         self.seen.append(1)
         self.last.append(2)
+        self.count.calls += 1
         return self.conv(x) + self.rows(torch.tensor([1, 2])).sum(0)[:, None, None]
 
 
@@ -40,6 +46,7 @@ def test_what_a_forward_writes_is_put_back(verb: object) -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
     assert model.seen == [0]
     assert list(model.last) == [1]
+    assert model.count.calls == 0
 
 
 class Kept(nn.Linear):
@@ -48,13 +55,17 @@ class Kept(nn.Linear):
         self.weight.grad = torch.ones(2, 2)
         self.by_name = {"a": 1, "b": 2}
         self.nested = {"seen": [[]], "last": ([torch.zeros(2)],)}
+        self.count, self.draws = SimpleNamespace(calls=[0]), random.Random(0)
+        self.table, self.bytes = numpy.zeros(2), bytearray(2)
+        self.add = partial(list.append, [])
 
     def facts(self) -> list[object]:
         grad = self.weight.grad
         assert grad is not None
         nested = repr(self.nested)
         names = [*self.by_name.items()]
-        return [self.weight.requires_grad, place_of(grad), grad.tolist(), names, nested]
+        held = repr((self.count, self.draws.getstate(), self.table, self.bytes, self.add))
+        return [self.weight.requires_grad, place_of(grad), grad.tolist(), names, nested, held]
 
 
 CHANGES: dict[str, Callable[[Kept], object]] = {
@@ -65,6 +76,12 @@ CHANGES: dict[str, Callable[[Kept], object]] = {
     "a list in a dict grows": lambda net: net.nested["seen"].append(1),
     "a list in a tuple is another": lambda net: net.nested["last"][0].clear(),
     "a tensor in a list is written": lambda net: net.nested["last"][0][0].add_(1),
+    "a namespace gets an attribute": lambda net: setattr(net.count, "last", 1),
+    "a list in a namespace grows": lambda net: net.count.calls.append(1),
+    "an argument of a partial grows": lambda net: net.add(1),
+    "a generator is asked": lambda net: net.draws.random(),
+    "an array is written": lambda net: net.table.fill(1),
+    "bytes are written": lambda net: net.bytes.extend(b"a"),
     "a dict has another order": lambda net: net.by_name.update(a=net.by_name.pop("a")),
 }
 

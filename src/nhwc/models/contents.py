@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
 import sys
 import threading
 import types
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -16,7 +19,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from .preserve import refill
 from .trees import CONTAINERS, has_strides
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -30,8 +32,14 @@ class Contents:
     kept: Any
 
 
-def with_contents(value: Any, known: set[int] | None = None) -> Any:
-    """`value`, or the `Contents` of what code can change; not of what is `known` by its `id`."""
+def with_contents(
+    value: Any, known: set[int] | None = None, homes: Collection[str] | None = None
+) -> Any:
+    """`value`, or the `Contents` of what code can change; not of what is `known` by its `id`.
+
+    Objects of classes that are not at home in `homes`, if given, are taken for what no call
+    changes: a trainer that a model knows would lead to all data there is.
+    """
     known = set() if known is None else known
     if isinstance(value, _PLAIN) or id(value) in known:
         return value
@@ -41,16 +49,18 @@ def with_contents(value: Any, known: set[int] | None = None) -> Any:
     # A registry of the user's may have a `values` and a `get` of its own, which do something else.
     if isinstance(value, dict):
         items = dict.items(value)
-        return Contents(value, {key: with_contents(held, known) for key, held in items})
+        return Contents(value, {key: with_contents(held, known, homes) for key, held in items})
     if isinstance(value, CONTAINERS):
-        return Contents(value, [with_contents(held, known) for held in value])
+        return Contents(value, [with_contents(held, known, homes) for held in value])
     inside = _fixed_in(value)
     if inside:
-        kept = [with_contents(held, known) for held in inside]
+        kept = [with_contents(held, known, homes) for held in inside]
         return Contents(value, kept) if any(isinstance(one, Contents) for one in kept) else value
-    if _is_object(value):
-        fields = _fields_of(value).items()
-        return Contents(value, {key: with_contents(held, known) for key, held in fields})
+    if is_object(value):
+        if homes is not None and not isinstance(value, _OPEN) and home_of(value) not in homes:
+            return value
+        fields = fields_of(value).items()
+        return Contents(value, {key: with_contents(held, known, homes) for key, held in fields})
     numbers = _numbers_of(value)
     return value if numbers is None else Contents(value, copy.deepcopy(numbers))
 
@@ -75,8 +85,8 @@ def is_as(value: Any, old: Any) -> bool:
         return False
     if inside := _fixed_in(value):
         return _hold_alike(inside, old.kept)
-    if _is_object(value):
-        return _hold_alike(_fields_of(value), old.kept)
+    if is_object(value):
+        return _hold_alike(fields_of(value), old.kept)
     return _equal(_numbers_of(value), old.kept)
 
 
@@ -98,7 +108,8 @@ def _hold_alike(value: Any, other: Any) -> bool:
     if len(value) != len(other):
         return False
     if isinstance(value, dict):
-        return all(_alike(dict.get(value, key, is_as), held) for key, held in other.items())
+        same = list(value) == list(other)
+        return same and all(_alike(dict.get(value, key), held) for key, held in other.items())
     if isinstance(value, set):
         return bool(value == other)
     return all(map(_alike, value, other))
@@ -116,11 +127,17 @@ def put_back(old: Any) -> Any:
             kept = [*map(put_back, kept)]
         if isinstance(old.container, CONTAINERS):
             refill(old.container, kept)
-        elif _is_object(old.container):
+        elif is_object(old.container):
             _set_fields(old.container, kept)
         elif not _fixed_in(old.container):
             _set_numbers(old.container, kept)
     return old.container
+
+
+def refill(container: Any, kept: Any) -> None:
+    """Let one of `CONTAINERS` hold what its copy `kept` holds."""
+    container.clear()
+    container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
 
 
 def _fixed_in(value: Any) -> tuple[Any, ...]:
@@ -139,17 +156,21 @@ def _fixed_in(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
     """Whether it is an object of a class that no library keeps for itself, and is no module."""
     kind = type(value)
     if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, Enum)):
         return False
-    home = kind.__module__.partition(".")[0]
-    return issubclass(kind, _OPEN) or home not in _LIBRARIES
+    return issubclass(kind, _OPEN) or home_of(value) not in LIBRARIES
+
+
+def home_of(value: Any) -> str:
+    """The package that the class of `value` belongs to."""
+    return type(value).__module__.partition(".")[0]
 
 
 _OPEN = (types.SimpleNamespace, threading.local)
-_LIBRARIES = {"torch", "numpy", "nhwc", *sys.stdlib_module_names}
+LIBRARIES = {"torch", "numpy", "nhwc", *sys.stdlib_module_names}
 
 
 def _slots_of(value: Any) -> list[str]:
@@ -161,20 +182,34 @@ def _slots_of(value: Any) -> list[str]:
     return [name for name, one in members if isinstance(one, types.MemberDescriptorType)]
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
-    slots = {name: getattr(value, name) for name in _slots_of(value) if hasattr(value, name)}
-    return slots | getattr(value, "__dict__", {})
+def fields_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, without asking its own `__getattribute__`."""
+    slots = {}
+    for name in _slots_of(value):
+        with contextlib.suppress(AttributeError):  # It is not set.
+            slots[name] = object.__getattribute__(value, name)
+    return slots | _dict_of(value)
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, _OPEN):
+        return vars(value)
+    try:
+        held: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held
 
 
 def _set_fields(value: Any, fields: dict[str, Any]) -> None:
     slots = _slots_of(value)
-    if hasattr(value, "__dict__"):
-        refill(vars(value), {name: one for name, one in fields.items() if name not in slots})
+    refill(_dict_of(value), {name: one for name, one in fields.items() if name not in slots})
     for name in slots:
         if name in fields:
             object.__setattr__(value, name, fields[name])
-        elif hasattr(value, name):
-            object.__delattr__(value, name)
+        else:
+            with contextlib.suppress(AttributeError):
+                object.__delattr__(value, name)
 
 
 def _numbers_of(value: Any) -> Any:

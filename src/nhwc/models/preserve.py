@@ -8,7 +8,6 @@ import random
 import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .contents import home_of, put_back, with_contents
 from .rebound import kept_outside, rebind
-from .trees import CONTAINERS, has_strides
+from .trees import has_strides
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Restore = Callable[[], None]
@@ -86,22 +86,16 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
         # Sparse tensors have no `nbytes`.
         if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
             restores += map(_remember_data, parameters)
-        empty: list[Any] = []
         known = {id(tensor) for tensor in (*parameters, *model.buffers())}
-        for module in model.modules():
-            for value in _within(vars(module), known):
-                if isinstance(value, CONTAINERS) and not value:
-                    # Most containers of a module are empty: they are for hooks.
-                    empty.append(value)
-                else:
-                    restores.append(_remember_contents(value))
+        homes = {home_of(module) for module in model.modules()}
+        held = [with_contents(vars(module), known, homes) for module in model.modules()]
         devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
         try:
             with undrawn(devices):
                 yield
         finally:
-            for container in empty:
-                container.clear()
+            for one in held:
+                put_back(one)
             for restore in reversed(restores):
                 restore()
 
@@ -208,44 +202,6 @@ def _stored(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.is_nested:
         return tuple(tensor.unbind())
     return (tensor.to_dense() if tensor.is_mkldnn else tensor,)
-
-
-def _within(value: Any, known: set[int]) -> Iterator[Any]:
-    """Yield a tensor or container, and those within it, but for what is `known` by its `id`."""
-    if not isinstance(value, (Tensor, tuple, *CONTAINERS)) or id(value) in known:
-        return
-    known.add(id(value))
-    yield value
-    if not isinstance(value, Tensor):
-        for item in dict.values(value) if isinstance(value, dict) else value:
-            yield from _within(item, known)
-
-
-def _remember_contents(value: Any) -> _Restore:
-    """Remember what a list, dict, set or tensor on a module holds: `forward` may change that."""
-    if isinstance(value, Tensor):
-        return _nothing if isinstance(value, nn.Parameter) else _remember_data(value)
-    if not isinstance(value, CONTAINERS):
-        return _nothing
-    kept = value.copy()
-
-    def restore() -> None:
-        if isinstance(value, (list, deque)) or not _same(value, kept):
-            refill(value, kept)
-
-    return restore
-
-
-def refill(container: Any, kept: Any) -> None:
-    """Let one of `CONTAINERS` hold what its copy `kept` holds."""
-    container.clear()
-    container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
-
-
-def _same(value: dict | set, kept: object) -> bool:
-    if isinstance(value, dict) and isinstance(kept, dict):
-        return list(value) == list(kept) and all(value[key] is kept[key] for key in kept)
-    return value == kept
 
 
 def _nothing() -> None:

@@ -17,7 +17,15 @@ from typing import Any
 from torch import nn
 
 from ...operators.kinds import SHAPE_ATTRIBUTES
-from .reached import codes_in, functions_of, is_of_torch, methods_of, names_in, takes_module
+from .reached import (
+    codes_in,
+    functions_behind,
+    functions_of,
+    is_of_torch,
+    methods_of,
+    names_in,
+    takes_module,
+)
 
 _BUILTINS = {"type": type, "callable": callable, "id": id}
 _SHORT = 100
@@ -44,7 +52,7 @@ def why_asking(module: nn.Module) -> str:
     methods = list(methods_of(module))
     for method in methods:
         if "autocast" in names_in(method.__code__):
-            return f"it runs parts in another precision ({_place(method.__code__)})"
+            return f"it sets autocast while it runs ({_place(method.__code__)})"
         if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
             return f"it catches errors, which a graph would not ({_place(method.__code__)})"
     for function in functions_of(module):
@@ -53,6 +61,11 @@ def why_asking(module: nn.Module) -> str:
             and hasattr(type(module), function.__code__.co_name)
             and takes_module(module, function)
         )
+        found = questions_of(function.__code__, function.__globals__, method=own)
+        if found.reason:
+            return found.reason
+    for function in functions_behind(module):
+        own = function.__code__.co_varnames[:1] == ("self",)
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason

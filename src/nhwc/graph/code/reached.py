@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...models.contents import LIBRARIES, fields_of, is_object
+
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(__file__).parents[2]}/"
 """The folders with the code of torch, and with that of nhwc."""
@@ -47,6 +49,46 @@ def values_named_by(module: nn.Module) -> Iterator[Any]:
     """Yield what the functions of a module name outside of it: globals, and what they enclose."""
     for function in functions_of(module):
         yield from (*_named(function), *_closed_over(function))
+
+
+def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
+    """Yield the functions in objects, lists and dicts that the code of a module names.
+
+    `functions_of` does not follow those: it cannot tell which of them a call would reach.
+    """
+    followed = [*functions_of(module)]
+    known = {function.__code__ for function in followed}
+    names = {name for function in followed for name in names_in(function.__code__)} | _OPERATORS
+    todo = [*values_named_by(module), *map(vars(module).get, names)]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.FunctionType):
+            if value.__code__ not in known and not is_of_torch(value):
+                yield value
+                todo += [*_named(value), *_closed_over(value)]
+        elif isinstance(value, dict | list | tuple):
+            todo += dict.values(value) if isinstance(value, dict) else value
+        elif is_object(value) or _is_users_class(value):
+            kind = value if isinstance(value, type) else type(value)
+            todo += map((vars(value) if kind is value else fields_of(value)).get, names)
+            for name in names:
+                todo += _behind(inspect.getattr_static(kind, name, None))
+        else:
+            todo += filter(callable, _behind(value)) if not isinstance(value, nn.Module) else ()
+
+
+def _is_users_class(value: Any) -> bool:
+    if not isinstance(value, type) or issubclass(value, nn.Module):
+        return False
+    return value.__module__.partition(".")[0] not in LIBRARIES
+
+
+_OPERATORS = {"__call__", "__getitem__", "__class_getitem__", "__contains__"}
+"""Methods that code calls without their names."""
 
 
 def methods_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:

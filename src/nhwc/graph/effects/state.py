@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ...models.contents import is_as, itself, put_back, with_contents
+from ...models.contents import home_of, is_as, itself, put_back, with_contents
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
 from ..nodes.names import CONSTANT
@@ -31,7 +31,8 @@ class State:
         self.module = module
         # Reading a TorchScript module's attributes changes its dictionary.
         parts = [part for part in module.modules() if not isinstance(part, jit.ScriptModule)]
-        self.attributes = [(part, _copied(part)) for part in parts]
+        homes = {home_of(part) for part in parts}
+        self.attributes = [(part, _copied(part, homes)) for part in parts]
         self.slots = [(slot, {**slot}) for part in parts for slot in _slots(part)]
         self.versions = versions_of(_tensors(module))
         # `p.data = x` gives a tensor other memory.
@@ -120,9 +121,10 @@ _USUAL = (Tensor, nn.Parameter)
 """Tensors with memory of their own, unlike those of other classes."""
 
 
-def _copied(module: nn.Module) -> dict[str, Any]:
+def _copied(module: nn.Module, homes: set[str]) -> dict[str, Any]:
     """The attributes of a module, with the contents of those among them that hold others."""
-    kept = {key: with_contents(value) for key, value in vars(module).items() if key not in _SLOTS}
+    own = {key: value for key, value in vars(module).items() if key not in _SLOTS}
+    kept = {key: with_contents(value, homes=homes) for key, value in own.items()}
     return kept | dict.fromkeys(_SLOTS)
 
 

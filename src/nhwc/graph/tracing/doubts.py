@@ -10,8 +10,9 @@ from typing import Any
 from torch import fx, jit, nn
 from torch.fx.proxy import TraceError
 
+from ...models.contents import is_object
 from ..code.mentions import mentions_of, reads_state
-from ..code.questions import may_write, questions_of, why_asking
+from ..code.questions import Questions, may_write, questions_of, why_asking
 from ..modules.leaves import hooks_of, is_leaf, watchers
 
 _BY_HOOKS = "what hooks write"
@@ -28,8 +29,8 @@ class Doubts:
     def __init__(self, root: nn.Module) -> None:
         self.written: list[str] = []
         self._watched = {module: watchers(module) for module in root.modules()}
-        self._asking: dict[type[nn.Module], str] = {}
-        self._running: dict[tuple[CodeType, bool], str] = {}
+        self._asking: dict[tuple[type, ...], str] = {}
+        self._running: dict[tuple[CodeType, bool], Questions] = {}
 
     def check_watched(self, module: nn.Module) -> None:
         """Refuse code that sets a mode, hooks or a `forward` of its parts while it runs."""
@@ -65,16 +66,17 @@ class Doubts:
 
     def check_code(self, module: nn.Module) -> None:
         """Refuse code that asks its values a question that a traced value cannot answer."""
-        kind = type(module)
-        own = any(isinstance(value, FunctionType) for value in vars(module).values())
+        held = [*vars(module).values()]
+        own = any(isinstance(value, FunctionType) for value in held)
+        kind = (type(module), *(type(value) for value in held if is_object(value)))
         if kind not in self._asking or own:
             graph = isinstance(module, fx.GraphModule)
             self._asking[kind] = "" if graph else why_asking(module)
         if self._asking[kind]:
             raise TraceError(self._asking[kind])
 
-    def why_running(self, frame: FrameType) -> str:
-        """Say why code that runs must not be traced: not all that is called can be read before.
+    def running(self, frame: FrameType) -> Questions:
+        """What code that runs asks: not all that is called can be read before.
 
         A method may ask about the object that has it, which is no traced value.
         """
@@ -82,6 +84,5 @@ class Doubts:
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         method = not issubclass(type(first), (fx.Proxy, dict, list, tuple, type(None)))
         if (code, method) not in self._running:
-            reason = questions_of(code, frame.f_globals, method=method).reason
-            self._running[code, method] = reason.partition(" (")[0]
+            self._running[code, method] = questions_of(code, frame.f_globals, method=method)
         return self._running[code, method]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import numpy
@@ -39,7 +40,6 @@ from .traced import (
 )
 from .transformers import is_spelled_out, spelled_out
 
-_ASKS_FOR_NONE = "it asks whether the result of a part that cannot be traced is None"
 _WRITES_INTO_OWN = "it writes a traced value into a tensor that it made"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
@@ -74,6 +74,7 @@ class Tracer(fx.Tracer):
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
+        self._asked = ""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions at the first request, which must come before fx wraps some.
@@ -89,6 +90,8 @@ class Tracer(fx.Tracer):
                 with self._seeing():
                     graph = super().trace(root, concrete_args)
                 self._check_drawn()
+                if self._asked:
+                    raise fx.proxy.TraceError(self._asked)
                 self._doubts.check_written(root, 0)
                 self._doubts.check_code(root)
             self._outside.check()
@@ -276,27 +279,46 @@ class Tracer(fx.Tracer):
         code = getattr(function, "__code__", None)
         if code and any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
             asked = asks_for_none(code, function.__globals__, method=True)
-            if asked & {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}:
-                raise fx.proxy.TraceError(_ASKS_FOR_NONE)
+            asked &= {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+            if asked:
+                raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
 
     def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
         """Refuse code that asks whether an argument of the model is None: callers may pass both."""
         code = getattr(root.forward, "__code__", None)
-        if isinstance(root, fx.GraphModule) or code is None:
+        names = [p for p in inspect.signature(root.forward).parameters if p not in concrete][1:]
+        if isinstance(root, fx.GraphModule) or code is None or not names:
             return
-        names = [p for p in inspect.signature(root.forward).parameters if p not in concrete]
-        asked = asks_for_none(code, root.forward.__globals__, method=True) & {*names[1:]}
-        if asked:
-            raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
+        asked = asks_for_none(code, root.forward.__globals__, method=True)
+        if asked & {*names}:
+            named = min(asked & {*names})
+            raise fx.proxy.TraceError(f"it asks whether its argument {named} is None")
+        # The code may ask by another name, or pass the argument on to this method.
+        other = "by another name" if asked else _asking_method(root, code)
+        if other:
+            self._asked = f"it may ask {other} whether its argument {names[0]} is None"
 
     def _check_running(self) -> None:
         """Refuse code of the current module that asks a question, by whatever way it is called."""
         frame: Any = sys._getframe(2)
         while frame.f_code not in (Tracer.call_module.__code__, Tracer.trace.__code__):
             users = not frame.f_code.co_filename.startswith((TORCH, OURS))
-            if users and (reason := self._doubts.why_running(frame)):
+            if users and (reason := self._why_running(frame)):
                 self.refuse(reason)
             frame = frame.f_back
+
+    def _why_running(self, frame: FrameType) -> str:
+        """Say why this code must not be traced: it asks what a traced value cannot answer."""
+        questions = self._doubts.running(frame)
+        if questions.reason:
+            return questions.reason.partition(" (")[0]
+        for name in questions.none:
+            value: Any = frame.f_locals.get(name)
+            kind = type(value)
+            known = issubclass(kind, fx.proxy.Attribute) or not issubclass(kind, fx.Proxy)
+            if not known and self._may_be_none(value.node):
+                return f"it asks whether {name} is None"
+        return ""
 
     def _check_none(self) -> None:
         """Refuse code that asks whether the result of the current call is None: it is unknown."""
@@ -309,14 +331,9 @@ class Tracer(fx.Tracer):
         module: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
         method = isinstance(module, nn.Module)
         asked = asks_for_none(code, frame.f_globals, method=method)
-        if "" in asked or asked & assigned_in(code):
-            self.refuse(_ASKS_FOR_NONE)
-        for other in methods_of(module) if method else ():
-            # The code may pass the result on to this method.
-            if other.__code__ is not code and asks_for_none(
-                other.__code__, other.__globals__, method=takes_module(module, other)
-            ):
-                self.refuse(_ASKS_FOR_NONE)
+        # The code may pass the result on to a method.
+        if "" in asked or asked & assigned_in(code) or (method and _asking_method(module, code)):
+            self.refuse("it asks whether the result of a part that cannot be traced is None")
 
     def _may_be_none(self, node: fx.Node) -> bool:
         """Whether `node` may return None, as far as is known."""
@@ -462,6 +479,17 @@ def _is_traced(value: Any) -> bool:
     return isinstance(value, tuple | list) and any(map(_is_traced, value))
 
 
+def _asking_method(module: nn.Module, code: CodeType) -> str:
+    """In which method of `module`, other than this one, it asks whether a value is None."""
+    for other in methods_of(module):
+        method = takes_module(module, other)
+        if other.__code__ is not code and asks_for_none(
+            other.__code__, other.__globals__, method=method
+        ):
+            return f"in {other.__name__}"
+    return ""
+
+
 def _is_alias_of(one: Tensor, other: Tensor) -> bool:
     return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
 
@@ -513,6 +541,8 @@ def explain(error: Exception) -> str:
 
 _PLAIN = {
     "does not support item assignment": "it assigns to elements of a traced value",
+    "dtype must be a type, str": "it gives a tensor of its own the type of a traced value",
+    "torch.tensortype": "it names a type by a class of torch's, which generated code cannot say",
     "cannot be interpreted as an integer": "it counts with a traced value",
     "must be real number, not": "it computes with a traced value in plain Python",
     "int() argument must be": "it makes a plain number of a traced value",
