@@ -90,6 +90,28 @@ class ReadsByMadeUpName(Shell):
         return decided(self.part(x)) * getattr(self, "pa" + "rt").out_channels
 
 
+class CountsByMadeUpName(Shell):
+    def forward(self, x):
+        return decided(self.part(x)) * getattr(self, "count" + "_all")()
+
+    def count_all(self):
+        return sum(isinstance(one, Part) for one in self.modules())
+
+
+class CountsTensorsByMadeUpName(Shell):
+    def forward(self, x):
+        return decided(self.part(x)) * len(list(getattr(self, f"par{'ameters'}")()))
+
+
+class ReadsPropertyByMadeUpName(Shell):
+    @property
+    def width(self):
+        return next(one.out_channels for one in self.children())
+
+    def forward(self, x):
+        return decided(self.part(x)) * getattr(self, "wid%s" % "th")  # noqa: UP031
+
+
 class ReadsByPath(Shell):
     def forward(self, x):
         return decided(self.part(x)) * self.get_submodule("part.norm").eps
@@ -318,6 +340,7 @@ class TakesTheRest(Shell):
 HABITS = [
     *(CountsByClass, CountsByName, CountsTensors, SumsBuffers, ReadsAttribute, ReadsWeight),
     *(ReadsByName, ReadsByMadeUpName, ReadsByPath, ReadsOtherName, ReadsInLoop, AsksInLoop),
+    *(CountsByMadeUpName, CountsTensorsByMadeUpName, ReadsPropertyByMadeUpName),
     *(CallsMethod, CallsForward, Checkpoints, Compares, Chooses, InProperty, InLambda),
     *(FallsThrough, Hooks, Patches, Recorded, RecordedByStar, RecordedStraight, RecordsOpaque),
     *(HandsItself, RecordsOnce, Inherits, AddsArgument, TakesTheRest),
@@ -393,6 +416,25 @@ class CallsStatic(Shell):
     @staticmethod
     def halved(x):
         return torch.mul(x, 0.5)
+
+
+class CallsByNumber(nn.Module):
+    """Makes up the names of its parts, as U2-Net does."""
+
+    def __init__(self):
+        super().__init__()
+        for number in range(4):
+            self.add_module(f"stage{number}", Part())
+
+    def forward(self, x):
+        x = decided(getattr(self, "stage%d" % 0)(x))  # noqa: UP031
+        x = getattr(self, "stage" + str(1))(getattr(self, "stage{}".format(2))(x))  # noqa: UP032
+        return getattr(self, f"stage{x.ndim - 1}")(x)
+
+
+def test_parts_that_are_called_by_made_up_names_get_graphs():
+    found = {path for path, _ in graphs(fuse(CallsByNumber().eval()))}
+    assert found == {"", "stage0", "stage1", "stage2", "stage3"}
 
 
 @pytest.mark.parametrize("kind", [Typed, TypedByItsFloats, CallsStatic])

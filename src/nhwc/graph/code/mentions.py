@@ -270,7 +270,7 @@ def _is(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _is_harmless(node: ast.Attribute, around: dict[ast.AST, ast.AST]) -> bool:
+def _is_harmless(node: ast.Attribute | ast.Call, around: dict[ast.AST, ast.AST]) -> bool:
     """Whether the code only calls the attribute, or compares it with None."""
     user = around[node]
     if isinstance(user, ast.Call):
@@ -325,14 +325,47 @@ def _escapes(
     if not isinstance(user.func, ast.Name):
         return True
     called, given = user.func.id, user.args
-    if called in ("getattr", "hasattr") and len(given) > 1 and isinstance(given[1], ast.Constant):
-        said.otherwise.add(str(given[1].value))
-        return False
+    if called in ("getattr", "hasattr") and len(given) > 1 and given[0] is node:
+        names = _names_like(given[1], reading.module)
+        if not _is_harmless(user, around):
+            said.otherwise |= names
+        # Code finds a method by its name alone: what it does is not read then.
+        return not names or any(_is_unread(name, reading) for name in names)
     if called in ("super", "isinstance", "type"):
         return False
     # A decorator may pass the module to the method that it decorates.
     closed = inspect.getclosurevars(reading.function).nonlocals.get(called)
     return getattr(closed, "__code__", None) not in reading.methods
+
+
+def _names_like(said: ast.expr, module: nn.Module) -> set[str]:
+    """The attributes of `module` that `said` may name by how it begins; none if it may be any.
+
+    That is `"conv"`, `f"conv{i}"`, `"conv" + str(i)`, `"conv%d" % i` or `"conv{}".format(i)`.
+    """
+    match said:
+        case ast.Constant(value=str(name)):
+            return {name}
+        case (
+            ast.JoinedStr(values=[ast.Constant(value=str(first)), *_])
+            | ast.BinOp(left=ast.Constant(value=str(first)), op=ast.Add())
+        ):
+            begins = first
+        case ast.BinOp(left=ast.Constant(value=str(form)), op=ast.Mod()):
+            begins = form.partition("%")[0]
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(form)), attr="format")):
+            begins = form.partition("{")[0]
+        case _:
+            begins = ""
+    return {name for name in dir(module) if begins and name.startswith(begins)}
+
+
+def _is_unread(name: str, reading: _Reading) -> bool:
+    """Whether the module's class has a method or a property of this name that is not read here."""
+    value = inspect.getattr_static(type(reading.module), name, None)
+    if isinstance(value, types.FunctionType):
+        return value.__code__ not in reading.methods
+    return callable(value) or hasattr(value, "__get__")
 
 
 def _goes_on(call: ast.Call, node: ast.Name, reading: _Reading, said: Mentions) -> bool:
