@@ -983,6 +983,21 @@ def test_what_copies_into_a_contiguous_tensor_is_told_of_that_tensor():
     assert "Make that one in channels last" in converted.remedy
 
 
+@pytest.mark.parametrize(
+    ("made", "may_be_made_so"),
+    [
+        (lambda x: torch.zeros(x.shape), True),
+        (lambda x: x.new_zeros(x.shape), True),
+        (lambda x: torch.bmm(x.flatten(2), torch.eye(256).expand(2, -1, -1)).view(x.shape), False),
+    ],
+)
+def test_only_what_fills_a_new_tensor_can_make_it_so(made, may_be_made_so):
+    model = Mixed(made).to(memory_format=torch.channels_last)
+    image = OTHER.to(memory_format=torch.channels_last)
+    said = [f.remedy for f in audit(model, image).findings if "Convert its result" in f.remedy]
+    assert ["torch.empty(" in one for one in said] == [may_be_made_so]
+
+
 def test_what_the_backward_pass_copies_is_no_line_to_drop():
     report = audit(Mixed(F.instance_norm), OTHER, backward=True)
     (clone,) = (f for f in report.findings if f.operator == "aten::clone")

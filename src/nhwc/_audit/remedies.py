@@ -46,10 +46,11 @@ def _remedy(call: Call, effect: Effect) -> str:
             "Convert the input once: x = x.to(memory_format=torch.channels_last)."
         )
     if effect in (Effect.NEUTRAL, Effect.PLAIN):
+        made = ", or make it so: torch.empty(..., memory_format=torch.channels_last)"
+        filled = not call.inputs or name.startswith("new_")
         return (
             f"`{name}` makes a contiguous image here, which is copied later on every call, because "
-            "weights behind it are channels last. Convert its result, or make it so: "
-            "torch.empty(..., memory_format=torch.channels_last)."
+            f"weights behind it are channels last. Convert its result{made if filled else ''}."
         )
     if effect is Effect.KEEPS and _only_weights(call):
         return (
