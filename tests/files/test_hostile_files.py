@@ -211,7 +211,7 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         (lambda h: h["nodes"][0].update(target="__debug__"), "the name '__debug__'"),
         (lambda h: h["nodes"][0].update(target="*x"), r"the name '\*x'"),
         (lambda h: h["nodes"][0].update(target="\uff53elf"), "the name"),
-        (lambda h: h["nodes"][0].update(args={"tuple": [{"tuple": []}]}), "default"),
+        (lambda h: h["nodes"][0].update(args={"tuple": [{"tuple": [[]]}]}), "default"),
         (
             lambda h: h["nodes"][0].update(args={"tuple": [{"ellipsis": True}]}),
             "a default that is no plain value",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nhwc import fuse, optimize
+from nhwc import fuse, load, optimize, save
 from nhwc.errors import InputError
 from nhwc.zoo import load_model
 
@@ -398,6 +398,42 @@ class Named(nn.Module):
         if scale is not None:
             y = y * scale
         return {"out": y, "pair": (y, [x])}
+
+
+class Resized(nn.Sequential):
+    """Takes sizes in a list and a tuple, as RIFE does."""
+
+    def forward(self, x, scales=[2, 1], size=(8, 8)):  # noqa: B006
+        y = nn.functional.interpolate(super().forward(x), scale_factor=scales[0])
+        return nn.functional.interpolate(y, size=size) * scales[1]
+
+
+class Counted(Resized):
+    def forward(self, x, counts=[0]):  # noqa: B006
+        counts[0] += 1
+        return super().forward(x) + counts[0] * 0
+
+
+def test_lists_and_tuples_may_be_defaults(tmp_path):
+    model, x = random_(Resized(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))), torch.rand(1, 3, 8, 8)
+    fused, fast = fuse(model), optimize(model, x)
+    assert has_no_norm(fused)
+    assert not fused.report.opaque
+    save(fast, tmp_path / "model.nhwc")
+    for same in (fused, fast, load(tmp_path / "model.nhwc")):
+        for inputs in ((x,), (x, [3, 2]), (x, [1, 2], (5, 7)), (x[:, :, :6],)):
+            torch.testing.assert_close(same(*inputs), model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_a_list_that_a_forward_keeps_as_its_default_stays_its_own():
+    model, x = random_(Counted(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))), torch.rand(1, 3, 8, 8)
+    fused = fuse(model)
+    (opaque,) = fused.report.opaque
+    assert opaque.reason == "generated code cannot have its argument counts"
+    kept = Counted.forward.__defaults__[0]
+    before = kept[0]
+    fused(x)
+    assert kept[0] == before + 1
 
 
 def test_optional_arguments_are_fixed_to_their_defaults_aloud():

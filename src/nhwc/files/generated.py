@@ -63,7 +63,9 @@ def _check_signature(function: ast.FunctionDef, graph: fx.Graph) -> None:
     if not simple or found != expected or function.decorator_list or function.returns:
         raise Foreign(f"its code begins with {ast.unparse(given)[:60]!r}")
     for part in (one for default in plain for one in ast.walk(default)):
-        fits = isinstance(part, (ast.Constant, ast.UnaryOp, ast.USub, ast.Load))
+        fits = isinstance(
+            part, (ast.Constant, ast.UnaryOp, ast.USub, ast.Load, ast.List, ast.Tuple)
+        )
         if not fits and not (isinstance(part, ast.Name) and part.id in ("inf", "nan")):
             raise Foreign(f"its code has the default {ast.unparse(part)[:60]!r}")
     if any(argument.annotation for argument in given.args):

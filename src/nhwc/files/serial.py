@@ -206,7 +206,8 @@ def _dotted(name: str) -> str:
 
 
 def _check_default(args: tuple[Any, ...]) -> None:
-    if len(args) > 1 or not all(isinstance(a, (bool, int, float, str, type(None))) for a in args):
+    values = [one for a in args for one in (a if isinstance(a, (list, tuple)) else (a,))]
+    if len(args) > 1 or not all(isinstance(v, (bool, int, float, str, type(None))) for v in values):
         raise Foreign("an argument with a default that is no plain value")
 
 

@@ -103,8 +103,9 @@ def required_late(signature: inspect.Signature) -> frozenset[str]:
 def is_sayable_argument(parameter: inspect.Parameter) -> bool:
     """Whether generated code can have an argument of this name and this default."""
     default = parameter.default
-    plain = default is parameter.empty or (isinstance(default, _PLAIN) and not is_derived(default))
-    return plain and is_sayable_name(parameter.name)
+    values = default if type(default) in (list, tuple) else (default,)
+    plain = all(isinstance(one, _PLAIN) and not is_derived(one) for one in values)
+    return (plain or default is parameter.empty) and is_sayable_name(parameter.name)
 
 
 def is_sayable_name(name: str) -> bool:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from ...errors import InputError
 from ...models.kinds import check_initialized, unwrapped
 from ...models.preserve import mark_generators, undrawn
+from ..code.mentions import mentions_of
 from ..effects.state import State
 from ..modules.layers import Spread, assert_none
 from ..modules.leaves import calls_otherwise, is_leaf, opaque_by_nature
@@ -180,7 +181,8 @@ def _unlike_forward(module: nn.Module) -> str | None:
     if "forward" in vars(module):
         return "its forward was set from outside"
     for parameter in inspect.signature(module.forward).parameters.values():
-        if not is_sayable_argument(parameter):
+        kept = isinstance(parameter.default, list) and parameter.name in mentions_of(module).written
+        if kept or not is_sayable_argument(parameter):
             return f"generated code cannot have its argument {parameter.name}"
     return None
 
@@ -299,8 +301,10 @@ def _as_one_call(module: nn.Module) -> fx.GraphModule:
     called = module.__call__ if calls_otherwise(module) else module.forward
     signature = inspect.signature(called)
     parameters, late = list(signature.parameters.values()), required_late(signature)
-    if not all(map(is_sayable_argument, parameters)):
-        # Generated code cannot name these arguments, so it passes on *args and **kwargs.
+    lists = any(isinstance(p.default, list) for p in parameters)
+    if lists or not all(map(is_sayable_argument, parameters)):
+        # Generated code cannot name these arguments, or would make its own lists, so it passes on
+        # *args and **kwargs.
         parameters = list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
     # A decorator may add what was not given by name; behind *args a name would be given twice.
     all_named = not any(p.kind is p.VAR_POSITIONAL for p in parameters)
