@@ -7,6 +7,7 @@ model has as an attribute; then the copy has that very dict.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import types
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def kept_outside(module: nn.Module) -> Iterator[Any]:
     """Yield the global containers that hooks or the `forward` of `module` name."""
     hooks = [hook for kind in HOOKS for hook in vars(module)[kind].values()]
-    for called in (*hooks, type(module).forward):
+    # That of a scripted module has no function, and says so by an error.
+    for called in (*hooks, inspect.getattr_static(type(module), "forward")):
         function = getattr(called, "__func__", called)
         if isinstance(function, types.FunctionType):
             named = map(function.__globals__.get, function.__code__.co_names)
