@@ -291,6 +291,12 @@ def normalized(self, x):
     return (y - y.mean()) / (grid + y.std(correction=0))
 
 
+def typed_by_its_name(self, x):
+    y = self.patches(x)
+    grid = torch.arange(y.shape[-1]).type(y.data.type())
+    return (y + grid).double().type(y.type())
+
+
 def written_in_pairs(self, x):
     y = self.patches(x)
     best, places = torch.empty(0), torch.empty(0, dtype=torch.long)
@@ -300,7 +306,9 @@ def written_in_pairs(self, x):
 
 
 @pytest.mark.parametrize(
-    "does", [one_hot, pasted, normalized, written_in_pairs], ids=lambda does: does.__name__
+    "does",
+    [one_hot, pasted, normalized, typed_by_its_name, written_in_pairs],
+    ids=lambda does: does.__name__,
 )
 @torch.no_grad()
 def test_tensors_that_code_makes_and_writes_into_are_right_in_every_call(does):

@@ -232,7 +232,8 @@ class _Recorder(TorchFunctionMode):
         if self._quiet:
             return function(*args, **kwargs)
         name = name_of(function)
-        if name in _ANSWERED:
+        names_its_type = name == "type" and len(args) + len(kwargs) == 1
+        if name in _ANSWERED or names_its_type:
             return self._run(function, args, kwargs)
         if modes() != self._modes:
             self.noted.refuse("it runs parts in another precision, or with gradients")
