@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nhwc import fuse, load_model
+from nhwc import fuse, load, load_model, optimize, save
 from nhwc.graph import capture, graphs
 from nhwc.graph.tracing.shells import open_shell
 from nhwc.passes import PASSES
@@ -341,6 +341,7 @@ PARTS = {
     "expanded": lambda own, x: x + own.grid[None, :, :6, :6].expand(x.size(0), -1, -1, -1),
     "repeated": lambda own, x: x + own.grid[None, :, :6, :6].repeat(x.size(0), 1, 1, 1),
     "narrowed": lambda own, x: x + own.grid.narrow(1, 0, x.size(2)).narrow(2, 0, x.size(3)),
+    "typed": lambda own, x: x + own.table.double()[:6].type(x.data.type()),
     "a copy written": lambda own, x: own.table[:6].repeat(x.size(0), 3, 6, 1).add_(x),
 }
 
@@ -385,13 +386,37 @@ def _of_made(own, x):
     return x + part + made.sum()
 
 
-@pytest.mark.parametrize("run", [_added, _assigned, _of_a_part, _in_place, _of_made])
+def _of_a_typed(own, x):
+    part = own.grid.type(x.type())
+    part += 1
+    return x + part[:, :6, :6]
+
+
+@pytest.mark.parametrize("run", [_added, _assigned, _of_a_part, _in_place, _of_made, _of_a_typed])
 def test_code_that_writes_into_a_part_of_its_tables_stays(run):
     model = Positions(run).eval()
     captured = capture(model)
     assert captured.opaque
     for x in torch.randn(3, 2, 3, 6, 6):
         torch.testing.assert_close(captured.module(x), model(x))
+
+
+class Typed(nn.Conv2d):
+    def forward(self, x):
+        kind = x.type()
+        y = super().forward(x.type(self.weight.type()))
+        return y.type(kind), y.double().type(torch.float16), torch.zeros(1, 1).type(kind)
+
+
+def test_a_type_that_another_tensor_names_is_in_files(tmp_path):
+    model = Typed(3, 4, 3).eval()
+    assert not capture(model).opaque
+    save(optimize(model, X), tmp_path / "model.nhwc")
+    for again in (fuse(model), load(tmp_path / "model.nhwc")):
+        for x in (X, X.double()):
+            found, expected = again(x), model(x)
+            assert [one.dtype for one in found] == [one.dtype for one in expected]
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_tensors_have_no_methods_of_the_tracer_left():

@@ -49,8 +49,8 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
 
-_OF_SIZES = ("__getitem__", "expand", "narrow", "repeat")
-"""Methods by which tables, of positions say, are cut or repeated to the size of an input."""
+_TO_INPUT = ("__getitem__", "expand", "narrow", "repeat", "type")
+"""Methods by which tables, of positions say, get the size or the type of an input."""
 
 _BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
@@ -97,7 +97,9 @@ class Tracer(fx.Tracer):
             self._outside.check()
         finally:
             self._outside.put_back()
-        for node in graph.nodes:
+        for node in list(graph.nodes):
+            if (node.op, node.target) == ("call_method", "type") and not node.users:
+                graph.erase_node(node)
             if node.target in _RECORDED:
                 # fx would generate code that wraps a name with a dot in it, which fails.
                 node.meta.pop("is_wrapped", None)
@@ -117,9 +119,9 @@ class Tracer(fx.Tracer):
             return self.getattr(name, _fx._orig_module_getattr(module, name), parameters)
 
         places = (nn.Module, "__call__", seen), (nn.Module, "__getattr__", seen_attribute)
-        return replaced(*places, *((Tensor, name, self._sized(name)) for name in _OF_SIZES))
+        return replaced(*places, *((Tensor, name, self._fitted(name)) for name in _TO_INPUT))
 
-    def _sized(self, name: str) -> Callable[..., Any]:
+    def _fitted(self, name: str) -> Callable[..., Any]:
         """A method of tensors that is recorded if it is given a traced size, or the like."""
         own = getattr(Tensor, name)
 
@@ -388,6 +390,9 @@ class Tracer(fx.Tracer):
         if kind == "call_method" or (kind == "call_function" and _is_of_no_user(target)):
             self._check_counted(args[0])
             args = (*map(all_plain, args[:2]), *args[2:])
+        other = _typed_like(args[0]) if kind == "call_method" and target == "type" else None
+        if other is not None:
+            target, args = "type_as", ((args[0][0], self.proxy(other)), *args[1:])
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
         if unsayable:
             self.refuse(f"it passes an argument by the name {unsayable[0]!r}")
@@ -548,6 +553,14 @@ _PLAIN = {
     "int() argument must be": "it makes a plain number of a traced value",
     "float() argument must be": "it makes a plain number of a traced value",
 }
+
+
+def _typed_like(given: tuple[Any, ...]) -> fx.Node | None:
+    """The y of `x.type(y.type())`; None for other calls of `type`. No file holds a type's name."""
+    named = getattr(given[1], "node", None) if len(given) == 2 else None
+    if not isinstance(named, fx.Node) or (named.op, named.target) != ("call_method", "type"):
+        return None
+    return named.all_input_nodes[0] if len(named.args) == 1 else None
 
 
 def _user_line(error: Exception) -> str:
