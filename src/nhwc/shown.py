@@ -55,6 +55,15 @@ def first_line(error: BaseException) -> str:
     return shown(str(error).strip().partition("\n")[0]) or type(error).__name__
 
 
+def misfit(error: BaseException) -> str:
+    r"""The last of what torch says against a state dict, whose names may hold ends of lines.
+
+    >>> misfit(RuntimeError('Error(s):\n\tMissing key(s): "a". \n\tUnexpected key(s): "b\nc". '))
+    'Unexpected key(s): "b c".'
+    """
+    return shown(str(error).strip().rpartition("\n\t")[2])
+
+
 def obeys(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that obeys escape sequences, which TERM=dumb denies."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

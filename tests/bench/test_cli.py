@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 import nhwc._bench.engines
 from nhwc._bench import Benchmark, Case, Row
@@ -51,12 +52,32 @@ def test_from_a_model_to_a_table_a_file_and_a_picture(net, tmp_path, capsys):
     assert path.read_text() == before
 
 
-def test_a_model_that_does_not_exist(capsys):
-    assert main(["bench", "resnet51", *TINY]) == 2
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["resnet51"], r"no model named 'resnet51': .*did you mean resnet\d+"),
+        (["{net}", "{net}x"], r".*nets\.py has no callable 'netx'\. Check the part after"),
+        (["{net}", "--weights", "none.pt"], r"no such weights file: none\.pt$"),
+    ],
+)
+def test_a_model_or_file_that_does_not_exist_is_told_before_processes_start(
+    line, says, net, monkeypatch, capsys
+):
+    monkeypatch.setattr("nhwc._bench.runner.measure", lambda *_, **__: pytest.fail("it started"))
+    assert main(["bench", *(word.format(net=net) for word in line), *TINY]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.search(r"^error: nothing could be measured. .*did you mean resnet\d+", err)
+    assert re.match(f"error: {says}", err)
     assert err.count("\n") == 1
+
+
+def test_why_a_model_failed_is_told_without_the_kind_of_our_error(net, tmp_path, capsys):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "w.pt")
+    assert main(["bench", net, *TINY, "--weights", str(tmp_path / "w.pt")]) == 2
+    says = (
+        rf"error: nothing could be measured\. \S*:net: {re.escape(str(tmp_path))}/w.pt does not fit"
+    )
+    assert re.match(says, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -221,14 +242,14 @@ def test_what_is_not_installed_is_named_once_before_any_work(monkeypatch, capsys
     for place in ("nhwc.cli.bench", "nhwc._bench.engines"):
         monkeypatch.setattr(f"{place}.ENGINES", engines)
     monkeypatch.setattr("nhwc.cli.bench.measure", measure)
-    assert main(["bench", "a", "b", "--variants", "all"]) == 0
+    assert main(["bench", "resnet18", "resnet34", "--variants", "all"]) == 0
     err = capsys.readouterr().err
     assert err.count("Engine X (pip install no_such_package)") == 1
     assert {"eager", "optimized", "jit"} <= set(asked[0].variants)
     assert "x" not in asked[0].variants
 
     # Who is asked for by name has a row that says why.
-    assert main(["bench", "a", "--variants", "eager,x"]) == 0
+    assert main(["bench", "resnet18", "--variants", "eager,x"]) == 0
     assert "Engine X" in capsys.readouterr().err
     assert asked[-1].variants == ("eager", "x")
 
@@ -246,8 +267,8 @@ def asked(monkeypatch):
     return seen
 
 
-def test_a_model_of_several_inputs_has_a_shape_for_each(asked):
-    words = ["bench", "net.py:net", "--input", "1x3x8x8", "--input", "1x16"]
+def test_a_model_of_several_inputs_has_a_shape_for_each(net, asked):
+    words = ["bench", net, "--input", "1x3x8x8", "--input", "1x16"]
     assert main([*words, "--threads", "1"]) == 0
     assert main([*words, "--threads", "1", "--batch", "2,4"]) == 0
     shapes = [task.case.shapes for tasks, _ in asked for task in tasks]

@@ -66,6 +66,9 @@ def test_a_file_that_cannot_be_run(tmp_path):
         ("none.nhwc", "^no such file: none.nhwc.$"),
         ("resnet1", r"did you mean resnet18, resnet152, resnet101\? timm has no"),
         ("torchvision:nothing_like_it", "^torchvision has no 'nothing_like_it'.$"),
+        ("nets.py:", "^'nets.py:' has nothing after its colon. Write torchvision:NAME"),
+        ("timm:", "^'timm:' has nothing after its colon"),
+        (":net", "^':net' has nothing before its colon"),
     ],
 )
 def test_names_that_lead_nowhere(name, says):
@@ -255,6 +258,21 @@ def test_weights_of_another_model_are_refused_in_a_line_that_can_be_read(tmp_pat
     ) as one:
         load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
     assert len(str(one.value)) < 600
+
+
+def test_a_name_of_weights_in_several_lines_is_told_in_one(tmp_path):
+    torch.save({"weight\nand\x1b[2Jmore": torch.zeros(1)}, tmp_path / "w.pt")
+    with pytest.raises(nhwc.InputError, match=r'Unexpected .* "weight and.x1b\[2Jmore"\. Give'):
+        load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "w.pt")
+
+
+def test_compiled_weights_are_refused_without_a_warning(tmp_path):
+    torch.jit.script(nn.Conv2d(3, 4, 3)).save(tmp_path / "script.pt")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(nhwc.InputError, match=r"\(a TorchScript archive, which holds code\)"):
+            load_weights_(nn.Conv2d(3, 4, 3), tmp_path / "script.pt")
+    assert not warned
 
 
 def test_weights_of_safetensors(tmp_path):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import NhwcError
 from ..machine.timing import timer_for
 from ..models.kinds import module_of
 from ..models.scripts import script_in
@@ -239,6 +240,6 @@ def reason_of(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
-    if isinstance(error, WrongOutput):
-        return text
+    if isinstance(error, (WrongOutput, NhwcError)):
+        return shown(text)
     return shown(f"{type(error).__name__}: {text}") if text else type(error).__name__

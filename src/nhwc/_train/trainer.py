@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import InputError, NhwcError, is_out_of_memory
 from ..formats import Format, convert_
 from ..machine.environment import Environment
-from ..shown import shown
+from ..shown import misfit
 from .data import Data
 from .distributed import parallel, rank_and_world
 from .evaluation import check_width, evaluate
@@ -131,10 +131,9 @@ class Trainer:
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
-            first = shown(str(error).strip().splitlines()[-1])
             raise InputError(
-                f"{name} does not fit this model and optimizer: {first} Resume with those that it "
-                "was saved from."
+                f"{name} does not fit this model and optimizer: {misfit(error)} Resume with those "
+                "that it was saved from."
             ) from error
         self.points = [Point(**point) for point in state["points"]]
 

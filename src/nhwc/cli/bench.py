@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from .common import MODEL, add_seed, check_alone, check_fits, parse_shapes
-from .extras import check_models
+from ..zoo import find_builder, read_weights
+from .common import MODEL, add_seed, aside, check_alone, check_fits, parse_shapes
 from .interrupt import ends_as_ctrl_c
 from .outputs import (
     add_output_arguments,
@@ -210,7 +211,6 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
         return _suite_tasks(args, suite, batches, threads)
     shapes = parse_shapes(args.input or ["4x3x224x224" if args.train else "1x3x224x224"])
     chosen = _variants(args, ("eager", "channels_last") if args.train else QUICK)
-    check_models(args.models)
     sets = [tuple((batch, *shape[1:]) for shape in shapes) for batch in batches] or [tuple(shapes)]
     for shape in itertools.chain(*sets):
         check_fits(shape, "input")
@@ -232,6 +232,7 @@ def _tasks(args: argparse.Namespace) -> tuple[list[Task], str]:
         for inputs in sets
         for model in args.models
     ]
+    _check_models(args.models, args.weights)
     return tasks, ""
 
 
@@ -245,7 +246,7 @@ def _suite_tasks(
     amp = suite.precision(args.amp, args.device)
     quick = () if suite.train or suite.also else QUICK
     chosen = _variants(args, tuple(v for v in quick if not amp or find_engine(v).autocasts))
-    check_models(models)
+    _check_models(models)
     tasks = suite.tasks(
         chosen,
         models=models,
@@ -261,6 +262,15 @@ def _suite_tasks(
             "float32 is measured. --amp measures bfloat16 all the same."
         )
     return tasks, suite.title(amp)
+
+
+def _check_models(names: Iterable[str], weights: str | None = None) -> None:
+    """Refuse, before processes are started, what none of them could find."""
+    with aside():
+        for name in names:
+            find_builder(name)
+    if weights is not None:
+        read_weights(weights)
 
 
 def _told_how_long(args: argparse.Namespace, tasks: list[Task], done: Benchmark | None) -> None:

@@ -34,7 +34,7 @@ from ..errors import InputError
 from ..formats import convert_
 from ..machine.environment import available_cores, usable_device
 from ..render.train_text import log_line
-from ..shown import shown
+from ..shown import misfit
 from ..zoo import load_model
 from .common import check_alone, check_fits
 from .interrupt import Interrupt
@@ -319,9 +319,9 @@ def _evaluate(
         try:
             model.load_state_dict(evaluation_weights(state))
         except (RuntimeError, TypeError, AttributeError) as error:
-            first = shown(str(error).strip().splitlines()[-1])
             raise InputError(
-                f"{args.resume} does not fit {args.arch}: {first} Give the -a that it is of."
+                f"{args.resume} does not fit {args.arch}: {misfit(error)} "
+                "Give the -a that it is of."
             ) from error
     elif not args.weights:
         raise InputError("--evaluate needs weights: give --resume or --weights.")

@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from ..errors import (
 from ..files.container import is_saved
 from ..models.kinds import module_of
 from ..models.vision import import_torchvision, import_torchvision_if_present
-from ..shown import shown
+from ..shown import misfit
 from .archives import is_safetensors, kind_of
 from .monai import monai_builder
 
@@ -109,9 +110,9 @@ def find_builder(name: str) -> Callable[..., object]:
         from ..files.optimized import load
 
         return lambda: load(name)
-    where, colon, what = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         return _bare_name(name)
+    where, what = _parts(name)
     if where == "torchvision":
         return _from_torchvision(what)
     if where == "timm":
@@ -124,12 +125,23 @@ def find_builder(name: str) -> Callable[..., object]:
 
 def find_object(name: str) -> Callable[..., Any]:
     """Return what `file.py:callable` or `package.module:callable` names."""
-    where, _, what = name.rpartition(":")
+    where, what = _parts(name)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     found = getattr(module, what, None)
     if not callable(found):
         raise ModelNotFound(f"{where} has no callable {what!r}. Check the part after the colon.")
     return found  # type: ignore[no-any-return]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    where, _, what = name.rpartition(":")
+    if not where or not what:
+        side = "after" if where else "before"
+        raise ModelNotFound(
+            f"{name!r} has nothing {side} its colon. Write torchvision:NAME, timm:NAME, "
+            "package.module:callable or file.py:callable."
+        )
+    return where, what
 
 
 def randomize_batchnorm_(
@@ -223,20 +235,8 @@ def randomize_constants_(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load a state dict from a file, reading only tensors and plain containers, never code.
-
-    The file is one that `torch.save` wrote, or one of safetensors.
-    """
-    try:
-        state = _read_weights(path)
-    except FileNotFoundError:
-        raise InputError(f"no such weights file: {path}") from None
-    except MissingPackage:
-        raise
-    except Exception as error:  # a damaged file makes the unpickler raise anything
-        if is_out_of_memory(error):
-            raise
-        raise InputError(_why_no_weights(Path(path))) from error
+    """Load a state dict from a file into the model."""
+    state = read_weights(path)
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if isinstance(state, dict):
@@ -246,11 +246,27 @@ def load_weights_(model: nn.Module, path: str | Path) -> nn.Module:
     except (RuntimeError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        first = shown(str(error).strip().splitlines()[-1])
         raise InputError(
-            f"{path} does not fit the model: {first} Give weights of this very model."
+            f"{path} does not fit the model: {misfit(error)} Give weights of this very model."
         ) from error
     return model
+
+
+def read_weights(path: str | Path) -> Any:
+    """Read what a file of weights holds: only tensors and plain containers, never code.
+
+    The file is one that `torch.save` wrote, or one of safetensors.
+    """
+    try:
+        return _read_weights(path)
+    except FileNotFoundError:
+        raise InputError(f"no such weights file: {path}") from None
+    except MissingPackage:
+        raise
+    except Exception as error:  # a damaged file makes the unpickler raise anything
+        if is_out_of_memory(error):
+            raise
+        raise InputError(_why_no_weights(Path(path))) from error
 
 
 def _unwrap_(state: dict[str, Any], model: nn.Module) -> None:
@@ -263,7 +279,10 @@ def _unwrap_(state: dict[str, Any], model: nn.Module) -> None:
 
 def _read_weights(path: str | Path) -> Any:
     if not is_safetensors(path):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Torch warns of a TorchScript archive, which it then refuses.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     try:
         from safetensors.torch import load_file
     except ModuleNotFoundError:
