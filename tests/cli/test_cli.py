@@ -66,6 +66,13 @@ def test_text_goes_to_stdout_and_nothing_else(model_file, capfd):
     assert "\033" not in out
 
 
+def test_a_dash_is_standard_output(model_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(audit_line(model_file, "clean", "-o", "-")) == 0
+    assert capsys.readouterr().out.startswith(f"{model_file}:clean")
+    assert not Path("-").exists()
+
+
 def test_json(model_file, capsys):
     assert main(audit_line(model_file, "lossy", "--format", "json", "--backward")) == 0
     data = json.loads(capsys.readouterr().out)
@@ -150,6 +157,9 @@ def test_fail_on_slower_compares(model_file, capsys):
         (["bench", "resnet18", "--seconds", "0"], "argument --seconds: 0.0 is too small"),
         (["bench", "resnet18", "--seconds", "nan"], "argument --seconds: 'nan' is no number"),
         (["bench", "resnet18", "--seconds", "inf"], "argument --seconds: inf is too large"),
+        (["train", "--synthetic", "--channels-last", "maybe"], "'maybe' is neither true nor false"),
+        (["train", "--synthetic", "-o", "-"], "cannot write -, which stands for standard output"),
+        (["optimize", "resnet18", "-o", "-"], "cannot write -, which stands for standard output"),
         (["train", "--synthetic", "--workers", "99999"], "argument --workers: 99999 is too large"),
         (["train", "--synthetic", "--classes", "0"], "argument --classes: 0 is too small"),
         (["train", "--synthetic", "--classes", "9" * 12], "is too large"),

@@ -24,7 +24,12 @@ _OF_OTHERS = ("json", "html", "csv", "markdown", "sarif", "junit", "svg", "png",
 def add_output_arguments(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
     """Add --format and -o; without --format, the file's ending decides."""
     parser.add_argument("--format", choices=formats, help=f"default: {formats[0]}")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write here, not stdout")
+    words = "write here, not stdout"
+    parser.add_argument("-o", "--output", metavar="FILE", type=_file_or_stdout, help=words)
+
+
+def _file_or_stdout(name: str) -> Path | None:
+    return None if name == "-" else Path(name)
 
 
 def chosen_format(args: argparse.Namespace, formats: tuple[str, ...]) -> str:
@@ -63,6 +68,7 @@ def check_folder(path: Path | None) -> None:
     """Refuse, before the work, a folder that cannot be made or written to."""
     if path is None:
         return
+    _check_name(path)
     present = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not present.is_dir():
         raise InputError(f"cannot write to {path}: {present} is no folder. Name another.")
@@ -107,7 +113,13 @@ def write_file(path: Path, data: bytes) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def _check_name(path: Path) -> None:
+    if str(path) == "-":
+        raise InputError("cannot write -, which stands for standard output elsewhere. Name a file.")
+
+
 def _check_place(path: Path) -> None:
+    _check_name(path)
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder. Name a file in it.")
     if not path.parent.is_dir():

@@ -168,7 +168,7 @@ def _read_habits(args: argparse.Namespace) -> str:
     word = args.channels_last
     if word is not None and word.lower() not in SWITCH:
         # The option takes what follows it, which may well be the folder.
-        if args.data is not None:
+        if args.data is not None or args.synthetic:
             raise InputError(f"--channels-last {word!r} is neither true nor false.")
         args.data, word = word, "true"
     args.channels_last = word is not None and SWITCH[word.lower()]
