@@ -1,5 +1,6 @@
 """Files of the cache are used only if they are ours alone and their content fits."""
 
+import errno
 import json
 import logging
 import os
@@ -200,6 +201,39 @@ def test_one_line_says_why_once(tmp_path, caplog, monkeypatch):
     [record] = caplog.records
     assert "others can write to" in record.getMessage()
     assert record.getMessage().isprintable()
+
+
+def in_the_way(folder, monkeypatch):
+    folder.write_text("a file")
+    return "Not a directory"
+
+
+def full_disk(folder, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "replace_file", full)
+    return "No space left on device"
+
+
+@pytest.mark.parametrize("cause", [in_the_way, full_disk])
+def test_one_line_says_that_nothing_can_be_kept(cause, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("NHWC_CACHE", str(tmp_path / "cache"))
+    cache._say_once.cache_clear()
+    says = cause(tmp_path / "cache", monkeypatch)
+    with caplog.at_level(logging.WARNING, "nhwc"):
+        for name in ("plans", "kernels", "plans"):
+            assert read_own(tmp_path / "cache" / name / "a") is None
+            write_own(tmp_path / "cache" / name / "a", b"1")
+    [record] = caplog.records
+    assert f"{tmp_path}/cache cannot be written: {says}. Kernels are" in record.getMessage()
+
+
+def test_a_file_in_place_of_a_folder_of_the_cache_is_told(tmp_path, caplog):
+    cache._say_once.cache_clear()
+    (tmp_path / "plans").write_text("a file")
+    write_own(tmp_path / "plans" / "a", b"1")
+    assert "cannot be written: Not a directory." in caplog.text
 
 
 @pytest.mark.parametrize(

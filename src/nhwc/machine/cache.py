@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from ..shown import shown
-from .disk import replace_file
+from .disk import replace_file, why_not
 from .environment import cache_dir
 
 _log = logging.getLogger("nhwc")
@@ -60,8 +60,10 @@ def write_own(path: Path, content: bytes) -> None:
     """Keep `content` for the next process, whole or not at all; a failure only costs it time."""
     if not make_own(path.parent):
         return
-    with contextlib.suppress(OSError, ValueError):
+    try:
         replace_file(path, [content], private=True)
+    except (OSError, ValueError) as error:
+        _say_once(why_not(error), "cannot be written")
 
 
 def make_own(folder: Path) -> bool:
@@ -77,7 +79,9 @@ def make_own(folder: Path) -> bool:
         for one in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 one.mkdir(mode=0o700)
-    except (OSError, ValueError):
+        os.stat(f"{folder}/")  # fails for a file that is in its place
+    except (OSError, ValueError) as error:
+        _say_once(why_not(error), "cannot be written")
         return False
     return _is_ours(folder)
 
@@ -146,10 +150,11 @@ def _others(found: os.stat_result, place: Path) -> str:
 
 
 @cache
-def _say_once(why: str) -> None:
+def _say_once(why: str, what: str = "are not used") -> None:
     _log.warning(
-        "nhwc: files under %s are not used: %s. Kernels are compiled, and choices measured, for "
-        "this process alone. Change that, or name a folder of your own in NHWC_CACHE.",
+        "nhwc: files under %s %s: %s. Kernels are compiled, and choices measured, for this process "
+        "alone. Change that, or name a folder of your own in NHWC_CACHE.",
         shown(str(cache_dir())),
+        what,
         shown(why),
     )
