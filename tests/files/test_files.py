@@ -442,6 +442,15 @@ def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [None, 3, b"model.nhwc"])
+def test_what_is_no_path_is_said(path):
+    says = f"a {type(path).__name__} is no path of a file. Give one, as nhwc."
+    with pytest.raises(InputError, match=says):
+        nhwc.save(nn.ReLU(), path)
+    with pytest.raises(InputError, match=says):
+        nhwc.load(path)
+
+
 def test_an_operator_of_others_is_not_taken_for_torchs_of_that_name(tmp_path):
     with torch.library._scoped_library("others", "FRAGMENT") as others:
         others.define("relu(Tensor x) -> Tensor")

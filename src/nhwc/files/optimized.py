@@ -68,6 +68,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     transformers, comes back from the file as a plain one, a dataclass as a dict of its fields, a
     named tuple as a tuple. The choice of kernels is not saved: it holds for one machine only.
     """
+    path = _path_of(path, "save(model, 'model.nhwc')")
     recipes: tuple[PlanRecipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
     exact = False
@@ -92,8 +93,17 @@ def save(model: nn.Module, path: str | Path) -> None:
         planned = [list(describe(inputs)) for _ in planned]
     _check_readable(header, tensors)
     header |= {"planned": planned, "exact": exact, "written_with": _versions()}
-    write(Path(path), header, tensors)
+    write(path, header, tensors)
     unread(tensors)
+
+
+def _path_of(given: Any, call: str) -> Path:
+    try:
+        return Path(given)
+    except TypeError:
+        raise InputError(
+            f"a {type(given).__name__} is no path of a file. Give one, as nhwc.{call}."
+        ) from None
 
 
 def _captured(model: nn.Module, examples: Sequence[tuple[str, ...]]) -> fx.GraphModule:
@@ -274,7 +284,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
     takes.
     """
     check_threads()
-    path, there = Path(path), usable_device(device)
+    path, there = _path_of(path, "load('model.nhwc')"), usable_device(device)
     header, tensors = read(path)
     try:
         graph = restore(header, tensors)
