@@ -407,6 +407,11 @@ def test_what_else_is_planned_for_must_run_too(image):
         optimize(residual(), image, also=torch.rand(1, 3, 8, 8))
     with pytest.raises(InputError, match="also is 7, not a list"):
         optimize(residual(), image, also=7)
+    for shape in ((1, 3, 8, 8), torch.Size((1, 3, 8, 8))):
+        with pytest.raises(
+            InputError, match=r"also has .*1, 3, 8, 8.*, and no tensor in it; .* Give"
+        ):
+            optimize(residual(), image, also=[shape])
 
 
 def test_gradients_take_the_graph_and_are_said_to(image):

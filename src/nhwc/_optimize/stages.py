@@ -25,6 +25,7 @@ from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger, digest
 from ..plan.measuring import Leisure
+from ..shown import shown
 from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
 from .planner import Planned, bare, plan_model
@@ -76,7 +77,7 @@ def optimize(
         raise InputError(
             f"also is {describe((also,))[0]}, not a list of inputs. Give one: also=[x]."
         )
-    examples = (example_inputs, *(_completed(model, _as_tuple(one), named) for one in also))
+    examples = (example_inputs, *(_example(model, one, named) for one in also))
     say = progress or (lambda text: None)
     passes = exact_passes(passes) if exact else passes
     tensors = tensors_of(example_inputs)
@@ -310,6 +311,17 @@ def _completed(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any])
             'torch.compile(model, backend="nhwc") takes calls as they come.'
         )
     return placed
+
+
+def _example(model: nn.Module, one: Any, named: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of the call that an entry of `also` stands for."""
+    inputs = _completed(model, _as_tuple(one), named)
+    if not tensors_of(inputs):
+        raise InputError(
+            f"also has {shown(repr(one))}, and no tensor in it; kernels are chosen on real shapes. "
+            "Give one: also=[torch.randn(8, 3, 224, 224)], say."
+        )
+    return inputs
 
 
 def _is_exported(module: nn.Module) -> bool:
