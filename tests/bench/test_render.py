@@ -5,6 +5,7 @@ import dataclasses
 import io
 import re
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
@@ -294,3 +295,18 @@ def test_names_that_matplotlib_would_take_for_formulas_or_cannot_draw():
         row(Case(name, ((1, 3, 8, 8),), 1)) for name in ("a$\\x$b", "\u6a21\u578b", "bad\udcff")
     ]
     assert bench_plot(Benchmark(HERE, tuple(rows))).startswith(b"<?xml")
+
+
+@pytest.mark.parametrize("models", [["net"], ["net", "other"]])
+def test_a_picture_of_a_result_with_escape_sequences_is_one_that_can_be_read(models):
+    evil = "a\x1b[31m\x00\ufffe\udcffz"
+    case = Case("", ((1, 3, 8, 8),), 1, device=evil)
+    rows = [row(dataclasses.replace(case, model=f"{name}{evil}")) for name in models]
+    spoilt = tuple(
+        dataclasses.replace(
+            one, measurements=tuple(dataclasses.replace(m, version=evil) for m in one.measurements)
+        )
+        for one in rows
+    )
+    svg = bench_plot(Benchmark(HERE, spoilt, title=evil), "svg")
+    assert xml.etree.ElementTree.fromstring(svg).tag.endswith("svg")

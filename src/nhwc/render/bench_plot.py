@@ -12,6 +12,7 @@ from .._bench import Benchmark, Case, Row
 from .._bench.engines import find_engine
 from ..errors import InputError, missing
 from ..machine.timing import Comparison
+from ..shown import printable
 from . import bench_words as words
 
 OURS, OURS_LIGHT = "#0e8f84", "#79c3bb"
@@ -192,7 +193,7 @@ def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
 
 
 def _setting(panel: list[Row]) -> str:
-    return words.common([row.case for row in panel])
+    return printable(words.common([row.case for row in panel]), keep="")
 
 
 def _frame(figure: Any, result: Benchmark, height: float) -> None:
@@ -204,7 +205,8 @@ def _frame(figure: Any, result: Benchmark, height: float) -> None:
         0.02, 1 - 0.22 / height, _title(result, cases), fontsize=13, weight="bold", va="top"
     )
     figure.text(0.02, 1 - 0.5 / height, _legend(result), fontsize=8.5, color=FAINT, va="top")
-    foot = "\n".join(textwrap.wrap(words.environment(result), 120 if single else 190))
+    machine = printable(words.environment(result), keep="")
+    foot = "\n".join(textwrap.wrap(machine, 120 if single else 190))
     figure.text(0.02, 0.12 / height, foot, fontsize=7.5, color=FAINT, va="bottom")
     figure.subplots_adjust(
         left=0.25 if single else 0.15, right=0.97, top=1 - top, bottom=bottom, wspace=0.45
@@ -213,8 +215,12 @@ def _frame(figure: Any, result: Benchmark, height: float) -> None:
 
 def _title(result: Benchmark, cases: list[Case]) -> str:
     if len(cases) == 1:
-        return f"{cases[0].model}, {words.common(cases)}"
-    return result.title or (cases[0].model if len({c.model for c in cases}) == 1 else "nhwc bench")
+        title = f"{cases[0].model}, {words.common(cases)}"
+    else:
+        same = len({case.model for case in cases}) == 1
+        title = result.title or (cases[0].model if same else "nhwc bench")
+    # Whatever a file says: an escape sequence is no character of an SVG, which then is none.
+    return printable(title, keep="")
 
 
 def _legend(result: Benchmark) -> str:
