@@ -429,11 +429,45 @@ def test_recurrent_layers_come_back(layer, tmp_path):
     torch.testing.assert_close(loaded.double()(x.double()), model.double()(x.double()))
 
 
+class Imaginary(nn.Module):
+    def forward(self, x):
+        return torch.view_as_real(x * 1j)
+
+
+class Loud(nn.Conv2d):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def stale():
+    """It pads by what it was made with, and says another padding."""
+    layer = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
+    layer.padding = (2, 2)
+    return layer
+
+
+def other_weight():
+    layer = nn.Conv2d(3, 4, 3)
+    layer.weight = nn.Parameter(torch.ones(4, 3, 1, 1))
+    return layer
+
+
+def called(layer):
+    """A graph that its user made, of one call of the layer."""
+    graph = fx.Graph()
+    graph.output(graph.call_module("layer", (graph.placeholder("x"),)))
+    return fx.GraphModule({"layer": layer}, graph).eval()
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (Branching().eval(), "calls a Branching, whose own code it takes to load it"),
         (Own(), "it calls quantize_per_tensor"),
+        (Imaginary(), "complex: 1j has no plain form"),
+        (called(Loud(3, 4, 3)), "calls a Loud, whose own code it takes to load it"),
+        (called(stale()), "it is no nn.Conv2d as its arguments make it"),
+        (called(other_weight()), "it is no nn.Conv2d as its arguments make it"),
     ],
 )
 def test_what_cannot_be_saved_is_said_and_nothing_is_written(model, says, tmp_path):
@@ -449,6 +483,16 @@ def test_what_is_no_path_is_said(path):
         nhwc.save(nn.ReLU(), path)
     with pytest.raises(InputError, match=says):
         nhwc.load(path)
+
+
+def test_an_argument_that_is_a_named_tuple_comes_back_as_a_tuple(image, tmp_path):
+    graph = fx.Graph()
+    size = collections.namedtuple("Size", "height width")(4, 5)
+    made = graph.call_function(nn.functional.interpolate, (graph.placeholder("x"), size))
+    graph.output(made)
+    model = fx.GraphModule({}, graph).eval()
+    nhwc.save(model, tmp_path / "model.nhwc")
+    torch.testing.assert_close(nhwc.load(tmp_path / "model.nhwc")(image), model(image))
 
 
 def test_an_operator_of_others_is_not_taken_for_torchs_of_that_name(tmp_path):

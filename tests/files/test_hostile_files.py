@@ -160,6 +160,7 @@ NOTHING_TO_CALL = """
     torch.svd_lowrank torch.pca_lowrank torch.lobpcg
     operator.call operator.methodcaller operator.attrgetter aten.from_file.default
     aten.save.default aten.set_.source_Storage aten.__class__.default aten.add.__class__
+    aten.set_data.default aten.empty_quantized.default
     prim.Print.default nhwc.load math.__loader__
 """
 
@@ -217,6 +218,9 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
             "a default that is no plain value",
         ),
         (lambda h: insert(h, "collections.OrderedDict", X), "an OrderedDict of"),
+        (lambda h: insert(h, "torch.relu", {"dict": [[True, 1]]}), "the key 'True'"),
+        (lambda h: insert(h, "torch.relu", {"dict": [[1 << 70, 1]]}), "a number of 71 bits"),
+        (lambda h: insert(h, "torch.relu", {"device": 3}), "describes no model"),
         (lambda h: insert(h, "conv", op="get_attr"), "a read of conv, which is no tensor"),
         (in_a_part, "a call of part, which computes nothing"),
         (lambda h: h["nodes"].insert(1, h["nodes"][0]), "two steps named x"),
@@ -302,6 +306,14 @@ def within_itself(header):
     insert(header, "operator.add", [X], [X], name="one")
 
 
+def layers_within_layers(header):
+    layer = header["modules"]["conv"]
+    for _ in range(20):
+        inner = {"op": {"module": layer}, "activation": None}
+        layer = {"class": "nhwc.Fused", "arguments": inner}
+    header["modules"]["conv"] = layer
+
+
 def softmax_of_many_parts(header):
     arguments = {"in_features": 4, "n_classes": 9999, "cutoffs": [*range(1, 2001)]}
     header["modules"]["a"] = {"class": "nn.AdaptiveLogSoftmaxWithLoss", "arguments": arguments}
@@ -355,6 +367,7 @@ def computed(*steps):
         (lambda h: insert(h, "torch.relu", [1] * 500_001), "more than 500000 arguments of steps"),
         (lambda h: h.update(state=h["state"] * 50_000), "150000 tensors, of which there may be"),
         (lambda h: held(h, "scale").update(path="a." * 200_000), "parts, of which there may be"),
+        (layers_within_layers, "layers within layers, more than 8 deep"),
         (softmax_of_many_parts, "a AdaptiveLogSoftmaxWithLoss of 2000 layers"),
     ],
 )  # fmt: skip
@@ -579,7 +592,7 @@ def test_an_error_of_a_file_is_one_line_without_escapes(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["a b", "", "1a", "x=1", "a.b", "a,b", "self", "for", "__x", "\uff58"]
+    "name", ["a b", "", "1a", "x=1", "a.b", "a,b", "self", "for", "__x", "\uff58", "a" * 10_001]
 )
 def test_what_is_no_name_is_no_name(name):
     with pytest.raises(Foreign):

@@ -42,7 +42,7 @@ def to_plain(value: Any) -> Any:
         return {"ellipsis": True}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if isinstance(value, tuple):
         return {"tuple": [to_plain(item) for item in value]}
     if isinstance(value, list):
         return [to_plain(item) for item in value]
@@ -90,16 +90,14 @@ def bounded(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LENGTH:
-        raise Foreign(f"a text of more than {_LENGTH} letters, or none")
+def _text(value: str) -> str:
+    if len(value) > _LENGTH:
+        raise Foreign(f"a text of more than {_LENGTH} letters")
     return value
 
 
 def _key(value: Any) -> Any:
-    if isinstance(value, str):
-        return _text(value)
-    if type(value) is int:
+    if type(value) in (int, str):
         return bounded(value)
     raise Foreign(f"the key {str(value)[:40]!r}")
 
