@@ -126,6 +126,13 @@ def test_an_unreadable_image_is_named(tmp_path, content):
         decode(path, 16, None)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_no_image_and_is_not_waited_for(make, tmp_path):
+    make(tmp_path / "a.jpg")
+    with pytest.raises(InputError, match=r"a\.jpg is not a readable image \(it is no file\)"):
+        decode(tmp_path / "a.jpg", 8, None)
+
+
 def test_a_large_jpeg_is_decoded_smaller_to_the_same_picture(tmp_path):
     across = np.linspace(0, 255, 1200)[None, :, None]
     down = np.linspace(0, 255, 900)[:, None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,8 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
     """Read one image as uint8 H, W, C: a random crop drawn from `rng`, or the middle."""
     Image = _pillow()
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is no file")  # Of a pipe, whoever opens it waits for the writer.
         with Image.open(path) as image:
             box = middle_box(image.size) if rng is None else random_box(image.size, rng)
             box = _decode_smaller(image, box, size)
