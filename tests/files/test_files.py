@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._pytree import tree_map_only
 
 import nhwc
@@ -466,6 +467,7 @@ def called(layer):
         (Own(), "it calls quantize_per_tensor"),
         (Imaginary(), "complex: 1j has no plain form"),
         (called(Loud(3, 4, 3)), "calls a Loud, whose own code it takes to load it"),
+        (called(weight_norm(nn.Conv2d(3, 4, 3))), "it has hooks or parametrizations"),
         (called(stale()), "it is no nn.Conv2d as its arguments make it"),
         (called(other_weight()), "it is no nn.Conv2d as its arguments make it"),
     ],
