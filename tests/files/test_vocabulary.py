@@ -43,6 +43,15 @@ def test_no_name_says_that_it_does_more_than_compute(name):
     assert not {*BAD.split()} & {*leaf.lower().split("_")}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["CTCLoss", "FractionalMaxPool2d", "LazyConv2d", "SyncBatchNorm", "RNNBase", "DataParallel"],
+)
+def test_a_layer_that_does_more_than_compute_is_none_of_a_file(name):
+    assert hasattr(torch.nn, name)
+    assert f"nn.{name}" not in modules()
+
+
 def test_every_function_is_torchs_or_one_of_a_short_list():
     rooms = {}
     for name, function in functions().items():
