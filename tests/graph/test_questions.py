@@ -514,6 +514,24 @@ def test_a_part_that_asks_its_argument_for_none_is_told_so():
     assert part.reason == "it asks whether its argument mask is None"
 
 
+class Scaled(Masked):
+    def forward(self, x, mask, scale=None):
+        return self.conv(x) * mask if scale is None else self.conv(x) * scale
+
+
+class Keyworded(Masked):
+    def forward(self, x, scale=None, *others, **options):
+        return self.conv(x) if scale is None else self.conv(x) * scale
+
+
+@pytest.mark.parametrize("kind", [Scaled, Keyworded])
+def test_what_is_not_asked_for_none_may_stand_beside_what_is(kind):
+    model, given = kind().eval(), (X, torch.tensor(2.0))[: 2 if kind is Scaled else 1]
+    fused = fuse(model)
+    assert not fused.report.opaque
+    torch.testing.assert_close(fused(*given), model(*given))
+
+
 MASKED = [
     *(Masked, MaskedBehind, MaskedByAnotherName, MaskedByHelper, MaskedByObject, MaskedInItsPart),
 ]

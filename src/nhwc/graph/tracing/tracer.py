@@ -288,10 +288,13 @@ class Tracer(fx.Tracer):
     def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
         """Refuse code that asks whether an argument of the model is None: callers may pass both."""
         code = getattr(root.forward, "__code__", None)
-        names = [p for p in inspect.signature(root.forward).parameters if p not in concrete][1:]
+        parameters = inspect.signature(root.forward).parameters.values()
+        # What `*args` and `**kwargs` hold is never None.
+        single = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        names = [name for name in single if name not in concrete][1:]
         if isinstance(root, fx.GraphModule) or code is None or not names:
             return
-        asked = asks_for_none(code, root.forward.__globals__, method=True)
+        asked = asks_for_none(code, root.forward.__globals__, method=True) - {*concrete}
         if asked & {*names}:
             named = min(asked & {*names})
             raise fx.proxy.TraceError(f"it asks whether its argument {named} is None")
