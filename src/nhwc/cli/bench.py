@@ -26,7 +26,7 @@ from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
 from ..zoo import find_builder, read_weights
-from .common import MODEL, add_seed, aside, check_alone, check_fits, parse_shapes
+from .common import MODEL, add_input, add_seed, aside, check_alone, check_fits, parse_shapes
 from .interrupt import ends_as_ctrl_c
 from .outputs import (
     add_output_arguments,
@@ -61,13 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines", action="store_true", help="what is installed here, and how to get the rest"
     )
-    parser.add_argument(
-        "--input",
-        metavar="NxCxHxW",
-        action="append",
-        help="default 1x3x224x224; repeat it for the inputs after the first, which may have any "
-        "number of dimensions",
-    )
+    add_input(parser, "shape of the input", "1x3x224x224; 4x3x224x224 with --train")
     words = "batch sizes of all inputs, one after the other"
     parser.add_argument("--batch", metavar="N,...", help=words)
     parser.add_argument("--threads", metavar="N,...", help="thread counts (default: all cores)")

@@ -32,17 +32,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=MODEL,
     )
-    parser.add_argument(
-        "--input",
-        metavar="NxCxHxW",
-        action="append",
-        help="shape of the input (default 1x3x224x224); repeat it for the inputs after the first, "
-        "which may have any number of dimensions",
-    )
+    add_input(parser, "shape of the input", "1x3x224x224")
     words = "a state dict, of torch.save or safetensors; random weights otherwise"
     parser.add_argument("--weights", metavar="FILE", help=words)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add_seed(parser)
+
+
+def add_input(parser: argparse.ArgumentParser, what: str, default: str) -> None:
+    parser.add_argument(
+        "--input",
+        metavar="NxCxHxW",
+        action="append",
+        help=f"{what} (default {default}); repeat it for the inputs after the first, which may "
+        "have any number of dimensions",
+    )
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
 from ..zoo import find_object
-from .common import aside, check_alone, colors, parse_shapes
+from .common import add_input, aside, check_alone, colors, parse_shapes
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
 
@@ -43,13 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", action="append", help=f"repeat for several (default: {', '.join(DTYPES)})"
     )
     parser.add_argument("--no-timing", action="store_true", help="check formats and values alone")
-    parser.add_argument(
-        "--input",
-        metavar="NxCxHxW",
-        action="append",
-        help="shape of an input of your own operator (default 2x16x32x32); repeat it for the "
-        "inputs after the first, which may have any number of dimensions",
-    )
+    add_input(parser, "shape of an input of your own operator", "2x16x32x32")
     parser.add_argument(
         "--diff", metavar=("OLD", "NEW"), nargs=2, type=Path, help="compare two JSON tables"
     )
