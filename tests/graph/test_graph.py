@@ -342,6 +342,7 @@ PARTS = {
     "repeated": lambda own, x: x + own.grid[None, :, :6, :6].repeat(x.size(0), 1, 1, 1),
     "narrowed": lambda own, x: x + own.grid.narrow(1, 0, x.size(2)).narrow(2, 0, x.size(3)),
     "typed": lambda own, x: x + own.table.double()[:6].type(x.data.type()),
+    "converted": lambda own, x: x + own.table.double()[:6].to(device=x.device, dtype=x.dtype),
     "a copy written": lambda own, x: own.table[:6].repeat(x.size(0), 3, 6, 1).add_(x),
 }
 
@@ -392,7 +393,16 @@ def _of_a_typed(own, x):
     return x + part[:, :6, :6]
 
 
-@pytest.mark.parametrize("run", [_added, _assigned, _of_a_part, _in_place, _of_made, _of_a_typed])
+def _of_a_converted(own, x):
+    part = own.grid[:, :6, :6].to(dtype=x.dtype)
+    part += 1
+    return x + part
+
+
+WRITES = [_added, _assigned, _of_a_part, _in_place, _of_made, _of_a_typed, _of_a_converted]
+
+
+@pytest.mark.parametrize("run", WRITES)
 def test_code_that_writes_into_a_part_of_its_tables_stays(run):
     model = Positions(run).eval()
     captured = capture(model)

@@ -618,11 +618,6 @@ class InFull(InHalf):
             return self.conv(x.float())
 
 
-class ByType(InHalf):
-    def forward(self, x):
-        return self.conv(x) * torch.ones(3, 1, 1).type(x.dtype)
-
-
 class ByClass(InHalf):
     def forward(self, x):
         return self.conv(x).type(torch.FloatTensor)
@@ -632,7 +627,6 @@ HIDDEN = {
     Careful: "it catches errors, which a graph would not",
     InHalf: "it runs parts in another precision, or with gradients",
     InFull: "it sets autocast while it runs",
-    ByType: "it gives a tensor of its own the type of a traced value",
     ByClass: "it names a type by a class of torch's, which generated code cannot say",
 }
 

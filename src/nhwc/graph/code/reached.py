@@ -67,7 +67,7 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
             continue
         seen.add(id(value))
         if isinstance(value, types.FunctionType):
-            if value.__code__ not in known and not is_of_torch(value):
+            if value.__code__ not in known and _is_users(value):
                 yield value
                 todo += [*_named(value), *_closed_over(value)]
         elif isinstance(value, dict | list | tuple):
@@ -84,7 +84,12 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
 def _is_users_class(value: Any) -> bool:
     if not isinstance(value, type) or issubclass(value, nn.Module):
         return False
-    return value.__module__.partition(".")[0] not in LIBRARIES
+    return _is_users(value)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether a class or a function is of no library."""
+    return str(value.__module__).partition(".")[0] not in LIBRARIES
 
 
 _OPERATORS = {"__call__", "__getitem__", "__class_getitem__", "__contains__"}

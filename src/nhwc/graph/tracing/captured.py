@@ -26,8 +26,9 @@ from ..plain import all_plain, is_derived
 from ..report import Opaque, PassReport
 from .baked import bake_weights
 from .copies import check_copies, own_copy
+from .explained import explain
 from .shells import TraceChild, open_shell
-from .tracer import Tracer, explain
+from .tracer import Tracer
 
 
 @dataclass(frozen=True)

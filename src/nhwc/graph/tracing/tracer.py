@@ -9,8 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy
@@ -20,8 +19,7 @@ from torch.fx import _symbolic_trace as _fx
 from torch.utils._pytree import tree_leaves
 
 from ...operators.kinds import returns_what_it_writes
-from ..code.questions import asks_for_none, assigned_in
-from ..code.reached import OURS, TORCH, methods_of, takes_module
+from ..code.reached import OURS, TORCH
 from ..effects.outside import Outside
 from ..effects.replaced import replaced
 from ..effects.state import State
@@ -33,6 +31,8 @@ from ..nodes.shapes import is_size
 from ..nodes.writes import may_be_view, written_into
 from ..plain import all_plain, is_derived
 from .doubts import Doubts
+from .explained import explain
+from .nones import argument_asked, arguments_asked, result_asked
 from .traced import (
     TracedParameter,
     TracedValue,
@@ -49,7 +49,7 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
 
-_TO_INPUT = ("__getitem__", "expand", "narrow", "repeat", "type")
+_TO_INPUT = ("__getitem__", "expand", "narrow", "repeat", "to", "type")
 """Methods by which tables, of positions say, get the size or the type of an input."""
 
 _BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
@@ -74,7 +74,6 @@ class Tracer(fx.Tracer):
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
-        self._asked = ""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions at the first request, which must come before fx wraps some.
@@ -85,13 +84,15 @@ class Tracer(fx.Tracer):
         self._outside = Outside(root)
         try:
             with spelled_out(root):
-                self._check_arguments(root, concrete_args or {})
+                asks, may_ask = arguments_asked(root, concrete_args or {})
+                if asks:
+                    raise fx.proxy.TraceError(asks)
                 self._drawn = torch.get_rng_state()
                 with self._seeing():
                     graph = super().trace(root, concrete_args)
                 self._check_drawn()
-                if self._asked:
-                    raise fx.proxy.TraceError(self._asked)
+                if may_ask:
+                    raise fx.proxy.TraceError(may_ask)
                 self._doubts.check_written(root, 0)
                 self._doubts.check_code(root)
             self._outside.check()
@@ -275,33 +276,10 @@ class Tracer(fx.Tracer):
 
     def _check_given(self, module: nn.Module, given: Iterable[Any]) -> None:
         """Refuse code that asks whether its argument is None if that is unknown."""
-        if isinstance(module, fx.GraphModule):
-            return
-        function = module.forward
-        code = getattr(function, "__code__", None)
-        if code and any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
-            asked = asks_for_none(code, function.__globals__, method=True)
-            asked &= {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+        if any(isinstance(x, fx.Proxy) and self._may_be_none(x.node) for x in given):
+            asked = argument_asked(module)
             if asked:
-                raise fx.proxy.TraceError(f"it asks whether its argument {min(asked)} is None")
-
-    def _check_arguments(self, root: nn.Module, concrete: dict[str, Any]) -> None:
-        """Refuse code that asks whether an argument of the model is None: callers may pass both."""
-        code = getattr(root.forward, "__code__", None)
-        parameters = inspect.signature(root.forward).parameters.values()
-        # What `*args` and `**kwargs` hold is never None.
-        single = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        names = [name for name in single if name not in concrete][1:]
-        if isinstance(root, fx.GraphModule) or code is None or not names:
-            return
-        asked = asks_for_none(code, root.forward.__globals__, method=True) - {*concrete}
-        if asked & {*names}:
-            named = min(asked & {*names})
-            raise fx.proxy.TraceError(f"it asks whether its argument {named} is None")
-        # The code may ask by another name, or pass the argument on to this method.
-        other = "by another name" if asked else _asking_method(root, code)
-        if other:
-            self._asked = f"it may ask {other} whether its argument {names[0]} is None"
+                raise fx.proxy.TraceError(f"it asks whether its argument {asked} is None")
 
     def _check_running(self) -> None:
         """Refuse code of the current module that asks a question, by whatever way it is called."""
@@ -332,12 +310,7 @@ class Tracer(fx.Tracer):
             if frame.f_code is Tracer.trace.__code__:
                 return  # Whoever asked for the trace wrote no line of the model.
             frame = frame.f_back
-        code = frame.f_code
-        module: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
-        method = isinstance(module, nn.Module)
-        asked = asks_for_none(code, frame.f_globals, method=method)
-        # The code may pass the result on to a method.
-        if "" in asked or asked & assigned_in(code) or (method and _asking_method(module, code)):
+        if result_asked(frame):
             self.refuse("it asks whether the result of a part that cannot be traced is None")
 
     def _may_be_none(self, node: fx.Node) -> bool:
@@ -487,17 +460,6 @@ def _is_traced(value: Any) -> bool:
     return isinstance(value, tuple | list) and any(map(_is_traced, value))
 
 
-def _asking_method(module: nn.Module, code: CodeType) -> str:
-    """In which method of `module`, other than this one, it asks whether a value is None."""
-    for other in methods_of(module):
-        method = takes_module(module, other)
-        if other.__code__ is not code and asks_for_none(
-            other.__code__, other.__globals__, method=method
-        ):
-            return f"in {other.__name__}"
-    return ""
-
-
 def _is_alias_of(one: Tensor, other: Tensor) -> bool:
     return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
 
@@ -529,51 +491,12 @@ def _is_of_no_user(function: Callable[..., Any]) -> bool:
     return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")
 
 
-def explain(error: Exception) -> str:
-    """Say in one line why tracing failed, and where in the user's code."""
-    try:
-        text = str(error).strip().splitlines()
-    except fx.proxy.TraceError:
-        text = ["of a traced value"]  # The error holds one, which will not be written.
-    first = text[0] if text else ""
-    for sign, plain in _PLAIN.items():
-        if sign in first:
-            first = plain
-            break
-    else:
-        if not isinstance(error, fx.proxy.TraceError):
-            first = f"{type(error).__name__}: {first}"
-    where = _user_line(error)
-    return f"{first} ({where})" if where else first
-
-
-_PLAIN = {
-    "does not support item assignment": "it assigns to elements of a traced value",
-    "dtype must be a type, str": "it gives a tensor of its own the type of a traced value",
-    "torch.tensortype": "it names a type by a class of torch's, which generated code cannot say",
-    "cannot be interpreted as an integer": "it counts with a traced value",
-    "must be real number, not": "it computes with a traced value in plain Python",
-    "int() argument must be": "it makes a plain number of a traced value",
-    "float() argument must be": "it makes a plain number of a traced value",
-}
-
-
 def _typed_like(given: tuple[Any, ...]) -> fx.Node | None:
     """The y of `x.type(y.type())`; None for other calls of `type`. No file holds a type's name."""
     named = getattr(given[1], "node", None) if len(given) == 2 else None
     if not isinstance(named, fx.Node) or (named.op, named.target) != ("call_method", "type"):
         return None
     return named.all_input_nodes[0] if len(named.args) == 1 else None
-
-
-def _user_line(error: Exception) -> str:
-    frame, found = error.__traceback__, ""
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith((TORCH, OURS, "<")):
-            found = f"{Path(file).name}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return found
 
 
 def _untraceable_functions() -> tuple[Callable[..., Any], ...]:

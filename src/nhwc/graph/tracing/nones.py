@@ -1,0 +1,66 @@
+"""Where code asks whether a value is None that may be: no class can define the answer."""
+
+from __future__ import annotations
+
+import inspect
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import fx, nn
+
+from ..code.questions import asks_for_none, assigned_in
+from ..code.reached import OURS, TORCH, methods_of, takes_module
+
+
+def argument_asked(module: nn.Module) -> str:
+    """The argument that the code of a part asks for None; empty if there is none."""
+    function = module.forward
+    code = getattr(function, "__code__", None)
+    if isinstance(module, fx.GraphModule) or code is None:
+        return ""
+    asked = asks_for_none(code, function.__globals__, method=True)
+    given = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
+    return min(asked & given, default="")
+
+
+def arguments_asked(root: nn.Module, concrete: dict[str, Any]) -> tuple[str, str]:
+    """Why code must not be traced whose callers may give None, and why perhaps not.
+
+    It asks for an argument besides the first that is not `concrete`; or it asks by another name, or
+    in a method to which it may pass the argument on.
+    """
+    code = getattr(root.forward, "__code__", None)
+    parameters = inspect.signature(root.forward).parameters.values()
+    # What `*args` and `**kwargs` hold is never None.
+    single = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [name for name in single if name not in concrete][1:]
+    if isinstance(root, fx.GraphModule) or code is None or not names:
+        return "", ""
+    asked = asks_for_none(code, root.forward.__globals__, method=True) - {*concrete}
+    if asked & {*names}:
+        return f"it asks whether its argument {min(asked & {*names})} is None", ""
+    if code.co_filename.startswith((TORCH, OURS)):
+        return "", ""
+    other = "by another name" if asked else _asking_method(root, code)
+    return "", f"it may ask {other} whether its argument {names[0]} is None" if other else ""
+
+
+def result_asked(frame: FrameType) -> bool:
+    """Whether the code of this frame, or a method it may pass it on to, asks for what it calls."""
+    code = frame.f_code
+    module: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
+    method = isinstance(module, nn.Module)
+    asked = asks_for_none(code, frame.f_globals, method=method)
+    known = "" in asked or bool(asked & assigned_in(code))
+    return known or (method and bool(_asking_method(module, code)))
+
+
+def _asking_method(module: nn.Module, code: CodeType) -> str:
+    """In which method of `module`, other than this one, it asks whether a value is None."""
+    for other in methods_of(module):
+        method = takes_module(module, other)
+        if other.__code__ is not code and asks_for_none(
+            other.__code__, other.__globals__, method=method
+        ):
+            return f"in {other.__name__}"
+    return ""
