@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,13 +47,13 @@ def test_synthetic_batches_print_the_line_and_write_nothing(folder, capsys):
     assert [path.name for path in folder.parent.iterdir()] == ["images"]
 
 
-def test_workers_leave_nothing_behind(folder):
-    temporary = folder.parent / "temporary"
-    temporary.mkdir()
+def test_workers_leave_nothing_behind():
     words = [*QUICK, "--synthetic", "--classes", 10, "--max-batches", 2, "--workers", 1]
-    settings = environment(TMPDIR=str(temporary))
-    subprocess.run(command(*words), env=settings, check=True, capture_output=True)
-    assert list(temporary.glob("pymp-*")) == []
+    # Workers name sockets in it, whose names may have 107 letters.
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = environment(TMPDIR=temporary)
+        subprocess.run(command(*words), env=settings, check=True, capture_output=True)
+        assert list(Path(temporary).glob("pymp-*")) == []
 
 
 # The words of the channels-last tutorial, which are those of apex's main_amp.py: DIR last.

@@ -62,7 +62,7 @@ def note_fixed(gm: fx.GraphModule, like: object, inputs: Sequence[Any]) -> None:
     >>> fix_sizes(gm)
     >>> note_fixed(gm, gm, [torch.ones(2, 3, 4)])
     >>> [shape_at(node) for node in gm.graph.nodes]
-    [(2, 3, 4), (2, 12), None]
+    [(2, 3, 4), (2, 12), (2, 12)]
     """
     if not getattr(like, "meta", {}).get("has_fixed_sizes"):
         return
