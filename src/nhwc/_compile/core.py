@@ -223,12 +223,13 @@ class _Cut:
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._from)
             return self._attribute(str(node.target), value)
-        for one in node.all_input_nodes:
-            if self._seen.is_same(node, one) and not _acts(node):
-                return self._values[one]
-        value = self._seen.values[node]
-        if isinstance(value, _SIZES) and not _acts(node):
-            return tuple(value) if isinstance(value, torch.Size) else value
+        if not _acts(node):
+            for one in node.all_input_nodes:
+                if self._seen.is_same(node, one):
+                    return self._values[one]
+            value = self._seen.values[node]
+            if isinstance(value, _SIZES):
+                return tuple(value) if isinstance(value, torch.Size) else value
         args = fx.node.map_arg(node.args, self._values.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, self._values.__getitem__)
         made = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
