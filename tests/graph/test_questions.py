@@ -1,10 +1,13 @@
 """What code asks of a traced value is answered as the real one would, or stops the trace."""
 
+import builtins
 import collections
 import copy
 import dataclasses
 import functools
+import operator
 import weakref
+from operator import is_not
 
 import pytest
 import torch
@@ -106,6 +109,8 @@ def marked(y):
     return y * y.mark
 
 
+kind_of = type
+
 QUESTIONS = {
     "hasattr": lambda y: y.logits if hasattr(y, "logits") else y,
     "hasattr shape": lambda y: y * 2 if hasattr(y, "shape") else y,
@@ -144,6 +149,10 @@ QUESTIONS = {
     "grad": lambda y: y * 2 if y.grad is None else y * 3,
     "same id": lambda y: y * 2 if id(y) == id(y.contiguous()) else y * 3,
     "same": lambda y: y * 2 if y is y.contiguous() else y * 3,
+    "type by another name": lambda y: y * 2 if kind_of(y) is Tensor else y * 3,
+    "type of builtins": lambda y: y * 2 if builtins.type(y) is Tensor else y * 3,
+    "operator is": lambda y: y * 2 if operator.is_(y, y.contiguous()) else y * 3,
+    "operator is not": lambda y: y * 2 if is_not(y, None) else y * 3,
     "text": lambda y: y * 2 if f"{y}".startswith("tensor") else y * 3,
     "bool": lambda y: y * 2 if y.numel() else y * 3,
     "len": lambda y: y * len(y),

@@ -8,7 +8,9 @@ the code catches, and a precision that it sets for some calls.
 
 from __future__ import annotations
 
+import builtins
 import dis
+import operator
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,10 +29,13 @@ from .reached import (
     takes_module,
 )
 
-_BUILTINS = {"type": type, "callable": callable, "id": id}
+_ASKING = (type, callable, id, operator.is_, operator.is_not)
+"""Functions that no traced value can answer as the real one would."""
+
 _SHORT = 100
 """A function is taken for a helper like `exists(x)` if it has fewer bytes of code than this."""
 
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _MATCHING = ("MATCH_SEQUENCE", "MATCH_MAPPING")
 _CATCHING = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
 _SKIPPED = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "COPY", "RESUME", "NOP", "NOT_TAKEN")
@@ -55,21 +60,22 @@ def why_asking(module: nn.Module) -> str:
             return f"it sets autocast while it runs ({_place(method.__code__)})"
         if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
             return f"it catches errors, which a graph would not ({_place(method.__code__)})"
-    for function in functions_of(module):
-        own = (
-            function in methods
-            and hasattr(type(module), function.__code__.co_name)
-            and takes_module(module, function)
-        )
-        found = questions_of(function.__code__, function.__globals__, method=own)
-        if found.reason:
-            return found.reason
-    for function in functions_behind(module):
-        own = function.__code__.co_varnames[:1] == ("self",)
+    for function, own in _reached(module, methods):
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason
     return ""
+
+
+def _reached(
+    module: nn.Module, methods: list[types.FunctionType]
+) -> Iterator[tuple[types.FunctionType, bool]]:
+    """The functions that a call may run, and whether each gets the object that has it."""
+    for function in functions_of(module):
+        named = hasattr(type(module), function.__code__.co_name)
+        yield function, named and function in methods and takes_module(module, function)
+    for function in functions_behind(module):
+        yield function, function.__code__.co_varnames[:1] == ("self",)
 
 
 def asks_for_none(
@@ -121,7 +127,7 @@ def questions_of(code: types.CodeType, names: dict[str, Any], *, method: bool) -
         steps = _steps(inner)
         own = code.co_varnames[0] if method and code.co_varnames else ""
         for place, step in enumerate(steps):
-            asks = _loads_builtin(step, names) and not _names(steps, place + 1, own)
+            asks = _loads_asking(steps, place, names) and not _names(steps, place + 1, own)
             if asks or step.opname in _MATCHING:
                 reason = f"it asks for the type of a value ({_place(inner)})"
             elif step.opname == "IS_OP" and not _loads(steps[place - 1], None):
@@ -138,10 +144,16 @@ def _steps(code: types.CodeType) -> list[dis.Instruction]:
     return [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
 
 
-def _loads_builtin(step: dis.Instruction, names: dict[str, Any]) -> bool:
-    if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in _BUILTINS:
-        return False
-    return names.get(step.argval, _BUILTINS[step.argval]) is _BUILTINS[step.argval]
+def _loads_asking(steps: list[dis.Instruction], place: int, names: dict[str, Any]) -> bool:
+    """Whether the code loads a function that asks, by its name or as `builtins.type`."""
+    step, before = steps[place], steps[place - 1]
+    found: Any = None
+    if step.opname in _GLOBAL:
+        found = names.get(step.argval, vars(builtins).get(step.argval))
+    elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before.opname in _GLOBAL:
+        owner = names.get(before.argval)
+        found = vars(owner).get(step.argval) if isinstance(owner, types.ModuleType) else None
+    return any(found is one for one in _ASKING)
 
 
 def _names(steps: list[dis.Instruction], place: int, own: str) -> bool:
