@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from nhwc._bench import SUITES, Benchmark, Row, load_benchmark
 from nhwc._bench.results import geometric_mean
 from nhwc.machine.timing import Comparison
-from nhwc.render.bench_words import environment, label
+from nhwc.render.bench_words import environment, label, peers
 from nhwc.shown import shown
 
 from . import aa, curve, first_use, gpu_tables, neighbours, published
@@ -22,21 +23,21 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 SUMMED = (
-    ("models of this suite and of `volta` against every engine", "engines.json"),
-    ("models of both against every engine, batch 4", "engines-batch-4.json"),
-    ("models of both against every engine, on a Zen 4", "engines-zen4.json"),
-    ("models of both against every engine, with AVX2 alone", "engines-avx2.json"),
-    ("models of both against every engine, AVX-512 hidden", "engines-narrow.json"),
-    ("the same at batch 4", "engines-narrow-batch-4.json"),
-    ("one model of each family that people deploy, transformers and detectors too", "deploy.json"),
-    ("the same at batch 4", "deploy-batch-4.json"),
-    ("the same, batch 1, AVX-512 hidden", "deploy-narrow.json"),
-    ("YOLO, a U-Net, SegFormer, DINOv2, DETR and a diffusion decoder", "guests.json"),
-    ("video and medical volumes", "volumes.json"),
-    ("volumes of video and medicine with AVX2 alone", "volumes-avx2.json"),
-    ("volumes on a processor whose AVX-512 is hidden", "volumes-narrow.json"),
+    ("the tutorials' models, every engine", "Every engine"),
+    ("the same, batch 4", "Every engine, batch 4"),
+    ("the same, a Zen 4", "Every engine, on a Zen 4"),
+    ("the same, AVX2 alone", "Every engine, on AVX2"),
+    ("the same, AVX-512 hidden", "Every engine, without AVX-512"),
+    ("the same, AVX-512 hidden, batch 4", "Every engine, without AVX-512, batch 4"),
+    ("one model of each family that people deploy", "What people deploy"),
+    ("the same, batch 4", "What people deploy, batch 4"),
+    ("the same, AVX-512 hidden", "What people deploy, without AVX-512"),
+    ("YOLO, U-Net, SegFormer, DINOv2, DETR, a diffusion decoder", "Models of other packages"),
+    ("video and medical volumes", "Volumes"),
+    ("the same, AVX2 alone", "Volumes, on AVX2"),
+    ("the same, AVX-512 hidden", "Volumes, without AVX-512"),
 )
-"""What the README says of other files than that of the suite."""
+"""What the README says of other sections than those of the suite."""
 
 BEGIN, END = "<!-- written by benchmarks.performance -->", "<!-- end -->"
 SHOWN = ("resnet18", "resnet50", "mnasnet1_0", "shufflenet_v2_x1_0", "densenet121", "vgg16")
@@ -71,26 +72,42 @@ def main() -> None:
 
 
 def summary(suite: Benchmark) -> str:
-    """Some of the models, and all of them in one line each."""
+    """Some of the models, and all of them in one row for each section."""
     single = by_batch(suite)[1]
     shown = [row for row in single if row.case.model in SHOWN]
-    counts = [f"batch {batch}: {_count(rows)}" for batch, rows in by_batch(suite).items()]
-    lines = [f"- the {len(single)} models of the suite, {'; '.join(counts)} ({environment(suite)})"]
-    for what, file in SUMMED:
-        if not (RESULTS / file).exists():
-            continue
-        result = load_benchmark(RESULTS / file)
-        lines.append(f"- {what}: {_count(result.rows)} ({environment(result)})")
-    return f"{engines(suite, shown, last=False)}\n\nAll of them, batch 1 but for the first:\n\n" + (
-        "\n".join(lines)
-    )
+    files = {title: RESULTS / file for title, _, file, _ in SECTIONS}
+    lines = [
+        "| batch 1 unless it says more | the others | ahead on | mean | least | processor |",
+        "|---" * 6 + "|",
+    ]
+    for batch, rows in by_batch(suite).items():
+        what = f"the suite, batch {batch}" if batch > 1 else "the suite `icelake`"
+        lines.append(_summed(what, f"Batch {batch}", suite, rows))
+    all_of_them = [suite]
+    for what, title in SUMMED:
+        if files[title].exists():
+            all_of_them.append(result := load_benchmark(files[title]))
+            lines.append(_summed(what, title, result, result.rows))
+    met = [("torch", one.environment.torch) for one in all_of_them]
+    met += [pair for one in all_of_them for pair in peers(one).items()]
+    names = ", ".join(f"{name} {version}" for name, version in dict.fromkeys(met))
+    table = engines(suite, shown, last=False)
+    return "\n".join([table, "", SUMMARY, "", *lines, "", f"With {names}."])
 
 
-def _count(rows: Sequence[Row]) -> str:
-    leads = leads_of(rows)
+SUMMARY = """\
+All of them: on how many of the models nhwc is ahead of every other engine, and the time of the best
+other engine over nhwc's, in the geometric mean and at worst. Each row leads to its section, which
+has every model and the command."""
+
+
+def _summed(what: str, title: str, result: Benchmark, rows: Sequence[Row]) -> str:
+    leads, here = leads_of(rows), result.environment
+    place = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     return (
-        f"ahead on {sum(lead >= 1 for lead in leads)} of {len(leads)}, "
-        f"{geometric_mean(leads):.2f}x the best of the others in the geometric mean"
+        f"| [{what}](docs/performance.md#{place}) | {', '.join(peers(result))} "
+        f"| {sum(lead >= 1 for lead in leads)} of {len(leads)} | {geometric_mean(leads):.2f} "
+        f"| {min(leads):.2f} | {here.processor} {here.instruction_set}, {here.cores} cores |"
     )
 
 

@@ -39,10 +39,9 @@ def label(variant: str) -> str:
     return find_engine(variant).label
 
 
-def versions(result: Benchmark) -> str:
-    """The peers that are not torch, with their versions."""
-    found = {m.variant: m.version for row in result.rows for m in row.measured if m.version}
-    return ", ".join(f"{label(variant)} {version}" for variant, version in found.items())
+def peers(result: Benchmark) -> dict[str, str]:
+    """The versions of the engines that are not torch's, by their names."""
+    return {label(m.variant): m.version for row in result.rows for m in row.measured if m.version}
 
 
 def environment(result: Benchmark) -> str:
@@ -50,7 +49,8 @@ def environment(result: Benchmark) -> str:
     here = result.environment
     machine = here.device if here.device != "cpu" else f"{here.processor} {here.instruction_set}"
     parts = [f"{machine}, {here.cores} cores", _apart(result), f"torch {here.torch}"]
-    return ", ".join(part for part in (*parts, versions(result)) if part)
+    parts += [f"{name} {version}" for name, version in peers(result).items()]
+    return ", ".join(filter(None, parts))
 
 
 def _apart(result: Benchmark) -> str:
