@@ -301,6 +301,16 @@ def test_other_tensors_for_one_call_run_the_graph_and_pack_nothing(image, monkey
 
 
 @torch.no_grad()
+def test_weights_beside_other_tensors_can_be_swapped(image):
+    fast = force(residual(), image)
+    weight = conv(fast).weight
+    others = {"portable.head.bias": fast.portable.head.bias + 1}
+    torch.func.functional_call(fast, others, image)
+    torch.utils.swap_tensors(weight, nn.Parameter(weight * 1.5, False))
+    agrees(fast, image)
+
+
+@torch.no_grad()
 def test_other_tensors_that_come_again_are_packed(image):
     fast = force(residual(), image)
     expected = fast(image)

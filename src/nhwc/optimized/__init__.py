@@ -197,7 +197,9 @@ class Optimized(nn.Module):
             return False
         if not self._stamp.has_tensors():
             # `functional_call` swaps tensors for one call: packing them would cost more than it.
-            now = self._stamp.in_slots()
+            # Only others have weak references: `swap_tensors` takes no weight that has one.
+            own = set(map(id, self._stamp.tensors))
+            now = [one for one in self._stamp.in_slots() if id(one) not in own]
             known = [one() for one in self._foreign]
             if len(known) != len(now) or not all(map(operator.is_, known, now)):
                 self._foreign = list(map(weakref.ref, now))
