@@ -388,6 +388,17 @@ def test_the_result_is_the_same_kind_of_thing(winner, image):
         assert runs_program(fast, image) == (winner == "plan")
 
 
+def test_a_copy_of_what_was_compiled_in_place_is_on_its_own(winner, image):
+    fast = won_by(winner, residual(), image)
+    fast.compile(backend="eager")
+    with torch.no_grad():
+        expected = fast(image)
+        for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+            in_place_all(twin)
+            assert (agrees(twin, image) - expected).abs().max() > 1e-3
+        close(fast(image), expected)
+
+
 class Headed(nn.Module):
     """A backbone and a head that is trained on what it gives."""
 

@@ -275,7 +275,8 @@ class Optimized(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Programs hold packed weights and functions: a copy makes its own when it is called."""
-        state = dict(self.__dict__, _recipes={r.signature: r for r in self.recipes})
+        state = super().__getstate__()
+        state["_recipes"] = {r.signature: r for r in self.recipes}
         for name in ("_programs", "_lock", "_pool", "_foreign", "_stamp"):
             del state[name]
         return state
