@@ -63,7 +63,7 @@ CHANGES = {
     "one module more": lambda net: net.append(nn.ReLU()),
     "a buffer more": lambda net: net[2].register_buffer("more", torch.zeros(2)),
     "a hook": lambda net: net[3].register_forward_hook(print),
-    "a hook before": lambda net: net.register_forward_pre_hook(print),
+    "a hook before": lambda net: net[3].register_forward_pre_hook(print),
     "another class": lambda net: setattr(net[3], "__class__", nn.Identity),
     "a dict of other parameters": lambda net: setattr(
         net[4], "_parameters", {"weight": net[4].weight, "bias": None}
@@ -94,6 +94,17 @@ def test_a_hook_that_was_there_is_missed(looks, net):
     assert stamp.holds()
     handle.remove()
     assert not stamp.holds()
+
+
+def test_a_hook_on_the_whole_or_its_forward_is_never_missed(looks, net):
+    handle = net.register_forward_pre_hook(print)
+    stamp = Stamp(net)
+    assert not stamp.holds()
+    handle.remove()
+    assert stamp.holds()
+    net.forward = print
+    assert not stamp.holds()
+    assert not Stamp(net).holds()
 
 
 def test_other_code_of_a_graph_is_noticed(looks, net):

@@ -132,10 +132,12 @@ class Stamp:
         self._code = self._attributes[0].get("_code")
         hooks: list[Any] = [h for m in called for h in (m._forward_hooks, m._forward_pre_hooks)]
         everywhere = [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
-        self._unhooked = [*(h for h in hooks if not h), *everywhere]
-        self._hooked = [h for h in hooks if h]
+        # No plan calls those of the whole, whenever they came, nor a `forward` set on it.
+        of_all, within = hooks[:2], hooks[2:]
+        self._unhooked = [*of_all, *(h for h in within if not h), *everywhere]
+        self._hooked = [h for h in within if h]
         self._hooks = [h.copy() for h in self._hooked]
-        self._own = self._with_forward()
+        self._own = [False, *self._with_forward()[1:]]
 
     def _identities(self) -> list[int]:
         """Of the dicts that hold the parts of all modules, and their hooks."""
