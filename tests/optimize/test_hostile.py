@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nhwc
@@ -317,6 +318,30 @@ def test_a_layer_that_computes_otherwise_is_not_saved_as_its_base(tmp_path):
     except NhwcError:
         return
     same(answers(nhwc.load(tmp_path / "saved"), case), answers(model, case))
+
+
+def forward_set(conv):
+    was = conv.forward
+    conv.forward = lambda x: was(x).relu() + 1
+
+
+def helper_set(conv):
+    """As code does that makes images tile."""
+
+    def tiled(x, weight, bias):
+        around = F.pad(x, (1, 1, 1, 1), mode="circular")
+        return F.conv2d(around, weight, bias).relu() + 1
+
+    conv._conv_forward = tiled
+
+
+@pytest.mark.parametrize("set_on", [forward_set, helper_set])
+@pytest.mark.parametrize("verb", [nhwc.fuse, lambda model: force(model, image())])
+def test_what_is_set_on_a_layer_alone_is_run(verb, set_on):
+    case = Case(block)
+    model = build(case)
+    set_on(model[0])
+    same(answers(verb(model), case), answers(model, case))
 
 
 def test_asking_for_a_shape_does_not_stand_in_the_way_of_a_plan():

@@ -238,9 +238,25 @@ def without_bias(fast):
     conv(fast).bias = None
 
 
+def own_forward_of_all(fast):
+    graph, was = fast.portable, fast.portable.forward
+    graph.forward = lambda x: was(x) + 1
+
+
+def own_helper(fast):
+    layer = conv(fast)
+    layer._conv_forward = lambda *given: type(layer)._conv_forward(layer, *given) + 1
+    fast.refresh()
+
+
+def hooked_activation(fast):
+    activation = fast.portable.one.get_submodule("0").activation
+    activation.register_forward_hook(lambda module, args, result: result + 1)
+
+
 PARTS = (
     *(hooked, hooked_before, hooked_container, replaced, own_forward, pruned, parametrized),
-    *(normed, without_bias, replaced_whole),
+    *(normed, without_bias, replaced_whole, own_forward_of_all, hooked_activation),
 )
 
 
@@ -249,6 +265,17 @@ def test_other_modules_and_hooks_take_the_graph(change, image):
     fast = noticed(change, image)
     with torch.no_grad():
         assert not runs_program(fast, image)
+
+
+@pytest.mark.parametrize("change", [*PARTS, own_helper])
+@torch.no_grad()
+def test_a_plan_made_after_such_a_change_answers_with_it(change, image):
+    fast = force(residual(), image)
+    before = fast(image)
+    change(fast)
+    for made_anew in (fast, copy.copy(fast)):
+        made_anew.refresh()
+        assert (agrees(made_anew, image) - before).abs().max() > 1e-3
 
 
 @torch.no_grad()

@@ -73,7 +73,9 @@ def _weighted(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer | N
         if module.activation is not None and activation is None:
             return None
         name = f"{name}.op"
-    if _hooked(module) or _hooked(op) or not all(isinstance(a, fx.Node) for a in node.args):
+    if any(map(_hooked, (module, *module.children()))):
+        return None
+    if not all(isinstance(a, fx.Node) for a in node.args):
         return None
     inputs: tuple[fx.Node, ...] = node.args  # type: ignore[assignment]
     out, tensors = record.tensor(node), [record.tensor(one) for one in inputs]
@@ -190,5 +192,5 @@ class _Shown(str):
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether calling the module may be more than calling its forward with stored weights."""
+    """Whether calling the module may be more than its class's forward with stored weights."""
     return runs_hooks(module) or hasattr(module, "parametrizations")

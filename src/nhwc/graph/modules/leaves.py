@@ -23,13 +23,18 @@ def is_leaf(module: nn.Module) -> bool:
 
 def runs_layer(module: nn.Module) -> bool:
     """Whether the `forward` of this module is that of a layer of torch or of nhwc."""
-    if isinstance(module, _CONTAINERS) or "forward" in vars(module):
+    if isinstance(module, _CONTAINERS) or is_set_from_outside(module):
         return False
     home = definer(type(module), "forward").__module__
     if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):
         return is_frozen_batch_norm(module)
     helper = definer(type(module), "_conv_forward")
     return helper is object or helper.__module__.startswith("torch.")
+
+
+def is_set_from_outside(module: nn.Module) -> bool:
+    """Whether a call of `module` runs what was set on it alone, and not its class's code."""
+    return not vars(module).keys().isdisjoint(("forward", "_conv_forward"))
 
 
 def calls_otherwise(module: nn.Module) -> bool:
@@ -98,9 +103,9 @@ def watchers(module: nn.Module) -> tuple[int, ...]:
 
 
 def runs_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its `forward`."""
+    """Whether a call of the module does more than the `forward` of its class."""
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or calls_otherwise(module)
+    return bool(hooks) or is_set_from_outside(module) or calls_otherwise(module)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

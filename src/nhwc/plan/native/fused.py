@@ -14,7 +14,7 @@ from .weighted import in_ours
 def fused(call: OperatorCall) -> Lowered:
     activation, op = of_module(call.module.activation), call.module.op
     code = in_ours(activation) if activation or call.module.activation is None else None
-    if code is None or runs_hooks(op):
+    if code is None or any(map(runs_hooks, call.module.children())):
         return None
     if type(op) in (GroupNorm, InstanceNorm):
         return normed_in_groups(call, op, *code)
