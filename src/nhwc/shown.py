@@ -64,6 +64,14 @@ def misfit(error: BaseException) -> str:
     return shown(str(error).strip().rpartition("\n\t")[2])
 
 
+def described(value: object) -> str:
+    """How `value` describes itself, or its class where that raises, as code of users may."""
+    try:
+        return repr(value)
+    except Exception:
+        return type(value).__name__
+
+
 def obeys(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that obeys escape sequences, which TERM=dumb denies."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -68,6 +68,11 @@ class Unsaid(Does):
         return self.loaded_from  # type: ignore[no-any-return]
 
 
+class UnsaidNorm(nn.BatchNorm2d):
+    def extra_repr(self) -> str:
+        return self.loaded_from  # type: ignore[return-value]
+
+
 class Anything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -421,6 +426,7 @@ CASES: dict[str, Case] = {
     "a module registered twice": Case(Twice),
     "shared parameters": Case(Shared),
     "a text that fails": Case(lambda: Unsaid(lambda s, y, x: y)),
+    "a text of a part that fails": Case(lambda: nn.Sequential(block(), UnsaidNorm(4))),
     "a hook that changes the output": Case(lambda: hooked(forward_hook=lambda m, a, y: y * 2)),
     "a pre-hook that changes the input": Case(
         lambda: hooked(forward_pre_hook=lambda m, a: (a[0] + 1,))

@@ -25,7 +25,7 @@ from ..passes import PASSES, Pass, exact_passes
 from ..passes.sizes import Sized, for_sizes
 from ..plan.ledger import Ledger, digest
 from ..plan.measuring import Leisure
-from ..shown import shown
+from ..shown import described, shown
 from ..verify import Verification, answer
 from .contest import Turns, take_turns, winner
 from .planner import Planned, bare, plan_model
@@ -214,7 +214,8 @@ def _labels(rewritten: Rewritten, planned: Planned) -> str:
 def _key(stage: str, graph: fx.GraphModule, task: OptimizeTask, kernels: Sequence[str] = ()) -> str:
     """The same for the same graph, shapes and kernels: then times carry over."""
     codes = [inner.code for _, inner in graphs(graph)]
-    return f"{stage} {digest([*codes, repr(graph), *describe(task.example), *kernels])}"
+    layers = map(described, graph.children())
+    return f"{stage} {digest([*codes, *layers, *describe(task.example), *kernels])}"
 
 
 def _report(
@@ -318,8 +319,8 @@ def _example(model: nn.Module, one: Any, named: dict[str, Any]) -> tuple[Any, ..
     inputs = _completed(model, _as_tuple(one), named)
     if not tensors_of(inputs):
         raise InputError(
-            f"also has {shown(repr(one))}, and no tensor in it; kernels are chosen on real shapes. "
-            "Give one: also=[torch.randn(8, 3, 224, 224)], say."
+            f"also has {shown(described(one))}, and no tensor in it; kernels are chosen on real "
+            "shapes. Give one: also=[torch.randn(8, 3, 224, 224)], say."
         )
     return inputs
 

@@ -17,6 +17,7 @@ from ..graph.modules.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
 from ..graph.modules.leaves import computes_as, runs_hooks
 from ..graph.nodes.results import only_holds
 from ..operators.activations import NamedActivation, of_module
+from ..shown import described
 from .padding import without_pads
 from .recording import Record, Seen
 from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
@@ -163,7 +164,7 @@ def _operator(graph: fx.GraphModule, record: Record, node: fx.Node) -> Layer:
         (node.args, node.kwargs), lambda n: _Shown(_show(record.values.get(n, n.name)))
     )
     if node.op == "call_module":
-        name = " ".join(repr(graph.get_submodule(str(node.target))).split())
+        name = " ".join(described(graph.get_submodule(str(node.target))).split())
     elif isinstance(node.target, str):
         name = node.target
     else:
