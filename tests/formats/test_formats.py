@@ -130,6 +130,31 @@ def test_autograd_flows_through_to_format():
         assert torch.autograd.gradcheck(lambda t: to_format(t, Format.CHANNELS_LAST).sin(), x)
 
 
+class Marked(nn.Module):
+    def forward(self, x):
+        return to_format(x, Format.CHANNELS_LAST) * 2
+
+
+def test_a_model_that_marks_its_images_is_a_graph_like_others():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Marked(), nn.Conv2d(4, 1, 3), Marked()
+    net = nn.Sequential(*layers)
+    fused = nhwc.fuse(net.eval())
+    assert not fused.report.opaque
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(fused(x), net(x))
+    assert fused(x).stride() == torch.fx.symbolic_trace(net)(x).stride() == net(x).stride()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3, 1, 1), (2, 3, 4, 4)])
+def test_what_is_traced_marks_images_of_other_sizes_too(shape):
+    traced = torch.jit.trace(Marked(), torch.rand(shape))
+    for x in (torch.rand(shape), torch.rand(3, 5, 6, 7)):
+        assert torch.equal(traced(x), x * 2)
+        assert traced(x).stride() == Marked()(x).stride()
+
+
 @pytest.mark.parametrize(
     ("tensor", "format", "message"),
     [

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from ..errors import InputError
@@ -109,7 +109,8 @@ def strides_of(shape: torch.Size | tuple[int, ...], format: Format) -> tuple[int
     for dim in reversed(dims):
         strides[dim] = step
         # For an empty tensor torch expects strides of at least 1 if contiguous, 0 if channels last.
-        step *= max(shape[dim], 1) if format is Format.CONTIGUOUS else shape[dim]
+        # Sizes that torch.jit traces are tensors, which `*=` would change in place.
+        step = step * (max(shape[dim], 1) if format is Format.CONTIGUOUS else shape[dim])
     return tuple(strides)
 
 
@@ -125,6 +126,10 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
     >>> to_format(x, Format.CHANNELS_LAST).data_ptr() == x.data_ptr()
     True
     """
+    if isinstance(tensor, fx.Proxy):
+        # A graph knows no shapes. `to` restrides what `contiguous` leaves, but for C==H==W==1.
+        _check_target(format)
+        return tensor.to(memory_format=MEMORY_FORMATS[format])
     _check_format(tensor, format)
     dense = tensor.contiguous(memory_format=MEMORY_FORMATS[format])
     strides = strides_of(dense.shape, format)
