@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -129,6 +130,33 @@ def test_a_custom_operator_with_nested_arguments():
     _LIBRARY.impl("pack", lambda parts: torch.cat([p.contiguous() for p in parts], 1), "CPU")
     with pytest.raises(FormatLost, match="pack"), strict():
         torch.ops.nhwc_strict_test.pack([last(2, 3, 8, 8), last(2, 3, 8, 8)])
+
+
+@pytest.mark.parametrize("results", ["(Tensor, Tensor)", "Tensor[]"])
+def test_a_custom_operator_whose_second_result_is_lost(results):
+    name = "pair" if results.startswith("(") else "listed"
+    _LIBRARY.define(f"{name}(Tensor x) -> {results}")
+    both = tuple if name == "pair" else list
+    _LIBRARY.impl(name, lambda x: both((x * 2, x.contiguous() * 3)), "CPU")
+    with pytest.raises(FormatLost, match=name), strict():
+        getattr(torch.ops.nhwc_strict_test, name)(last(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.frexp(x),
+        lambda x: torch.sort(x, 1),
+        lambda x: torch.max(x, 1, keepdim=True),
+        lambda x: F.max_pool2d(x, 2, return_indices=True),
+        lambda x: F.adaptive_max_pool2d(x, 4, return_indices=True),
+        lambda x: torch._foreach_mul([x, x.contiguous()], 2.0),
+        lambda x: torch._foreach_mul([x.contiguous(), x], 2.0),
+    ],
+)
+def test_further_results_that_lie_as_they_should_are_no_loss(call):
+    with strict():
+        call(last(2, 3, 8, 8))
 
 
 def test_the_backward_pass_counts():

@@ -159,7 +159,9 @@ class Tracker:
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
         out = made[0]
         if last and not (call.backward and len(last) < len(images)):
-            return self._after_last(call, last, out, origin)
+            found = [self._after_last(call, last, o, origin) for o in _judged(call, made, images)]
+            lost = [one for one in found if one.effect not in (Effect.KEEPS, Effect.NEUTRAL)]
+            return next(iter(lost or found), CallEffect(Effect.KEEPS))
         if out.format.is_last:
             # `zeros_like` and its kind fill in new numbers: they copy nothing from the image.
             return (
@@ -215,6 +217,17 @@ class Tracker:
         if name in _EXPLICIT:
             return CallEffect(Effect.CONVERTS)
         return CallEffect(Effect.LOSES, origin)
+
+
+def _judged(call: Call, made: list[TensorSpec], images: list[TensorSpec]) -> list[TensorSpec]:
+    """The results that may be lost: one, or of several those that lie as no image given does.
+
+    A list of images in both formats may become another such list.
+    """
+    if call.backward or len(made) == 1:
+        return made[:1]
+    fresh = (one for one in made if one.source == call.index)
+    return [one for one in fresh if not any(_lies_alike(image, one) for image in images)]
 
 
 def _ends_densest(spec: TensorSpec) -> bool:
