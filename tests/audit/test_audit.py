@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import nhwc
@@ -829,6 +829,14 @@ def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel():
     net = nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)))
     (finding,) = audit(net, torch.rand(2, 3, 8, 8)).findings
     assert "copies its weight" in finding.remedy
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+def test_a_convolution_pays_for_its_input_whatever_its_weight_is_computed_from(channels):
+    layer = spectral_norm(nn.Conv2d(8, channels, 3))
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), layer)
+    (lost,) = audit(net, torch.rand(2, 3, 12, 12)).findings
+    assert (lost.kind, len(lost.payers)) == ("lost", 1)
 
 
 def test_a_lazy_model_is_refused():

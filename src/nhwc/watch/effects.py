@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..formats import Format
+from ..formats.source import CONVOLUTIONS
 from .calls import Call, TensorSpec
 
 
@@ -153,7 +154,10 @@ class Tracker:
         if not made or not images or name.startswith(_FRESH):
             return CallEffect(Effect.NEUTRAL)
         if not call.backward:
-            # A gate or a bias that is broadcast over an image does not decide the image's layout.
+            # A gate or a bias that is broadcast over an image does not decide the image's layout,
+            # nor does the weight of a convolution, be it computed anew in each call.
+            given = call.inputs[:1] if name in CONVOLUTIONS else call.inputs
+            images = [i for i in images if i in given] or images
             images = [i for i in images if i.shape == made[0].shape] or images
         last = [i for i in images if self.is_last(i)]
         origin = next((self._origin.get(i.source) for i in images if not self.is_last(i)), None)
