@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .graph.modules.leaves import runs_hooks
 from .graph.report import FuseReport, PassReport, Site
 from .graph.tracing.captured import Captured, capture, graphs
 from .machine.environment import beside
@@ -29,7 +30,9 @@ def fuse(model: nn.Module, *, passes: Sequence[Pass] = FOLDING) -> fx.GraphModul
     batch norm whether it was folded, or why not, and which parts could not be looked into.
     """
     model = rewritable(model, "fuse")
-    captured = capture(model.portable if isinstance(model, Optimized) else model)
+    if isinstance(model, Optimized) and not runs_hooks(model):
+        model = model.portable
+    captured = capture(model)
     unseen = _unseen(captured)
     with beside(captured.module.parameters()):
         reports = run_passes(captured.module, passes)

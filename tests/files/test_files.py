@@ -460,6 +460,11 @@ def called(layer):
     return fx.GraphModule({"layer": layer}, graph).eval()
 
 
+def hooked(graph):
+    graph.register_forward_hook(lambda module, given, result: result + 1)
+    return graph
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -467,7 +472,8 @@ def called(layer):
         (Own(), "it calls quantize_per_tensor"),
         (Imaginary(), "complex: 1j has no plain form"),
         (called(Loud(3, 4, 3)), "calls a Loud, whose own code it takes to load it"),
-        (called(weight_norm(nn.Conv2d(3, 4, 3))), "it has hooks or parametrizations"),
+        (called(weight_norm(nn.Conv2d(3, 4, 3))), "it has hooks, parametrizations or a forward"),
+        (hooked(called(nn.Conv2d(3, 4, 3))), "the whole: it has hooks"),
         (called(stale()), "it is no nn.Conv2d as its arguments make it"),
         (called(other_weight()), "it is no nn.Conv2d as its arguments make it"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import nhwc
 from nhwc.models.preserve import copy_as_is
@@ -60,6 +60,28 @@ def test_a_forward_of_the_copy_has_its_defaults():
     net = Net().eval()
     net.forward = lambda x, *, more=1.5: net.conv(x) * more
     torch.testing.assert_close(nhwc.fuse(net)(X), net(X))
+
+
+def hook_set(graph):
+    graph.register_forward_hook(lambda module, given, kwargs, result: result + 1, with_kwargs=True)
+
+
+def hook_before_set(graph):
+    graph.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+
+
+def forward_set(graph):
+    was = graph.forward
+    graph.forward = lambda x: was(x) + 1
+
+
+@pytest.mark.parametrize("set_on", [hook_set, hook_before_set, forward_set])
+@torch.no_grad()
+def test_what_is_set_on_a_graph_is_the_copys_too(set_on):
+    graph = fx.symbolic_trace(Net().eval())
+    set_on(graph)
+    for net in (graph, nn.Sequential(graph, nn.BatchNorm2d(3)).eval()):
+        torch.testing.assert_close(nhwc.fuse(net)(X), net(X))
 
 
 class Features(nn.Module):

@@ -470,6 +470,30 @@ def test_a_file_of_the_result(winner, image, tmp_path):
         loaded.train()
 
 
+def hooked_whole(fast):
+    fast.register_forward_hook(lambda module, args, result: result + 1)
+
+
+def own_forward_of_whole(fast):
+    was = fast.forward
+    fast.forward = lambda x: was(x) + 1
+
+
+@pytest.mark.parametrize("change", [hooked_whole, own_forward_of_whole])
+def test_what_is_set_on_the_result_is_run_or_refused(change, winner, image, tmp_path):
+    fast = won_by(winner, residual(), image)
+    change(fast)
+    with torch.no_grad():
+        expected = fast(image)
+        for around in (fast, nn.Sequential(fast).eval()):
+            close(nhwc.fuse(around)(image), expected)
+            close(force(around, image)(image), expected)
+    with pytest.raises(InputError, match="the whole: it has hooks, parametrizations or a forward"):
+        nhwc.save(fast, tmp_path / "model.nhwc")
+    with pytest.raises(InputError, match="has no hooks"):
+        torch.jit.script(fast)
+
+
 def moved(fast):
     fast.to(torch.bfloat16)
 

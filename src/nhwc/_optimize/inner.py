@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..graph import graphs
+from ..graph.modules.leaves import runs_hooks
 from ..models.places import by_call, by_place
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import tensors_of
@@ -86,13 +87,18 @@ def unplanned(model: nn.Module) -> nn.Module:
     >>> unplanned(model) is model
     True
     """
-    if isinstance(model, Optimized):
+    if _is_planned(model):
         return unplanned(model.portable)
-    if not any(isinstance(module, Optimized) for module in model.modules()):
+    if not any(map(_is_planned, model.modules())):
         return model
     copied = twin(model)
-    put(copied, {m: m.portable for m in copied.modules() if isinstance(m, Optimized)})
+    put(copied, {m: m.portable for m in copied.modules() if _is_planned(m)})
     return copied
+
+
+def _is_planned(module: nn.Module) -> TypeGuard[Optimized]:
+    """Whether it does no more than its graph, which has no hooks of the whole."""
+    return isinstance(module, Optimized) and not runs_hooks(module)
 
 
 def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]:

@@ -12,6 +12,8 @@ from ..graph.modules.leaves import runs_hooks
 from .plain import Foreign, from_plain, refusal, to_plain
 from .vocabulary import module_names, modules
 
+OWN_CODE = "hooks, parametrizations or a forward set from outside, which are code of your own"
+
 _DEPTH = 8
 """The deepest nesting of layers as arguments of layers."""
 
@@ -32,7 +34,7 @@ def dump_layer(module: nn.Module, path: str) -> dict[str, Any]:
             path, f"it calls a {type(module).__name__}, whose own code it takes to load it"
         )
     if runs_hooks(module) or hasattr(module, "parametrizations"):
-        raise refusal(path, "it has hooks or parametrizations, which are code of your own")
+        raise refusal(path, f"it has {OWN_CODE}")
     arguments = {}
     for name in _arguments_of(layer):
         arguments[name] = _dump_argument(module, name, f"{path}.{name}")

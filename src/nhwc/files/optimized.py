@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..graph import capture
 from ..graph.modules.layers import assert_length, assert_sizes, assert_value
+from ..graph.modules.leaves import runs_hooks
 from ..graph.nodes.flat import NotFlat, is_nested, spelled
 from ..graph.nodes.results import contents_of
 from ..graph.tracing.captured import renamed
@@ -41,7 +42,8 @@ from .budget import Budget, OverBudget
 from .container import damaged, read, write
 from .examples import Example, examples_in
 from .guests import guests_of
-from .plain import Foreign
+from .layers import OWN_CODE
+from .plain import Foreign, refusal
 from .serial import dump, restore
 
 _EXAMPLES = 256
@@ -75,7 +77,10 @@ def save(model: nn.Module, path: str | Path) -> None:
     model = rewritable(model, "save")
     if isinstance(model, Optimized):
         recipes, examples, exact = model.recipes, model.examples, model.exact
+        _check_called(model)
         model = model.portable
+    if isinstance(model, fx.GraphModule):
+        _check_called(model)
     if not isinstance(model, fx.GraphModule) or hasattr(model, _GUARDS):
         model = _captured(model, examples)
     graph = model
@@ -95,6 +100,12 @@ def save(model: nn.Module, path: str | Path) -> None:
     header |= {"planned": planned, "exact": exact, "written_with": _versions()}
     write(path, header, tensors)
     unread(tensors)
+
+
+def _check_called(model: nn.Module) -> None:
+    """Refuse what hangs on the model itself, which no graph of it has."""
+    if runs_hooks(model):
+        raise refusal("the whole", f"it has {OWN_CODE}")
 
 
 def _path_of(given: Any, call: str) -> Path:

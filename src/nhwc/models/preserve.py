@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from .contents import home_of, put_back, with_contents
@@ -29,8 +29,8 @@ turn = threading.RLock()
 def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
     """Copy `model` deeply; each module of the copy trains, or not, as the one it was made of.
 
-    Torch's own copies need not: those of torchvision's feature extractors always train. Hooks that
-    enclose the model enclose the copy.
+    Torch's own copies need not: those of torchvision's feature extractors always train, and those
+    of graphs lose their hooks. Hooks that enclose the model enclose the copy.
 
     >>> copy_as_is(nn.ReLU().eval()).training
     False
@@ -47,12 +47,27 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
         for name, part in model.named_modules(remove_duplicate=False)
         if "training" in vars(part)
     }
+    called = {
+        name: _called(part)
+        for name, part in model.named_modules(remove_duplicate=False)
+        # torch.export hangs hooks of its own on what it makes.
+        if isinstance(part, fx.GraphModule) and "eval" not in vars(part)
+    }
     for name, part in result.named_modules(remove_duplicate=False):
         if name in modes:
             part.training = modes[name]
+        if name in called:
+            vars(part).update(copy.deepcopy(called[name], known))
     for part in result.modules():
         rebind(part, known)
     return result
+
+
+def _called(module: nn.Module) -> dict[str, Any]:
+    """The attributes that hold the hooks of `module`, and a `forward` set from outside."""
+    kinds = ("_forward_", "_backward_", "_is_full_backward_")
+    named = vars(module).items()
+    return {name: held for name, held in named if name == "forward" or name.startswith(kinds)}
 
 
 def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..errors import InputError, is_out_of_memory
+from ..graph.modules.leaves import runs_hooks
 from ..graph.nodes.flat import leaves_of
 from ..kernels.programs.pool import Pool
 from ..machine.forks import check_threads
@@ -271,6 +272,11 @@ class Optimized(nn.Module):
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Give torch.jit.script the graph to compile."""
+        if runs_hooks(self):
+            raise InputError(
+                "TorchScript of an optimized model is that of its graph, which has no hooks and no "
+                "forward that were set on the model. Take them off first."
+            )
         return self.portable
 
     def __getstate__(self) -> dict[str, Any]:
