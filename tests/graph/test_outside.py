@@ -1,5 +1,6 @@
 """What a forward writes outside of its modules: no graph would do it, and no trace may leave it."""
 
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -328,7 +329,12 @@ REMEMBERED = {
         lambda: torch.Generator().manual_seed(0),
         lambda self, y: y * torch.rand((), generator=self.held),
     ),
-    "count": (lambda: itertools.cycle([1.0, 2.0, 3.0]), lambda self, y: y * next(self.held)),
+    "cycle": (lambda: itertools.cycle([1.0, 2.0, 3.0]), lambda self, y: y * next(self.held)),
+    "count in a list": (lambda: [itertools.count(1)], lambda self, y: y * next(self.held[0])),
+    "iterator in an object": (
+        lambda: types.SimpleNamespace(steps=iter([1.0, 2.0, 3.0])),
+        lambda self, y: y * next(self.held.steps),
+    ),
 }
 
 
@@ -373,6 +379,8 @@ def test_what_is_only_read_of_whatever_it_holds_is_traced():
 
 COUNT, LOCAL, SUM = Count(), threading.local(), torch.zeros(())
 LOCAL.number = 1.0
+STEPS = itertools.count(1)
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
 
 
 class CountsInAGlobal(Net):
@@ -390,6 +398,36 @@ class AddsToAGlobal(Net):
     def forward(self, x):
         SUM.add_(1)
         return self.conv(x) * SUM
+
+
+class StepsOn(Net):
+    def forward(self, x):
+        return self.conv(x) * next(STEPS)
+
+
+class CallsWhatSteps(Net):
+    calls = itertools.count(1).__next__
+
+    def forward(self, x):
+        return self.conv(x) * CallsWhatSteps.calls()
+
+
+class CountsInAContext(Net):
+    def forward(self, x):
+        VARIABLE.set(VARIABLE.get() + 1)
+        return self.conv(x) * VARIABLE.get()
+
+
+@pytest.mark.parametrize("kind", [StepsOn, CallsWhatSteps, CountsInAContext])
+def test_an_iterator_or_a_variable_outside_moves_on_with_each_call(kind):
+    net, x = kind().eval(), torch.rand(1, 3, 8, 8)
+    fused = nhwc.fuse(net)
+    (opaque,) = fused.report.opaque
+    assert "lies outside of it" in opaque.reason
+    conv = nn.functional.conv2d(x, net.conv.weight, net.conv.bias)
+    first = (fused(x) / conv).mean().round()
+    assert kind is CallsWhatSteps or first == 1
+    torch.testing.assert_close(fused(x), conv * (first + 1))
 
 
 @pytest.mark.parametrize("kind", [CountsInAGlobal, CountsInAThread, AddsToAGlobal])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
+import operator
 import random
 import sys
 import threading
 import types
 from collections import deque
 from collections.abc import Collection
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -26,7 +29,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 @dataclass(frozen=True)
 class Contents:
-    """A container, an object, an array or a generator, and a copy of what it held."""
+    """A container, an object, an array, a generator or a variable, and a copy of what it held."""
 
     container: Any
     kept: Any
@@ -61,6 +64,10 @@ def with_contents(
             return value
         fields = fields_of(value).items()
         return Contents(value, {key: with_contents(held, known, homes) for key, held in fields})
+    if isinstance(value, ContextVar):
+        return Contents(value, with_contents(value.get(_UNSET), known, homes))
+    if is_iterator(value):
+        return Contents(value, None if _how_far(value) is None else copy.copy(value))
     numbers = _numbers_of(value)
     return value if numbers is None else Contents(value, copy.deepcopy(numbers))
 
@@ -81,12 +88,17 @@ def is_as(value: Any, old: Any) -> bool:
     if isinstance(old.container, (tuple, *CONTAINERS)):
         known = value is old.container or type(value) is type(old.container)
         return known and _hold_alike(value, old.kept)
+    if is_iterator(old.container):
+        known = old.kept is not None and type(value) is type(old.kept)
+        return known and _how_far(value) == _how_far(old.kept)
     if value is not old.container:
         return False
     if inside := _fixed_in(value):
         return _hold_alike(inside, old.kept)
     if is_object(value):
         return _hold_alike(fields_of(value), old.kept)
+    if isinstance(value, ContextVar):
+        return _alike(value.get(_UNSET), old.kept)
     return _equal(_numbers_of(value), old.kept)
 
 
@@ -116,10 +128,12 @@ def _hold_alike(value: Any, other: Any) -> bool:
 
 
 def put_back(old: Any) -> Any:
-    """Return what there was, a container with what it held."""
+    """Return what there was, a container with what it held; for an iterator, one just like it."""
     if not isinstance(old, Contents):
         return old
     if not is_as(old.container, old):
+        if is_iterator(old.container):
+            return old.container if old.kept is None else copy.copy(old.kept)
         kept = old.kept
         if isinstance(kept, dict):
             kept = {key: put_back(held) for key, held in kept.items()}
@@ -129,15 +143,41 @@ def put_back(old: Any) -> Any:
             refill(old.container, kept)
         elif is_object(old.container):
             _set_fields(old.container, kept)
+        elif isinstance(old.container, ContextVar):
+            _set_variable(old.container, put_back(kept))
         elif not _fixed_in(old.container):
             _set_numbers(old.container, kept)
     return old.container
+
+
+_UNSET = object()
+
+
+def _set_variable(variable: ContextVar[Any], value: Any) -> None:
+    if value is not _UNSET:
+        variable.set(value)
+        return
+    with contextlib.suppress(LookupError):  # Without a default nothing can unset it.
+        variable.set(Context().run(variable.get))
 
 
 def refill(container: Any, kept: Any) -> None:
     """Let one of `CONTAINERS` hold what its copy `kept` holds."""
     container.clear()
     container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is one of Python's own iterators: of a list, say, a count or a generator."""
+    return hasattr(type(value), "__next__") and home_of(value) in ("builtins", "itertools")
+
+
+def _how_far(iterator: Any) -> Any:
+    """How far an iterator is; None where it does not tell."""
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    left = operator.length_hint(iterator, -1)
+    return None if left < 0 else left
 
 
 def _fixed_in(value: Any) -> tuple[Any, ...]:
@@ -151,7 +191,7 @@ def _fixed_in(value: Any) -> tuple[Any, ...]:
             return value
         case functools.partial():
             return value.args, value.keywords
-        case types.MethodType():
+        case types.MethodType() | types.BuiltinMethodType() | types.MethodWrapperType():
             return (value.__self__,)
     return ()
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...models.contents import Contents, is_as, put_back, with_contents
+from ...models.contents import Contents, is_as, is_iterator, put_back, with_contents
 from ..code.reached import codes_in, functions_of, names_in
 
 _ABSENT = object()
@@ -46,14 +46,18 @@ class Outside:
         self._places: list[tuple[str, Any, Any, Any]] = []
         parts = {type(part): part for part in model.modules()}.values()
         functions = {one.__code__: one for part in parts for one in functions_of(part)}
-        self._stored = {name for code in functions for name in _stored_by(code)}
+        self._stored = {name for code in functions for name in stored_by(code)}
+        names = {name for code in functions for name in names_in(code)}
         named: list[Any] = [kind for part in parts for kind in type(part).__mro__]
         for function in functions.values():
             named += map(function.__globals__.get, names_in(function.__code__))
             self._note_function(function)
-        for kind in {id(one): one for one in named if _is_users(one)}.values():
+        for kind in {id(one): one for one in named if is_users_class(one)}.values():
             for name in {*vars(kind)} | self._stored:
-                self._note(f"{kind.__name__}.{name}", kind, name)
+                # Classes number their objects by counts that no code of the model reads.
+                held = vars(kind).get(name)
+                if name in names or not is_iterator(getattr(held, "__self__", held)):
+                    self._note(f"{kind.__name__}.{name}", kind, name)
 
     def _note_function(self, function: types.FunctionType) -> None:
         for name in names_in(function.__code__):
@@ -88,18 +92,16 @@ class Outside:
         return changed
 
 
-def _stored_by(code: types.CodeType) -> set[str]:
+def stored_by(
+    code: types.CodeType, kinds: tuple[str, ...] = ("ATTR", "GLOBAL", "DEREF")
+) -> set[str]:
     """The globals, attributes and enclosed variables that code assigns to."""
+    storing = {f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in kinds}
     steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
-    return {str(step.argval) for step in steps if step.opname in _STORING}
+    return {str(step.argval) for step in steps if step.opname in storing}
 
 
-_STORING = {
-    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "GLOBAL", "DEREF")
-}
-
-
-def _is_users(value: Any) -> bool:
+def is_users_class(value: Any) -> bool:
     """Whether it is a class of the user's."""
     home = value.__module__.partition(".")[0] if isinstance(value, type) else "torch"
     return home not in ("torch", "nhwc", "builtins", "typing")

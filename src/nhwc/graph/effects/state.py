@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, jit, nn
 
-from ...models.contents import home_of, is_as, itself, put_back, with_contents
+from ...models.contents import home_of, is_as, is_iterator, itself, put_back, with_contents
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
 from ..nodes.names import CONSTANT
@@ -76,6 +76,17 @@ class State:
                 found.append(key)
         return [*found, *sorted({*before} - {*vars(part)})]
 
+    def changed_in(self, module: nn.Module) -> str:
+        """An attribute of `module` or its parts that is not what it was; '' if there is none."""
+        parts = {*module.modules()}
+        for part, before in self.attributes:
+            if part not in parts:
+                continue
+            for key, value in vars(part).items():
+                if key not in _SLOTS and not is_as(value, before.get(key, self)):
+                    return key
+        return ""
+
     def name_of(self, part: nn.Module) -> str:
         names: dict[nn.Module, str] = {module: name for name, module in self.module.named_modules()}
         return names.get(part, "")
@@ -124,7 +135,11 @@ _USUAL = (Tensor, nn.Parameter)
 def _copied(module: nn.Module, homes: set[str]) -> dict[str, Any]:
     """The attributes of a module, with the contents of those among them that hold others."""
     own = {key: value for key, value in vars(module).items() if key not in _SLOTS}
-    kept = {key: with_contents(value, homes=homes) for key, value in own.items()}
+    # A module that keeps an iterator is not traced.
+    kept = {
+        key: value if is_iterator(value) else with_contents(value, homes=homes)
+        for key, value in own.items()
+    }
     return kept | dict.fromkeys(_SLOTS)
 
 
