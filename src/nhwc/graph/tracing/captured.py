@@ -14,6 +14,7 @@ from ...errors import InputError
 from ...models.kinds import check_initialized, unwrapped
 from ...models.preserve import mark_generators, undrawn
 from ..code.mentions import mentions_of
+from ..effects.across import read_across
 from ..effects.state import State
 from ..modules.layers import Spread, assert_none
 from ..modules.leaves import calls_otherwise, is_leaf, opaque_by_nature
@@ -66,7 +67,7 @@ def capture(
         baked = (report,) if report.sites else ()
         opaque: list[Opaque] = []
         concrete = fixed_arguments(own, calls)
-        graph = _trace(own, "", opaque, concrete, layers)
+        graph = _trace(own, "", _Task(opaque, read_across(own), layers), concrete)
         if graph is None:
             return Captured(_as_one_call(own), tuple(opaque), baked=baked)
     _say_what_is_fixed(graph, concrete)
@@ -133,35 +134,48 @@ def is_one_layer(graph: fx.GraphModule) -> bool:
     return "layer" in graph.meta
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What holds for a whole model: parts that stay opaque, and those that read what others write.
+
+    With `layers`, single layers become graphs, too.
+    """
+
+    opaque: list[Opaque]
+    across: dict[nn.Module, str]
+    layers: bool
+
+
 def _trace(
-    module: nn.Module, path: str, opaque: list[Opaque], concrete: dict[str, Any], layers: bool
+    module: nn.Module, path: str, task: _Task, concrete: dict[str, Any]
 ) -> fx.GraphModule | None:
-    """Trace `module`; None, with the reason in `opaque`, if it cannot be traced.
+    """Trace `module`; None, with the reason in `task.opaque`, if it cannot be traced.
 
     Either way the parts that stay opaque get graphs of their children.
     """
     mark_generators()
-    tracer, state = Tracer(believed=not path), State(module)
-    reason = opaque_by_nature(module) or _unlike_forward(module)
+    state = State(module)
+    tracer = Tracer(state, task.across, believed=not path)
+    reason = opaque_by_nature(module) or task.across.get(module) or _unlike_forward(module)
     if reason is None:
         try:
             graph = tracer.trace(module, concrete)
-            tracer.check(state)
+            tracer.check()
         except Exception as error:
             state.restore()
             reason = explain(error)
 
     def trace_child(child: nn.Module, below: str) -> nn.Module | None:
         if not is_leaf(child):
-            return _trace(child, below, opaque, {}, layers)
-        return _as_one_layer(child, below) if layers and isinstance(child, _LAYERS) else None
+            return _trace(child, below, task, {})
+        return _as_one_layer(child, below) if task.layers and isinstance(child, _LAYERS) else None
 
     # fx's wrappers and the tracer refer to one another; uncleared, the cycle would keep weights
     # alive that passes replace.
     inner_reasons = tracer.opaque
     vars(tracer).clear()
     if reason is not None:
-        _open(module, path, reason, opaque, trace_child)
+        _open(module, path, reason, task.opaque, trace_child)
         return None
     name_placeholders(graph, module)
     called = dict.fromkeys(str(n.target) for n in graph.nodes if n.op == "call_module")
@@ -171,7 +185,7 @@ def _trace(
         if inner in inner_reasons:
             part = module.get_submodule(inner)
             below = f"{path}.{inner}" if path else inner
-            _open(part, below, inner_reasons[inner], opaque, trace_child)
+            _open(part, below, inner_reasons[inner], task.opaque, trace_child)
     return result
 
 

@@ -21,6 +21,7 @@ from ...models.places import by_call
 from ...models.preserve import mark_generators, preserved, undrawn
 from ...operators.kinds import SHAPE_ATTRIBUTES
 from ...verify import cloned
+from ..effects.across import read_across
 from ..effects.replaced import replaced
 from ..effects.state import State
 from ..nodes.arguments import name_placeholders
@@ -80,9 +81,9 @@ def capture_sized(
 
 def _traced(root: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.Graph, dict[str, str]]:
     mark_generators()
-    tracer, state = _Sized(root, inputs), State(root)
+    tracer = _Sized(root, inputs)
     traced = tracer.trace(root, tracer.fixed)
-    tracer.check(state)
+    tracer.check()
     spare_writes(traced, tracer.seen, tracer.quietly)
     name_placeholders(traced, root)
     return traced, tracer.opaque
@@ -112,7 +113,7 @@ def _without_nested() -> contextlib.AbstractContextManager[None]:
 
 class _Sized(Tracer):
     def __init__(self, root: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        super().__init__()
+        super().__init__(State(root), read_across(root))
         self._fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._seen: dict[fx.Node, Any] = {}
         self._running = False

@@ -59,15 +59,19 @@ class Tracer(fx.Tracer):
     """torch.fx's tracer, with each module that cannot be traced kept as one call.
 
     `opaque` maps the path of each such module to the reason. The code around a part of a model may
-    give it what its annotations do not say: they are `believed` of the whole alone.
+    give it what its annotations do not say: they are `believed` of the whole alone. `across` tells
+    which parts read what others write.
     """
 
-    def __init__(self, *, believed: bool = True) -> None:
+    def __init__(
+        self, state: State, across: dict[nn.Module, str], *, believed: bool = True
+    ) -> None:
         wrapped = (*_untraceable_functions(), *_RECORDED)
         super().__init__(autowrap_functions=wrapped)
         self._autowrap_search.append(torch)
         self.opaque: dict[str, str] = {}
         self.believed = believed
+        self._state, self._across = state, across
         self._names: dict[Tensor, str] = {}
         self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
         self._writes: list[tuple[fx.Node, fx.Node]] = []
@@ -165,12 +169,12 @@ class Tracer(fx.Tracer):
         if self._refusal is not None:
             raise self._refusal
 
-    def check(self, state: State) -> None:
-        """Raise if the graph is not all that the traced code did."""
+    def check(self, state: State | None = None) -> None:
+        """Raise if the graph is not all that the traced code did, which began in this state."""
         self.check_refusal()
         check_writes(self.graph)
         self._check_constants()
-        state.check()
+        (state or self._state).check()
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -217,11 +221,14 @@ class Tracer(fx.Tracer):
         self._check_running()
         path = self.path_of_module(m)
         self._doubts.check_watched(m)
-        reason = opaque_by_nature(m)
-        if reason is not None:
+        reason = opaque_by_nature(m) or self._across.get(m)
+        if reason:
             self.opaque[path] = reason
         if path in self.opaque:
+            self._check_left(m)
             self._doubts.note_written(m, (*args, *kwargs.values()))
+        if not is_leaf(m):
+            self._check_outside()
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
         depth, renamed = len(self.module_stack), len(self._renamed)
@@ -248,8 +255,22 @@ class Tracer(fx.Tracer):
                 self.module_stack.popitem()
             self._doubts.check_watched(m)
             self.opaque[path] = explain(error)
+            self._check_left(m)
             self._doubts.note_written(m, (*args, *kwargs.values()))
             return super().call_module(m, forward, args, kwargs)
+
+    def _check_left(self, part: nn.Module) -> None:
+        """Refuse code that changes a part, and may put it back, around a call that stays a call."""
+        changed = self._state.changed_in(part)
+        if changed:
+            self.refuse(f"it sets {changed} of a part that cannot be traced")
+
+    def _check_outside(self) -> None:
+        """Refuse code that has written outside of the modules what the part it calls may read."""
+        try:
+            self._outside.check()
+        except fx.proxy.TraceError as error:
+            self.refuse(str(error))
 
     def _through(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of a passing module, which may keep nothing: it has no path to stay under."""
