@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import dataclasses
 import re
@@ -917,6 +918,17 @@ class Mixed(nn.Module):
         return self.last(self.middle(self.first(x)))
 
 
+class Called(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 OTHER = torch.rand(2, 8, 16, 16)
 
 
@@ -981,6 +993,78 @@ def test_operands_are_swapped_only_where_that_changes_nothing(middle, may_swap):
     (lost,) = audit(Mixed(middle), OTHER).lost
     assert "the first, which is contiguous, decided" in lost.remedy
     assert ("Swap them" in lost.remedy) is may_swap
+
+
+@pytest.mark.parametrize("cut", [lambda x: x[:, :4], lambda x: x[:, 2:6, 1:, ::2]])
+@pytest.mark.parametrize(("operator", "lost"), [(F.relu, False), (F.instance_norm, True)])
+def test_a_slice_of_what_was_given_is_channels_last_as_that_is(cut, operator, lost):
+    net = nn.Sequential(Called(lambda x: operator(cut(x))), nn.Conv2d(4, 4, 3))
+    report = audit(net, torch.rand(2, 8, 16, 16))
+    assert [(f.kind, len(f.payers)) for f in report.findings] == [("lost", 1)] * lost
+    assert report.counts["restores"] == lost
+    with pytest.raises(nhwc.FormatLost) if lost else contextlib.nullcontext(), nhwc.strict():
+        operator(cut(last(2, 8, 16, 16)))
+
+
+def _assigned(into, x):
+    into[:, 2:6] = x[:, 2:6]
+
+
+WRITES = {
+    "__setitem__": _assigned,
+    "copy_": torch.Tensor.copy_,
+    "add": lambda into, x: torch.add(x, x, out=into),
+    "cat": lambda into, x: torch.cat((x[:, :4], x[:, 4:]), 1, out=into),
+    "add_": lambda into, x: into[:, :, 2:6].add_(x[:, :, 2:6]),
+    "index_copy_": lambda into, x: into.index_copy_(1, torch.arange(8), x),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_writes_into_a_contiguous_image_converts_until_that_is_made_in_channels_last(name):
+    def written(x, format):
+        into = torch.empty(x.shape, memory_format=format).zero_()
+        WRITES[name](into, x)
+        return into.relu()
+
+    def net(format):
+        return nn.Sequential(nn.Conv2d(3, 8, 3), Called(lambda x: written(x, format)))
+
+    x = torch.rand(2, 3, 10, 10)
+    report = audit(net(torch.contiguous_format), x)
+    (converted,) = (f for f in report.findings if f.operator.rpartition(".")[2] == name)
+    assert converted.kind == "converted"
+    assert "Make that one in channels last" in converted.remedy
+    assert audit(net(torch.channels_last), x).clean
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda into, x: into.add_(x.mean((2, 3), keepdim=True)),
+        lambda into, x: into.masked_fill_(x > 0, 1),
+        lambda into, x: into.scatter_(1, x.argsort(1), 1.0),
+        lambda into, x: into.__setitem__(x > 0, 1.0),
+        lambda into, x: into.mul_(2),
+    ],
+)
+def test_masks_and_indices_and_gates_are_not_written_into_an_image(write):
+    def written(x):
+        write(into := torch.zeros(x.shape), x)
+        return into
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Called(written))
+    assert audit(net, torch.rand(2, 3, 10, 10)).counts["converts"] == 0
+
+
+def test_what_is_added_to_an_image_that_lost_the_format_is_not_to_blame():
+    def added(x):
+        y = F.instance_norm(x)
+        y += x
+        return y
+
+    (lost,) = audit(Between(added), torch.rand(2, 3, 8, 8)).findings
+    assert (lost.kind, len(lost.payers)) == ("lost", 1)
 
 
 def test_what_copies_into_a_contiguous_tensor_is_told_of_that_tensor():

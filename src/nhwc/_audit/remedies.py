@@ -239,10 +239,11 @@ def _misread(call: Call, name: str) -> str:
 
 
 def _converted(call: Call, name: str) -> str:
-    if name == "copy_":
+    if not call.moves_data:
         return (
-            "This `copy_` writes channels last into a contiguous tensor. Make that one in channels "
-            "last: torch.empty(..., memory_format=torch.channels_last)."
+            f"This `{name}` writes channels last into a contiguous tensor. Make that one in "
+            "channels last: torch.empty(..., memory_format=torch.channels_last), and .zero_() it "
+            "where it begins with zeros."
         )
     if name in ("contiguous", "reshape") and _stacks_frames(call):
         return (

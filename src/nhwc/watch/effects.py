@@ -132,7 +132,8 @@ class Tracker:
 
     def is_last(self, spec: TensorSpec) -> bool:
         """Whether the memory under `spec` has the channel densest, as far as can be known."""
-        if spec.format.is_last:
+        # A slice of the channels lies so too, whoever made what it is a slice of.
+        if spec.format.is_last or (spec.densest == 1 and spec.marked):
             return True
         if spec.source == -1:
             # With one channel or one pixel both formats fit; the owner may have marked one of them.
@@ -174,21 +175,29 @@ class Tracker:
         return CallEffect(Effect.PLAIN, origin)
 
     def _in_place(self, call: Call, images: list[TensorSpec]) -> CallEffect:
-        if not images or not call.outputs:
+        name = short_name(call.operator)
+        # An assignment to a part, x[:, :4] = y, returns nothing.
+        assigns = name == "__setitem__"
+        made = call.inputs[:1] if assigns else call.outputs
+        if not images or not made:
             return CallEffect(Effect.NEUTRAL)
-        if short_name(call.operator) == "copy_" and len(images) == 2:
-            return self._copied(*images)
-        before, after = images[0], call.outputs[0]
-        if (before.shape, before.strides) != (after.shape, after.strides):
-            return CallEffect(Effect.VIEWS)
-        return CallEffect(Effect.KEEPS if self.is_last(images[0]) else Effect.PLAIN)
-
-    def _copied(self, target: TensorSpec, source: TensorSpec) -> CallEffect:
-        if not self.is_last(target):
-            return CallEffect(Effect.CONVERTS if self.is_last(source) else Effect.PLAIN)
-        if self.is_last(source):
-            return CallEffect(Effect.KEEPS)
-        return CallEffect(Effect.RESTORES, self._origin.get(source.source))
+        target = made[0]
+        # Masks and indices are no images. `copy_` changes the type of one.
+        others = [i for i in images if i != target and i.densest is not None]
+        others = [i for i in others if i.dtype == target.dtype or name == "copy_"]
+        if target not in images or (assigns and not others):
+            return CallEffect(Effect.NEUTRAL if assigns else Effect.VIEWS)
+        last = any(self.is_last(other) for other in others)
+        # Other operators compute with what was there, unless they are given it as `out`.
+        fills = assigns or name == "copy_" or target != images[0]
+        if self.is_last(target):
+            if last or not others or not fills:
+                return CallEffect(Effect.KEEPS)
+            return CallEffect(Effect.RESTORES, self._origin.get(others[0].source))
+        # What is added to an image that lost the format before is not to blame.
+        blamed = fills or not (call.backward or self._origin.get(target.source) is not None)
+        converts = last and blamed and target.densest is not None
+        return CallEffect(Effect.CONVERTS if converts else Effect.PLAIN)
 
     def _after_last(
         self, call: Call, last: list[TensorSpec], out: TensorSpec, origin: int | None
