@@ -63,6 +63,18 @@ def test_other_sizes_than_the_kernel_was_made_for(layer):
     other.check(conv2d(module.kernel, other.x, packed), module.kernel.name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_result_is_float32_for_images_of_every_type(layer, dtype):
+    module, case = layer
+    x = case.x.to(dtype)
+    arguments = (x, module.packed, None, *op_arguments(module.kernel))
+    torch.library.opcheck(
+        torch.ops.nhwc.conv2d.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+    expected = conv2d(module.kernel, x.float(), module.packed)
+    assert torch.equal(conv2d(module.kernel, x, module.packed), expected)
+
+
 def test_several_threads_call_one_layer(layer):
     module, _ = layer
     inputs = [torch.randn(1, 16, 30, 30) for _ in range(16)]

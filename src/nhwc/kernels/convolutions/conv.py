@@ -146,7 +146,7 @@ def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | No
     """Run `kernel` on tensors of any format; the result is channels last."""
     spec = kernel.spec
     shape = (spec.n, spec.k, spec.out_h, spec.out_w)
-    y = x.new_empty_strided(shape, strides_of(shape, Format.CHANNELS_LAST))
+    y = x.new_empty_strided(shape, strides_of(shape, Format.CHANNELS_LAST), dtype=torch.float32)
     if y.numel() == 0:
         return y
     needed = _method(kernel.name).floats(spec)
