@@ -24,6 +24,7 @@ import nhwc
 from nhwc._compile import core, planned
 from nhwc._compile.behaviour import Unserved, behaviour
 from nhwc._optimize import stages
+from nhwc.graph.effects.replaced import replaced
 
 ROOT = Path(__file__).parents[2]
 
@@ -706,6 +707,30 @@ def test_threads():
         for x, one in zip(inputs, found, strict=True):
             torch.testing.assert_close(one, model(x), rtol=1e-4, atol=1e-4)
     assert [len(graph.reports) for graph in backend.graphs] == [1]
+
+
+def test_what_others_compile_meanwhile_is_compiled_once(monkeypatch):
+    model, other, x, frames = Two().eval(), Two().eval(), torch.randn(2, 3, 8, 8), []
+
+    def count(graph, example):
+        frames.append(graph)
+        return graph.forward
+
+    compiled, own = torch.compile(other, backend=count), planned.optimize
+    thread = threading.Thread(target=compiled, args=(x,))
+
+    def meanwhile(*given, **named):
+        with replaced((nn.Module, "__call__", nn.Module.__call__)):
+            thread.start()
+            thread.join(1)
+        return own(*given, **named)
+
+    monkeypatch.setattr(planned, "optimize", meanwhile)
+    with torch.no_grad():
+        torch.compile(model, backend=nhwc.backend())(x)
+    thread.join()
+    compiled(x)
+    assert len(frames) == 1
 
 
 @pytest.fixture
