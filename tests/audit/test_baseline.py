@@ -7,7 +7,7 @@ import pytest
 
 from nhwc import InputError, NhwcError
 from nhwc._audit.baseline import Baseline, Known, load_baseline
-from nhwc._audit.locations import path_from, repository_root
+from nhwc._audit.locations import named_from, path_from, repository_root
 from nhwc.cli import main
 
 NET = """import torch
@@ -69,6 +69,22 @@ def test_old_findings_pass_and_new_ones_fail(repository, capsys):
     out = capsys.readouterr().out
     assert "baseline known.json: 1 new finding, 1 known, 0 stale" in out
     assert "new    torch.nn.functional.instance_norm loses channels last  models/net.py:15" in out
+
+
+def test_a_model_is_the_same_from_every_folder_and_by_its_whole_path(
+    repository, monkeypatch, capsys
+):
+    write(NORM)
+    assert audited("--update-baseline", *LOST) == 0
+    before = Path("known.json").read_text()
+    assert audited(*LOST, model="./models/net.py:net") == 0
+    assert audited(*LOST, model=f"{repository}/models/net.py:net") == 0
+    monkeypatch.chdir("models")
+    given = "--input", "2x3x9x9", "--baseline", "../known.json"
+    assert main(["audit", "net.py:net", *given, *LOST]) == 0
+    assert main(["audit", "../models/net.py:net", *given, "--update-baseline"]) == 0
+    assert Path("../known.json").read_text() == before
+    capsys.readouterr()
 
 
 def test_modules_that_no_line_calls_are_known_by_their_name_on_every_machine(repository, capsys):
@@ -207,5 +223,7 @@ def test_paths_begin_where_the_repository_does(tmp_path):
     inner.mkdir()
     assert repository_root(inner) == tmp_path
     assert path_from(tmp_path, str(inner / "net.py")) == "models/net.py"
+    assert named_from(tmp_path, str(inner / "net.py:build")) == "models/net.py:build"
+    assert named_from(tmp_path, "timm:resnet18") == "timm:resnet18"
     packaged = tmp_path / ".venv" / "lib" / "site-packages" / "timm" / "net.py"
     assert path_from(tmp_path, str(packaged)) == "timm/net.py"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..machine.documents import Document, misfits
 from .findings import Finding
-from .locations import path_from
+from .locations import named_from, path_from
 
 DOCUMENT = Document(
     "nhwc audit baseline", 1, "baseline of nhwc audit", "Write it with --update-baseline."
@@ -68,7 +68,7 @@ def known_by(finding: Finding, model: str, root: Path) -> Known:
     """What `finding` is known by in the repository at `root`."""
     site = finding.site
     return Known(
-        model=model,
+        model=named_from(root, model),
         kind=finding.kind,
         operator=finding.operator,
         file=path_from(root, site.file) if site.file else "",

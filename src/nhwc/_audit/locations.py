@@ -64,6 +64,18 @@ def path_from(root: Path, file: str) -> str:
     return (real.relative_to(root) if real.is_relative_to(root) else real).as_posix()
 
 
+def named_from(root: Path, model: str) -> str:
+    """The name of a model in words that hold in every folder: a file's path begins at the root.
+
+    >>> named_from(Path("/repo"), "/repo/models/net.py:build")
+    'models/net.py:build'
+    """
+    where, _, what = model.rpartition(":")
+    if where.endswith(".py"):
+        return f"{path_from(root, os.path.abspath(where))}:{what}"
+    return path_from(root, os.path.abspath(model)) if os.path.isfile(model) else model
+
+
 def _inside(file: str, root: Path) -> bool:
     """Whether `file` is the repository's own: a virtual environment may lie inside of it, too."""
     if re.search(r"(?:site|dist)-packages[/\\]", file):

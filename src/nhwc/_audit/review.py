@@ -11,7 +11,7 @@ from ..watch.calls import CallSite
 from . import Audit
 from .baseline import Baseline, Known, known_by
 from .findings import Finding, is_note
-from .locations import Location, located
+from .locations import Location, located, named_from
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def review(
     in the code of packages are shown there, if it lies in the repository.
     """
     keys = [known_by(finding, audit.model, root) for finding in audit.findings]
-    known, stale = (baseline or Baseline()).split(audit.model, keys)
+    known, stale = (baseline or Baseline()).split(named_from(root, audit.model), keys)
     home = located(definition, root) if definition else None
     home = home if home and home.inside else None
     reviewed = []

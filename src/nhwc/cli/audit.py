@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import __version__
 from .._audit import audit
 from .._audit.baseline import Baseline, known_by, load_baseline
-from .._audit.locations import repository_root
+from .._audit.locations import named_from, repository_root
 from .._audit.review import Review, review
 from ..errors import InputError
 from ..render.audit_github import audit_github
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     baseline = before
     if before is not None and args.update_baseline:
         found = (known_by(finding, result.model, root) for finding in result.findings)
-        baseline = before.updated(result.model, found)
+        baseline = before.updated(named_from(root, result.model), found)
     reviewed = review(
         result,
         root,
