@@ -357,7 +357,7 @@ def test_messages():
     with pytest.raises(InputError, match=r"weight is \(16, 8, 1, 1\)"):
         kernel.pack(torch.zeros(16, 8, 1, 1))
     packed = kernel.pack(torch.zeros(16, 8, 3, 3))
-    with pytest.raises(InputError, match="packed weights hold 8 numbers"):
+    with pytest.raises(InputError, match="packed weights are 8 numbers"):
         conv2d(kernel, torch.zeros(1, 8, 6, 6), packed[:8])
     with pytest.raises(InputError, match=r"residual is \(1, 1, 1, 1\)"):
         conv2d(kernel, torch.zeros(1, 8, 6, 6), packed, torch.zeros(1, 1, 1, 1))

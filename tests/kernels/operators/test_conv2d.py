@@ -120,6 +120,29 @@ def test_messages(layer, x, message):
         conv2d(module.kernel, x, module.packed)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (2, -3, "16 channels to -3 cannot be cut"),
+        (5, [1], r"stride is \[1\]. Give two sizes"),
+        (6, [1, 1, 1], r"padding is \[1, 1, 1\]. Give two sizes"),
+        (7, [], r"dilation is \[\]. Give two sizes"),
+    ],
+)
+def test_settings_that_cannot_work(layer, place, value, message):
+    module, case = layer
+    settings = list(op_arguments(module.kernel))
+    settings[place] = value
+    with pytest.raises(InputError, match=message):
+        torch.ops.nhwc.conv2d(case.x, module.packed, None, *settings)
+
+
+def test_packed_weights_of_another_type(layer):
+    module, case = layer
+    with pytest.raises(InputError, match=r"numbers of torch\.float64"):
+        conv2d(module.kernel, case.x, module.packed.double())
+
+
 def test_prepare_reports_each_kernel():
     seen = []
     kernels.prepare(lambda name, done, total: seen.append((name, done, total)))

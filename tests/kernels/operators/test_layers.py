@@ -112,6 +112,8 @@ def test_no_gradient():
         ("linear", (X[:, :, 0, 0], ROW[:, :0], None, "none"), "nhwc::linear"),
         ("linear", (X[:, :, 0, 0], torch.ones(5, 24), None, "none"), "nhwc::linear"),
         ("linear", (X[:, :, 0, 0], ROW, BIAS, "none"), "nhwc::linear"),
+        ("linear", (X[:, :, 0, 0], BIAS, None, "none"), "nhwc::linear: .* Give a matrix"),
+        ("max_pool", (ROW, [1, 1], [1, 1], [0, 0], False), "nhwc::max_pool: "),
         ("interleave", ([X, X[:, :5]],), "equal size"),
         ("layer_norm", (X, BIAS[:5], None, 1e-5), "nhwc::layer_norm: .*normalized_shape"),
         ("nearest", (X, [0, 3]), r"size is \[0, 3\]"),

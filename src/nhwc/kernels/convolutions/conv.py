@@ -152,8 +152,8 @@ def compute(kernel: ConvKernel, x: Tensor, packed: Tensor, residual: Tensor | No
     needed = _method(kernel.name).floats(spec)
     if packed.numel() != needed or packed.dtype is not torch.float32:
         raise InputError(
-            f"the packed weights hold {packed.numel()} numbers; {kernel.name} on this machine "
-            f"reads {needed}. Pack them with this kernel, here."
+            f"the packed weights are {packed.numel()} numbers of {packed.dtype}; {kernel.name} on "
+            f"this machine reads {needed} of torch.float32. Pack them with this kernel, here."
         )
     x, x_pixel = _pixels(x)
     if kernel.reads_dense and x_pixel != spec.c:

@@ -109,10 +109,10 @@ class ConvSpec:
     wanted: Pair | None = None
 
     def __post_init__(self) -> None:
-        if self.groups < 1 or self.c % self.groups or self.k % self.groups:
+        if self.groups < 1 or self.k < 0 or self.c % self.groups or self.k % self.groups:
             raise InputError(
                 f"{self.c} channels to {self.k} cannot be cut into {self.groups} groups. "
-                "Both must be multiples of the number of groups."
+                "Both must be multiples of the number of groups, and none below 0."
             )
         deep = self.frames
         moves = (deep.t, deep.stride, deep.dilation, self.r, self.s, *self.stride, *self.dilation)

@@ -60,6 +60,9 @@ def _conv2d(
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"the input is {x.dtype}; nhwc::conv2d computes in float32. Convert it.")
     plain = tuple(tuple(s) if isinstance(s, list) else s for s in settings)
+    for name, pair in zip(("stride", "padding", "dilation"), plain[3:6], strict=True):
+        if len(pair) != 2:
+            raise InputError(f"nhwc::conv2d: {name} is {list(pair)}. Give two sizes.")
     return compute(
         _kernel(kernel, tuple(x.shape), plain, residual is not None), x, packed, residual
     )

@@ -245,9 +245,12 @@ def _shape(operator: LayerOperator, given: dict[str, Any]) -> torch.Size:
         elif isinstance(value, list) and (len(value) != 2 or min(value) < (name != "padding")):
             raise InputError(f"nhwc::{operator.name}: {name} is {value}. Give two sizes.")
     try:
-        return operator.means(*map(_without_numbers, given.values())).shape
-    except (RuntimeError, ValueError) as error:
+        shape = operator.means(*map(_without_numbers, given.values())).shape
+    except (RuntimeError, ValueError, IndexError) as error:
         raise _refused(operator, error) from None
+    if len(shape) not in (2, 4):
+        raise InputError(f"nhwc::{operator.name}: the weight is a vector. Give a matrix.")
+    return shape
 
 
 def _check_image(operator: LayerOperator, image: Tensor) -> None:
