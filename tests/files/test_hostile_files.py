@@ -641,6 +641,16 @@ def test_the_code_of_a_graph_has_nothing_but_its_steps(build):
         check_code(graph_of(build))
 
 
+@pytest.mark.parametrize("written", ["print(1)\n{}", "{}\nprint(1)\n", "pass\n", ""])
+def test_the_code_of_a_graph_is_one_function(written, monkeypatch):
+    graph = graph_of(lambda g, x: x)
+    code = graph.python_code("self")
+    code.src = written.format(code.src)
+    monkeypatch.setattr(graph, "python_code", lambda _: code)
+    with pytest.raises(Foreign, match="more than one function"):
+        check_code(graph)
+
+
 @pytest.mark.parametrize(
     "build",
     [
