@@ -77,8 +77,9 @@ def test_what_a_run_writes_into_a_sparse_buffer_is_put_back():
 def test_nested_tensors_take_the_graph(layout):
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU()).eval()
     nested = torch.nested.nested_tensor([X, X[:2]], layout=layout)
-    with pytest.raises(nhwc.InputError, match="an example input is a nested tensor"):
-        nhwc.optimize(model, nested)
+    for inputs, also in (((nested,), ()), ((X,), [nested])):
+        with pytest.raises(nhwc.InputError, match="an example input is a nested tensor"):
+            nhwc.optimize(model, *inputs, also=also)
     nhwc.audit(model, nested)
     found = nhwc.optimize(model, X)(nested)
     for one, expected in zip(found.unbind(), model(nested).unbind(), strict=True):

@@ -275,12 +275,7 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
             f"{len(inputs)} example inputs were given and no tensor among them; kernels are chosen "
             "on real shapes. Call optimize(model, torch.randn(1, 3, 224, 224)), say."
         )
-    if any(tensor.is_nested for tensor in tensors):
-        raise InputError(
-            "an example input is a nested tensor, which has no one shape; kernels are chosen on "
-            "real shapes. Give it padded, as to_padded_tensor(0.0) makes it. Nested ones may be "
-            "given to the result, which takes their slower graph."
-        )
+    _check_shapes(tensors)
     if not any(tensor.numel() for tensor in tensors):
         raise InputError(
             f"input {tuple(tensors[0].shape)} is empty; kernels are chosen by their times. Give at "
@@ -297,6 +292,15 @@ def _check(model: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise InputError(
             f"{training[0] or type(model).__name__} is in training mode; optimizing is for "
             "inference. Call model.eval() first."
+        )
+
+
+def _check_shapes(tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_nested for tensor in tensors):
+        raise InputError(
+            "an example input is a nested tensor, which has no one shape; kernels are chosen on "
+            "real shapes. Give it padded, as to_padded_tensor(0.0) makes it. Nested ones may be "
+            "given to the result, which takes their slower graph."
         )
 
 
@@ -317,11 +321,13 @@ def _completed(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any])
 def _example(model: nn.Module, one: Any, named: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments of the call that an entry of `also` stands for."""
     inputs = _completed(model, _as_tuple(one), named)
-    if not tensors_of(inputs):
+    tensors = tensors_of(inputs)
+    if not tensors:
         raise InputError(
             f"also has {shown(described(one))}, and no tensor in it; kernels are chosen on real "
             "shapes. Give one: also=[torch.randn(8, 3, 224, 224)], say."
         )
+    _check_shapes(tensors)
     return inputs
 
 
