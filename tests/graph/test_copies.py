@@ -1,5 +1,8 @@
 """What functions on a model hold is the copy's in its copy."""
 
+import functools
+import types
+
 import pytest
 import torch
 from torch import fx, nn
@@ -82,6 +85,41 @@ def test_what_is_set_on_a_graph_is_the_copys_too(set_on):
     set_on(graph)
     for net in (graph, nn.Sequential(graph, nn.BatchNorm2d(3)).eval()):
         torch.testing.assert_close(nhwc.fuse(net)(X), net(X))
+
+
+def wrapped(layer):
+    was = layer.forward
+    return lambda x: was(x) + 1
+
+
+def method(layer):
+    was = layer.forward
+    return types.MethodType(lambda layer, x: was(x) + 1, layer)
+
+
+def partial(layer):
+    was = layer.forward
+    plus = functools.partial(lambda layer, x, *, more: was(x) + more, layer, more=1)
+    return lambda x: plus(x)
+
+
+def enclosing_a_weight(layer):
+    weight = layer.weight
+    return lambda x: nn.functional.conv2d(x, weight)
+
+
+@pytest.mark.parametrize("forward", [wrapped, method, partial, enclosing_a_weight])
+@torch.no_grad()
+def test_a_forward_that_holds_parts_of_the_model_holds_those_of_the_copy(forward):
+    net = Net().eval()
+    net.conv.forward = forward(net.conv)
+    expected, fused = net(X), nhwc.fuse(net)
+    for parameter in net.parameters():
+        parameter.zero_()
+    torch.testing.assert_close(fused(X), expected)
+    for parameter in fused.parameters():
+        parameter.zero_()
+    assert fused(X).unique().numel() == 1
 
 
 class Features(nn.Module):

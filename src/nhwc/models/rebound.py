@@ -7,13 +7,14 @@ model has as an attribute; then the copy has that very dict.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .trees import CONTAINERS
 
@@ -35,16 +36,43 @@ def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
     """Let functions stored on a copied module enclose the copy."""
     for held in (vars(module), *(vars(module)[kind] for kind in HOOKS)):
         for key, function in list(held.items()):
-            if isinstance(function, types.FunctionType):
+            if isinstance(function, _FUNCTIONS):
                 held[key] = _rebound(function, memo)
 
 
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """The copy of a module or container; a function that holds copies where `value` holds these."""
-    if isinstance(value, (nn.Module, types.FunctionType, *CONTAINERS)) and id(value) in memo:
+    """The copy of what lies in the model; a function that holds copies where `value` holds these.
+
+    A `forward` set from outside most often holds the method that was there before.
+    """
+    kinds = (nn.Module, Tensor, types.FunctionType, *CONTAINERS)
+    if isinstance(value, kinds) and id(value) in memo:
         return memo[id(value)]
-    if not isinstance(value, types.FunctionType):
+    if isinstance(value, types.MethodType):
+        function, owner = _rebound(value.__func__, memo), _rebound(value.__self__, memo)
+        same = function is value.__func__ and owner is value.__self__
+        return value if same else types.MethodType(function, owner)
+    if isinstance(value, functools.partial):
+        return _rebound_partial(value, memo)
+    return _rebound_function(value, memo) if isinstance(value, types.FunctionType) else value
+
+
+def _rebound_partial(value: functools.partial[Any], memo: dict[int, Any]) -> Any:
+    given = (value.func, *value.args, *value.keywords.values())
+    copied = [_rebound(one, memo) for one in given]
+    if all(map(operator.is_, copied, given)):
         return value
+    count = len(value.args) + 1
+    named = dict(zip(value.keywords, copied[count:], strict=True))
+    result = functools.partial(copied[0], *copied[1:count], **named)
+    vars(result).update(vars(value))
+    return result
+
+
+def _rebound_function(value: types.FunctionType, memo: dict[int, Any]) -> Any:
     memo[id(value)] = value  # It may hold itself.
     cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
     given = (*(value.__defaults__ or ()), *named.values())
