@@ -243,6 +243,13 @@ def test_torch_convolves_a_small_clip_without_channels_last_and_two_with_it():
     assert "20480" not in finding.remedy
 
 
+def test_a_clip_of_one_channel_is_not_to_be_marked_where_torch_has_no_path_for_it():
+    net = nn.Sequential(nn.Conv3d(3, 1, 3, padding=1), nn.Conv3d(1, 8, 3, padding=1))
+    found = audit(net, torch.rand(1, 3, 4, 8, 8)).findings
+    assert "misread" in {finding.kind for finding in found}
+    assert all("single clip this small" in finding.remedy for finding in found)
+
+
 @pytest.mark.parametrize("size", [1, (3, 1, 1)])
 def test_torch_convolves_clips_pixel_by_pixel_without_channels_last_on_one_thread(size):
     net, clips = nn.Conv3d(8, 8, size), torch.rand(2, 8, 6, 8, 8)

@@ -34,8 +34,9 @@ def remedy(call: Call, effect: Effect) -> str:
 
 def _remedy(call: Call, effect: Effect) -> str:
     name = short_name(call.operator)
+    slow = _conv3d(call) if name == "conv3d" else ""
     if effect is Effect.MISREADS:
-        return _misread(call, name)
+        return slow or _misread(call, name)
     if effect is Effect.CONVERTS and call.backward:
         return f"If this line is in a backward of your own, drop its copy. Else: {_backward(name)}"
     if effect is Effect.CONVERTS:
@@ -59,7 +60,7 @@ def _remedy(call: Call, effect: Effect) -> str:
             "inference compute it once: torch.nn.utils.parametrize.remove_parametrizations."
         )
     if effect is Effect.KEEPS:
-        return (
+        return slow or (
             f"`{name}` returns channels last but its kernel has no path for it here: it copies in "
             "and out on every call. Use another operator, or keep this stretch contiguous."
         )
@@ -67,9 +68,7 @@ def _remedy(call: Call, effect: Effect) -> str:
         return _backward(name)
     if name in _CONCATENATING:
         return _cat(call)
-    if name == "conv3d" and (said := _conv3d(call)):
-        return said
-    return _SPECIAL.get(name) or _general(call, name)
+    return slow or _SPECIAL.get(name) or _general(call, name)
 
 
 def _only_weights(call: Call) -> bool:
