@@ -541,6 +541,18 @@ def test_control_flow_checkpoints_and_autocast():
     assert any(o.dtype == "bfloat16" for call in report.calls for o in call.outputs)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_backward_pass_of_a_checkpoint_is_charged_to_the_layers_in_it(reentrant):
+    inner = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(8, 8, 3))
+    net = Between(lambda x: checkpoint(net.inner, x, use_reentrant=reentrant))
+    net.inner = inner
+    calls = audit(net, torch.rand(2, 3, 8, 8), backward=True).calls
+    modules = {call.operator: call.site.module for call in reversed(calls) if call.backward}
+    assert modules["aten::upsample_nearest2d_backward"] == "inner.0"
+    convolved = [c.site.module for c in calls if c.operator == "aten::convolution_backward"]
+    assert convolved == ["after", "inner.1", "before"]
+
+
 def test_what_to_do_about_a_softmax_holds_for_any_dimension():
     (finding,) = audit(Between(nn.Softmax(-1)), torch.rand(2, 3, 8, 8)).lost
     assert "Over the channels (1), x.permute(0, 2, 3, 1).softmax(-1)" in finding.remedy

@@ -112,6 +112,9 @@ class Recorder(contextlib.ExitStack):
         )
         for number in range(before, _get_sequence_nr()):
             self.sites[number] = made.site
+        if backward and torch.is_grad_enabled():
+            # A checkpoint computes anew here. A kernel's node was made before the mode saw it.
+            self.sites.setdefault(before - 1, made.site)
         self.on_call(made)
         return result
 
