@@ -465,12 +465,22 @@ def hooked(graph):
     return graph
 
 
+def stepping(build):
+    """A graph that its user made, of one step behind its input."""
+    graph = fx.Graph()
+    graph.output(build(graph, graph.placeholder("x")))
+    return fx.GraphModule({}, graph).eval()
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (Branching().eval(), "calls a Branching, whose own code it takes to load it"),
         (Own(), "it calls quantize_per_tensor"),
         (Imaginary(), "complex: 1j has no plain form"),
+        (stepping(lambda g, x: g.call_function(getattr, (x, "grad"))), "reads the attribute"),
+        (stepping(lambda g, x: g.call_method("tolist", (x,))), "it calls the method 'tolist'"),
+        (stepping(lambda g, x: g.placeholder("*y")), "it takes a varying number of arguments"),
         (called(Loud(3, 4, 3)), "calls a Loud, whose own code it takes to load it"),
         (called(weight_norm(nn.Conv2d(3, 4, 3))), "it has hooks, parametrizations or a forward"),
         (hooked(called(nn.Conv2d(3, 4, 3))), "the whole: it has hooks"),
