@@ -159,3 +159,63 @@ class ReadsAlone(nn.Module):
 
 def test_what_no_part_writes_is_traced():
     assert nhwc.fuse(ReadsAlone().eval()).report.opaque == ()
+
+
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 3, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.conv(x)
+
+
+class ReadsAPart(nn.Module):
+    def __init__(self, other):
+        super().__init__()
+        self.conv, self.other, self.others = nn.Conv2d(3, 3, 1), other, [other]
+
+    def forward(self, x):
+        return self.conv(x) * self.other.calls
+
+
+class ReadsAnItem(ReadsAPart):
+    def forward(self, x):
+        return self.conv(x) * self.others[0].calls
+
+
+class Branches(nn.Sequential):
+    def forward(self, x):
+        y = super().forward(x)
+        return y + 1 if y.isnan().any() else y
+
+
+@pytest.mark.parametrize("reader", [ReadsAPart, ReadsAnItem])
+@pytest.mark.parametrize("around", [nn.Sequential, Branches])
+@pytest.mark.parametrize("order", [1, -1], ids=["behind", "before"])
+def test_what_one_part_counts_another_reads(reader, around, order):
+    counted = Numbers()
+    net, x = around(*[counted, reader(counted)][::order]).eval(), torch.rand(2, 3, 4, 4)
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])
+
+
+class ReadsWhatNobodyWrites(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Conv2d(3, 3, 1), Part(False)])
+        self.table = {"scale": 2.0}
+
+    def forward(self, x):
+        shapes = {}
+        shapes["x"] = x.shape
+        x = self.parts[0](x) * self.parts[1].scale * self.table["scale"]
+        return self.parts[1](x).reshape(shapes["x"])
+
+
+def test_what_is_only_read_across_is_traced():
+    net, x = ReadsWhatNobodyWrites().eval(), torch.rand(2, 3, 4, 4)
+    fused = nhwc.fuse(net)
+    assert fused.report.opaque == ()
+    torch.testing.assert_close(fused(x), net(x))

@@ -5,28 +5,28 @@ class Net(nn.Module):
         MODE["scale"] = 2.0
         y = self.part(x)        reads MODE["scale"], which is 1.0 while `part` is traced alone
         MODE["scale"] = 1.0
-        return y
+        return self.head(y)     reads self.part.calls, which `part` counts
 """
 
 from __future__ import annotations
 
+import dis
+import types
+from collections import defaultdict
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from torch import jit, nn
 
-from ...models.contents import is_object
+from ...models.contents import LIBRARIES, is_object
 from ...models.trees import CONTAINERS
-from ..code.mentions import mentions_of
-from ..code.reached import functions_behind, functions_of, names_in
+from ..code.reached import codes_in, functions_of, names_in
 from ..modules.leaves import is_leaf
 from .outside import is_users_class, stored_by
 
 _Place = tuple[int, str]
-"""What can be written: an item of a container, a field of an object, a global of a file."""
-
-_SET = "ContextVar.set"
-"""What is written where code sets a variable of a context."""
+"""What can be written: the items of a container, a field of an object, a global of a file."""
 
 
 def read_across(model: nn.Module) -> dict[nn.Module, str]:
@@ -53,42 +53,104 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
 
 
 class _Code:
-    """What the code of a class names, in its modules and outside of them, and what it writes."""
+    """What the code of a class reads and writes, in its modules and outside of them.
+
+    `_read` and `_stored` hold fields by what stands in front: for `self.part.calls` that is "part",
+    for `self.parts[0].calls` it is "parts[]", and for what `+=` stores it is empty.
+    """
 
     def __init__(self, part: nn.Module) -> None:
-        functions = [*functions_of(part), *functions_behind(part)]
-        self._names = {name for one in functions for name in names_in(one.__code__)}
-        self._changed = mentions_of(part).written
-        self._changed |= {name for one in functions for name in stored_by(one.__code__)}
-        self._changed |= {_SET} if "set" in self._names else set()
-        self._globals: dict[_Place, str] = {}
-        self._outside: dict[_Place, str] = {}
+        self._read: dict[str, set[str]] = defaultdict(set)
+        self._stored: dict[str, set[str]] = defaultdict(set)
+        self._named: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._set: set[_Place] = set()
-        for one in functions:
-            named, space = names_in(one.__code__), one.__globals__
-            self._globals |= {(id(space), name): name for name in named & space.keys()}
-            self._outside |= self._places(space, named)
-            self._set |= {(id(space), name) for name in stored_by(one.__code__, ("GLOBAL",))}
+        self._filled: set[str] = set()
+        self._selves: set[str] = set()
+        for one in functions_of(part):
+            code, space = one.__code__, one.__globals__
+            if one.__module__.partition(".")[0] in LIBRARIES:
+                continue
+            self._named.setdefault(id(space), (space, set()))[1].update(names_in(code))
+            self._set |= {(id(space), name) for name in stored_by(code, ("GLOBAL",))}
+            self._selves |= {*code.co_varnames[: min(code.co_argcount, 1)]}
+            for inner in codes_in(code):
+                self._note(inner)
+
+    def _note(self, code: types.CodeType) -> None:
+        """Follow the names that are loaded in a row: `x[key] = value` may fill each of them."""
+        row: list[str] = []
+        copied: list[str] = []
+        for step in dis.get_instructions(code):
+            name, said = step.opname, step.argval
+            if name in ("STORE_ATTR", "DELETE_ATTR"):
+                self._stored[row[-1] if row else ""].add(str(said))
+                row = []
+            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+                for owner in row if row[-1:] == ["[]"] else row[-1:]:
+                    self._read[owner].add(str(said))
+                row = [*row, str(said)]
+            elif name == "BINARY_SUBSCR" or step.argrepr == "[]":
+                row = [*(f"{one}[]" for one in row), "[]"]
+            elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+                self._filled |= {*(row or copied)}
+                row = []
+            elif name.startswith(("COPY", "DUP_TOP")):
+                copied = row
+            elif name == "STORE_FAST_LOAD_FAST":
+                row = [str(said[-1])]
+            elif name.startswith("LOAD_") and name != "LOAD_CONST":
+                row = [*row, *map(str, said if isinstance(said, tuple) else (said,))]
+            elif name not in _SKIPPED:
+                row = []
 
     def read_by(self, part: nn.Module) -> dict[_Place, str]:
-        return self._globals | self._reached_from(part)
-
-    def written_by(self, part: nn.Module) -> set[_Place]:
-        reached = self._reached_from(part).items()
-        return self._set | {place for place, name in reached if (place[1] or name) in self._changed}
-
-    def _reached_from(self, part: nn.Module) -> dict[_Place, str]:
-        return self._outside | self._places(vars(part), self._names)
-
-    def _places(self, space: dict[str, Any], named: set[str]) -> dict[_Place, str]:
-        """The containers in `space` that are `named`, and the fields of objects, by their names."""
-        found: dict[_Place, str] = {}
-        for name in named & space.keys():
-            value = space[name]
+        found = {(id(space), one): one for space, names in self._named.values() for one in names}
+        for name, value in self._reached_from(part):
             if isinstance(value, CONTAINERS):
                 found[id(value), ""] = name
-            elif isinstance(value, ContextVar):
-                found[id(value), _SET] = name
-            elif is_object(value) or is_users_class(value):
-                found |= {(id(value), field): name for field in self._names}
+            elif value is not part:
+                found |= {(id(value), field): f"{name}.{field}" for field in self._read[name]}
         return found
+
+    def written_by(self, part: nn.Module) -> set[_Place]:
+        found = {*self._set}
+        for name in self._selves:
+            found |= {(id(part), field) for field in self._stored_in(name)}
+        for name, value in self._reached_from(part):
+            if isinstance(value, CONTAINERS):
+                filled = name in self._filled or self._read[name] & _CHANGING
+                found |= {(id(value), "")} if filled else set()
+            elif isinstance(value, ContextVar):
+                found |= {(id(value), "get")} if "set" in self._read[name] else set()
+            else:
+                found |= {(id(value), field) for field in self._stored_in(name)}
+        return found
+
+    def _stored_in(self, name: str) -> set[str]:
+        return self._stored[name] | (self._stored[""] & self._read[name])
+
+    def _reached_from(self, part: nn.Module) -> Iterator[tuple[str, Any]]:
+        """What the code can write into, by the name in front of its fields."""
+        own: dict[str, Any] = {**vars(part), **part._modules}
+        names = {name for _, named in self._named.values() for name in named}
+        for space, named in (*self._named.values(), (own, names)):
+            for name in named & space.keys():
+                value = space[name]
+                if isinstance(value, (*CONTAINERS, *_HOLDERS)):
+                    held = value.children() if isinstance(value, nn.Module) else [*value]
+                    items = dict.values(value) if isinstance(value, dict) else held
+                    yield from ((f"{name}[]", one) for one in items if isinstance(one, nn.Module))
+                known = (*CONTAINERS, ContextVar, nn.Module)
+                if isinstance(value, known) or is_object(value) or is_users_class(value):
+                    yield name, value
+
+
+_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+_CHANGING = {
+    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
+    *("clear", "pop", "popitem", "popleft", "remove", "discard"),
+}
+"""Methods that change a container."""
+
+_SKIPPED = ("CACHE", "EXTENDED_ARG", "LOAD_CONST", "NOP", "PUSH_NULL")
