@@ -11,6 +11,7 @@ from torch import nn
 import nhwc
 
 MODE = {"scale": 1.0}
+NESTED = {"mode": {"scale": 1.0}}
 FACTOR = 1.0
 SETTINGS = types.SimpleNamespace(scale=1.0)
 VARIABLE = contextvars.ContextVar("VARIABLE", default=1.0)
@@ -32,7 +33,7 @@ class Part(nn.Module):
 
     def read(self):
         scale = MODE["scale"] * FACTOR * SETTINGS.scale * Settings.scale * VARIABLE.get()
-        return scale * self.scale * self.shared["scale"]
+        return scale * self.scale * self.shared["scale"] * NESTED["mode"]["scale"]
 
 
 @contextlib.contextmanager
@@ -62,6 +63,14 @@ class SetsAnItemInAContext(Around):
     def forward(self, x):
         with scaled(3.0):
             return self.part(x)
+
+
+class SetsAnItemOfAnItem(Around):
+    def forward(self, x):
+        NESTED["mode"]["scale"] = 3.0
+        y = self.part(x)
+        NESTED["mode"]["scale"] = 1.0
+        return y
 
 
 class SetsAGlobal(Around):

@@ -92,7 +92,7 @@ class _Code:
             elif name == "BINARY_SUBSCR" or step.argrepr == "[]":
                 row = [*(f"{one}[]" for one in row), "[]"]
             elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-                self._filled |= {*(row or copied)}
+                self._filled |= {one.removesuffix("[]") for one in row or copied}
                 row = []
             elif name.startswith(("COPY", "DUP_TOP")):
                 copied = row
