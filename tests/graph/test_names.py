@@ -116,6 +116,45 @@ def test_names_that_are_taken_are_not_taken_twice():
     )
 
 
+class Chain(nn.Module):
+    """Parts and tensors whose names are alike once code can say them."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.chain = nn.Sequential()
+        for place, name in enumerate(names):
+            self.chain.add_module(name, block())
+            self.add_module(f"{name}0", block())
+            self.register_parameter(f"{name}1", nn.Parameter(torch.rand(3, 1, 1) + place))
+            setattr(self, f"{name}2", torch.rand(3, 1, 1) + place)
+        self.names = names
+
+    def forward(self, x):
+        x = self.chain(x)
+        for name in self.names:
+            x = self._modules[f"{name}0"](x) * self._parameters[f"{name}1"]
+            x = x + getattr(self, f"{name}2")
+        return x
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ('a"b', "a\nb", "a'b", "a\\b"),
+        ("\u00b5", "\u2126"),
+        ("class", "class_", "class__"),
+        ("code",),
+    ],
+    ids=ascii,
+)
+def test_names_that_are_alike_stay_apart(names):
+    model = random_(Chain(names))
+    fused = fuse_checked(model, X)
+    assert len(fused.report.applied) == 2 * len(names)
+    again = fuse(fused)
+    torch.testing.assert_close(outputs(again, (X,)), outputs(fused, (X,)))
+
+
 ARGUMENTS = {
     "self": lambda this, self: this.conv(self),
     "torch": lambda this, torch: nn.functional.relu(this.conv(torch)).flatten(1),

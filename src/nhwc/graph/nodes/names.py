@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 import unicodedata
+from collections.abc import Set
 
 from torch import fx, nn
 
@@ -72,15 +73,29 @@ def _sayable_path(path: str, root: nn.Module) -> str:
     parts = []
     holder: nn.Module | None = root
     for place, name in enumerate(path.split(".")):
-        siblings: set[str] = set()
-        if holder is not None:
-            siblings = {*holder._modules, *holder._parameters, *holder._buffers}
-        fresh = sayable(name)
-        while (fresh != name and fresh in siblings) or (not place and fresh in _OWN):
-            fresh += "_"
-        parts.append(fresh)
+        parts.append(_fresh(name, holder, frozenset() if place else _OWN))
         holder = None if holder is None else holder._modules.get(name)
     return ".".join(parts)
+
+
+def _fresh(name: str, holder: nn.Module | None, own: Set[str]) -> str:
+    """A name for this part of `holder` that code can use, and that no other part of it gets."""
+    if is_sayable(name) and name not in own:
+        return name
+    held: tuple[str, ...] = ()
+    if holder is not None:
+        held = (*vars(holder), *holder._modules, *holder._parameters, *holder._buffers)
+    taken = {*own, *filter(is_sayable, held)}
+    found: dict[str, str] = {}
+    for part in dict.fromkeys((*held, name)):
+        if is_sayable(part) and part not in own:
+            continue
+        fresh = sayable(part)
+        while fresh in taken:
+            fresh += "_"
+        taken.add(fresh)
+        found[part] = fresh
+    return found[name]
 
 
 def is_constant(node: fx.Node) -> bool:
