@@ -182,6 +182,17 @@ def _with_shape(y, n):
     return n(y).reshape(y.shape[0], -1)
 
 
+def test_a_forward_that_is_the_classs_own_is_none_set_from_outside():
+    """As accelerate leaves it, when it takes its hooks off."""
+    model = random_(nn.Sequential(nn.Sequential(conv(), norm()), nn.ReLU()))
+    for part in model.modules():
+        part.forward = part.forward
+    model[0][0]._conv_forward = model[0][0]._conv_forward
+    fused = fuse_checked(model, torch.randn(2, 4, 8, 8))
+    assert has_no_norm(fused), fused.code
+    assert not fused.report.opaque
+
+
 @pytest.mark.parametrize("name", MUST)
 def test_must_fold(name):
     build, x = MUST[name]

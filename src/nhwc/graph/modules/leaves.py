@@ -33,8 +33,24 @@ def runs_layer(module: nn.Module) -> bool:
 
 
 def is_set_from_outside(module: nn.Module) -> bool:
-    """Whether a call of `module` runs what was set on it alone, and not its class's code."""
-    return not vars(module).keys().isdisjoint(("forward", "_conv_forward"))
+    """Whether a call of `module` runs what was set on it alone, and not its class's code.
+
+    Who takes its own code off again, as accelerate does, may set the class's.
+
+    >>> layer = nn.ReLU()
+    >>> layer.forward = layer.forward
+    >>> is_set_from_outside(layer)
+    False
+    """
+    held = {name: vars(module)[name] for name in CALLED if name in vars(module)}
+    return any(
+        getattr(one, "__self__", None) is not module
+        or one.__func__ is not getattr(type(module), name)
+        for name, one in held.items()
+    )
+
+
+CALLED = ("forward", "_conv_forward")
 
 
 def calls_otherwise(module: nn.Module) -> bool:

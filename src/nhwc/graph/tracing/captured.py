@@ -17,7 +17,13 @@ from ..code.mentions import mentions_of
 from ..effects.across import read_across
 from ..effects.state import State
 from ..modules.layers import Spread, assert_none
-from ..modules.leaves import calls_otherwise, is_leaf, opaque_by_nature
+from ..modules.leaves import (
+    CALLED,
+    calls_otherwise,
+    is_leaf,
+    is_set_from_outside,
+    opaque_by_nature,
+)
 from ..nodes.arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
 from ..nodes.edit import attribute, erase
 from ..nodes.memory import exposed
@@ -91,12 +97,18 @@ def _say_what_is_fixed(graph: fx.GraphModule, fixed: dict[str, Any]) -> None:
 def _settle(model: nn.Module) -> None:
     """Give torch's own layers plain settings: `Conv2d(numpy.int64(8), ...)` keeps what it is given.
 
+    A `forward` that is the class's own is taken off, which a copy of the layer would call.
+
     >>> import numpy
     >>> layer = nn.MaxPool2d(numpy.int64(2))
     >>> _settle(layer)
     >>> type(layer.kernel_size)
     <class 'int'>
     """
+    for part in model.modules():
+        if not is_set_from_outside(part):
+            for name in CALLED:
+                vars(part).pop(name, None)
     for layer in filter(is_leaf, model.modules()):
         settings = vars(layer)
         for name, value in settings.items():
