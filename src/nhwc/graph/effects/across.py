@@ -68,7 +68,7 @@ class _Code:
         self._selves: set[str] = set()
         for one in functions_of(part):
             code, space = one.__code__, one.__globals__
-            if one.__module__.partition(".")[0] in LIBRARIES:
+            if str(one.__module__).partition(".")[0] in LIBRARIES:
                 continue
             self._named.setdefault(id(space), (space, set()))[1].update(names_in(code))
             self._set |= {(id(space), name) for name in stored_by(code, ("GLOBAL",))}
