@@ -228,3 +228,50 @@ def test_what_is_only_read_across_is_traced():
     fused = nhwc.fuse(net)
     assert fused.report.opaque == ()
     torch.testing.assert_close(fused(x), net(x))
+
+
+class Tally:
+    def __init__(self):
+        self.calls = 0
+
+    def count(self):
+        self._add(1)
+
+    def _add(self, more):
+        self.calls += more
+
+    def read(self):
+        return self.calls
+
+
+class CountsByAMethod(nn.Module):
+    def __init__(self, tally):
+        super().__init__()
+        self.tally = tally
+
+    def forward(self, x):
+        self.tally.count()
+        return x
+
+
+class ReadsByAMethod(nn.Module):
+    def __init__(self, tally):
+        super().__init__()
+        self.conv, self.known = nn.Conv2d(3, 3, 1), tally
+
+    def forward(self, x):
+        return self.conv(x) * self.known.read()
+
+
+class ReadsAField(ReadsByAMethod):
+    def forward(self, x):
+        return self.conv(x) * self.known.calls
+
+
+@pytest.mark.parametrize("reader", [ReadsByAMethod, ReadsAField])
+@pytest.mark.parametrize("around", [nn.Sequential, Branches])
+def test_what_methods_of_an_object_count_is_read_by_calls(reader, around):
+    tally, x = Tally(), torch.rand(2, 3, 4, 4)
+    net = around(CountsByAMethod(tally), reader(tally)).eval()
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])

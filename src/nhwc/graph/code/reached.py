@@ -76,9 +76,9 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
             kind = value if isinstance(value, type) else type(value)
             todo += map((vars(value) if kind is value else fields_of(value)).get, names)
             for name in names:
-                todo += _behind(inspect.getattr_static(kind, name, None))
+                todo += behind(inspect.getattr_static(kind, name, None))
         else:
-            todo += filter(callable, _behind(value)) if not isinstance(value, nn.Module) else ()
+            todo += filter(callable, behind(value)) if not isinstance(value, nn.Module) else ()
 
 
 def _is_users_class(value: Any) -> bool:
@@ -134,7 +134,7 @@ def _followed(
         for name in sorted(names):
             todo += _attribute(module, name)
             # `super().forward` is none of the class's own.
-            todo += [one for base in bases for one in _behind(vars(base).get(name)) if above]
+            todo += [one for base in bases for one in behind(vars(base).get(name)) if above]
         todo += [*named(function), *_closed_over(function)]
     yield from found.values()
 
@@ -143,10 +143,11 @@ def _attribute(module: nn.Module, name: str) -> list[Any]:
     """Return the functions behind an attribute of the module's class, or a `forward` of its own."""
     value = inspect.getattr_static(type(module), name, None)
     own = vars(module).get(name)
-    return _behind(own if name == "forward" and own is not None else value)
+    return behind(own if name == "forward" and own is not None else value)
 
 
-def _behind(value: Any) -> list[Any]:
+def behind(value: Any) -> list[Any]:
+    """The functions that an attribute of a class stands for, a property's among them."""
     match value:
         case property():
             return [value.fget, value.fset]
