@@ -110,6 +110,24 @@ def test_an_image_inside_of_vmap_has_a_format(format):
     assert asked == [format]
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 4, 4), (2, 3, 1, 1), (2, 3, 2, 4, 4)])
+def test_an_image_inside_of_vmap_can_be_marked(shape):
+    last = TARGETS[len(shape)][1]
+    strides = []
+
+    def marked(image):
+        result = to_format(image, last)
+        strides.append(result.stride())
+        return result.square().sum(), to_format(result, Format.CONTIGUOUS)
+
+    images = torch.rand(5, *shape)
+    sums, back = torch.vmap(marked)(images)
+    torch.vmap(torch.func.grad(lambda image: marked(image)[0]))(images)
+    assert strides == [strides_of(shape, last)] * 2
+    assert torch.equal(back, images)
+    torch.testing.assert_close(sums, images.square().flatten(1).sum(1))
+
+
 @pytest.mark.parametrize("ndim", [0, 1, 2, 3, 6])
 def test_other_dimensions_are_contiguous_or_other(ndim):
     x = torch.empty((2,) * ndim)

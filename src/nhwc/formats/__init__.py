@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.export import ExportedProgram
 
 from ..errors import InputError
@@ -131,9 +132,17 @@ def to_format(tensor: Tensor, format: Format) -> Tensor:
         _check_target(format)
         return tensor.to(memory_format=MEMORY_FORMATS[format])
     _check_format(tensor, format)
-    dense = tensor.contiguous(memory_format=MEMORY_FORMATS[format])
+    dense = _dense(tensor, format)
     strides = strides_of(dense.shape, format)
     return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
+
+
+def _dense(tensor: Tensor, format: Format) -> Tensor:
+    """`tensor` without gaps in the order of `format`; sizes of 1 may have any strides."""
+    if format is Format.CONTIGUOUS or not is_functorch_wrapped_tensor(tensor):
+        return tensor.contiguous(memory_format=MEMORY_FORMATS[format])
+    # Inside of vmap torch knows no channels last, but any order of dimensions.
+    return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _check_format(tensor: Tensor, format: Format) -> None:
