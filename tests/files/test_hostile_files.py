@@ -200,6 +200,7 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
             "the method 'format'",
         ),
         (lambda h: insert(h, "split", "a b", op="call_method"), "the method 'split'"),
+        (lambda h: insert(h, "type", X, op="call_method"), "the method 'type' without a type"),
         (
             lambda h: insert(h, "conv", X, op="call_module", kwargs=[["hook", 1]]),
             "conv with 'hook'",
@@ -551,6 +552,14 @@ def test_a_list_of_tensors_of_other_kinds_is_damage(path, tmp_path, entry, monke
     write(tmp_path / "t.nhwc", header, tensors)
     with pytest.raises(FileError, match="damaged"):
         nhwc.load(tmp_path / "t.nhwc")
+
+
+def test_a_tensor_is_in_an_order_or_channels_last(tmp_path, monkeypatch):
+    real, both = container._entry, {"format": "channels_last", "order": [3, 2, 1, 0]}
+    monkeypatch.setattr(container, "_entry", lambda tensor: real(tensor) | both)
+    write(tmp_path / "t.nhwc", {}, [torch.ones(2, 3, 4, 5)])
+    with pytest.raises(FileError, match="4 dimensions and the order"):
+        read(tmp_path / "t.nhwc")
 
 
 def test_a_list_of_more_tensors_than_any_model_has_is_damage(tmp_path, monkeypatch):

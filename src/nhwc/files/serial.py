@@ -60,7 +60,7 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
         parts += sum(1 for _ in (*layer.modules(), *layer.parameters(), *layer.buffers()))
         if parts > 3 * NODES:
             raise Foreign(f"layers of more than {3 * NODES} parts and tensors")
-        _place(root, path, layer, check=False)
+        _place(root, path, layer)
     used = _restore_state(root, data["state"], tensors)
     if used != len(tensors):
         raise Foreign(f"{used} of {len(tensors)} tensors are used")
@@ -246,11 +246,11 @@ def _restore_state(root: nn.Module, places: list[dict[str, Any]], tensors: list[
         value: Any = tensors[number]
         if place["parameter"]:
             value = made.setdefault(number, nn.Parameter(value, requires_grad=False))
-        _place(root, place["path"], value, check=True, persistent=bool(place["persistent"]))
+        _place(root, place["path"], value, persistent=bool(place["persistent"]))
     return len(used)
 
 
-def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: bool = True) -> None:
+def _place(root: nn.Module, path: str, value: Any, *, persistent: bool = True) -> None:
     """Put a module, parameter or buffer where `path` says, making the holders it needs."""
     *owners, leaf = path.split(".")
     holder = root
@@ -273,7 +273,7 @@ def _place(root: nn.Module, path: str, value: Any, *, check: bool, persistent: b
     if type(holder) is nn.Module:
         if hasattr(holder, leaf):
             raise Foreign(f"two tensors called {path}")
-    elif check and (there is None or there.shape != value.shape):
+    elif there is None or there.shape != value.shape:
         raise Foreign(f"a tensor {path} that does not fit its module")
     if isinstance(value, nn.Parameter):
         setattr(holder, leaf, value)  # Recurrent layers keep a list of their own, too.
