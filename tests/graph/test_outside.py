@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import linecache
 import random
 import threading
 import types
@@ -442,3 +443,14 @@ def test_an_object_outside_is_left_as_it_was_and_its_writer_called(kind):
     torch.testing.assert_close(fused(x), conv * second)
     COUNT.number = LOCAL.number = 1.0
     SUM.zero_()
+
+
+class Quotes(nn.Module):
+    def forward(self, x):
+        linecache.getlines(__file__)
+        return x + 1
+
+
+def test_what_pythons_own_functions_keep_is_no_state_of_a_model():
+    linecache.clearcache()
+    assert nhwc.fuse(Quotes().eval()).report.opaque == ()

@@ -6,6 +6,7 @@ import collections
 import dis
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ _CALLED = ("forward", "__call__", "__getattr__", "__getattribute__", "__setattr_
 def is_of_torch(function: types.FunctionType) -> bool:
     """Whether the code of `function` belongs to torch or to nhwc."""
     return function.__code__.co_filename.startswith((TORCH, OURS))
+
+
+def is_of_python(function: types.FunctionType) -> bool:
+    """Whether the code of `function` belongs to Python's own library."""
+    return str(function.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
 def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[types.FunctionType]:
@@ -67,7 +73,7 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
             continue
         seen.add(id(value))
         if isinstance(value, types.FunctionType):
-            if value.__code__ not in known and _is_users(value):
+            if value.__code__ not in known and is_users(value):
                 yield value
                 todo += [*_named(value), *_closed_over(value)]
         elif isinstance(value, dict | list | tuple):
@@ -84,10 +90,10 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
 def _is_users_class(value: Any) -> bool:
     if not isinstance(value, type) or issubclass(value, nn.Module):
         return False
-    return _is_users(value)
+    return is_users(value)
 
 
-def _is_users(value: Any) -> bool:
+def is_users(value: Any) -> bool:
     """Whether a class or a function is of no library."""
     return str(value.__module__).partition(".")[0] not in LIBRARIES
 

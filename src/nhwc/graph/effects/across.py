@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import jit, nn
 
-from ...models.contents import LIBRARIES, is_object
+from ...models.contents import is_object
 from ...models.trees import CONTAINERS
-from ..code.reached import behind, codes_in, functions_of, names_in
+from ..code.reached import behind, codes_in, functions_of, is_users, names_in
 from ..modules.leaves import is_leaf
 from .outside import is_users_class, stored_by
 
@@ -128,10 +128,8 @@ class _Code:
         self._named: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._set: set[_Place] = set()
         self._selves: set[str] = set()
-        for one in functions_of(part):
+        for one in filter(is_users, functions_of(part)):
             code, space = one.__code__, one.__globals__
-            if str(one.__module__).partition(".")[0] in LIBRARIES:
-                continue
             self._named.setdefault(id(space), (space, set()))[1].update(names_in(code))
             self._set |= {(id(space), name) for name in stored_by(code, ("GLOBAL",))}
             self._selves |= {*code.co_varnames[: min(code.co_argcount, 1)]}

@@ -22,7 +22,7 @@ from typing import Any
 from torch import fx, nn
 
 from ...models.contents import Contents, is_as, is_iterator, put_back, with_contents
-from ..code.reached import codes_in, functions_of, names_in
+from ..code.reached import codes_in, functions_of, is_of_python, names_in
 
 _ABSENT = object()
 
@@ -45,7 +45,9 @@ class Outside:
     def __init__(self, model: nn.Module) -> None:
         self._places: list[tuple[str, Any, Any, Any]] = []
         parts = {type(part): part for part in model.modules()}.values()
-        functions = {one.__code__: one for part in parts for one in functions_of(part)}
+        # What Python's own functions keep for themselves is no state of the model.
+        called = (one for part in parts for one in functions_of(part))
+        functions = {one.__code__: one for one in called if not is_of_python(one)}
         self._stored = {name for code in functions for name in stored_by(code)}
         names = {name for code in functions for name in names_in(code)}
         named: list[Any] = [kind for part in parts for kind in type(part).__mro__]
