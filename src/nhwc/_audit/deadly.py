@@ -1,4 +1,4 @@
-"""Stop before a convolution that would kill the process, and say which one it is."""
+"""Stop before a convolution that would kill the process, or may, and say which one it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelFailed
+from ..operators.overrun import overruns
 from ..operators.unseen import sees_no_column
 
 
@@ -36,7 +37,23 @@ class NoDeath(TorchDispatchMode):
             except ModelFailed as error:
                 self.found = error
                 raise
+        elif packet is torch.ops.aten.convolution_backward and args[10][1] and not args[7]:
+            self._check_gradient(args)
         return func(*args, **(kwargs or {}))
+
+    def _check_gradient(self, args: tuple[Any, ...]) -> None:
+        image, weight, stride, padding, groups = (args[i] for i in (1, 2, 4, 5, 9))
+        plain = image.device.type == "cpu" and image.dtype is torch.float32
+        last = any(suggest_memory_format(one) in _LAST for one in (image, weight))
+        settings = {"stride": stride, "padding": padding, "groups": groups}
+        if plain and last and overruns(weight.shape, **settings):
+            self.found = ModelFailed(
+                f"the weight gradient of a convolution with weights {tuple(weight.shape)} and "
+                f"stride {tuple(stride)} may be written past its memory by torch on a CPU in "
+                "channels last. In NCHW, audit(..., convert=False) looks at it; or leave out "
+                "backward."
+            )
+            raise self.found
 
 
 _CONVOLUTIONS = (torch.ops.aten.conv2d, torch.ops.aten.conv3d)

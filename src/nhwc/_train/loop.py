@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import InputError
 from ..machine.environment import usable_device
 from ..models.kinds import check_devices, check_initialized, module_of
+from ..operators.overrun import overruns
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Data
 from .distributed import any_process, lost_processes_named, rank_and_world
@@ -59,6 +60,8 @@ def train(
     if checkpoint_every is not None:
         whole(1, checkpoint_every=checkpoint_every)
     device = usable_device(device)
+    if recipe.channels_last and device.type == "cpu" and recipe.autocast_dtype(device) is None:
+        _check_gradients(model)
     gpus = [device] if device.type == "cuda" else []
     with lost_processes_named(), torch.random.fork_rng(devices=gpus), modes_kept(model):
         trainer = Trainer(model, data, recipe, device)
@@ -82,6 +85,21 @@ def train(
             trainer.finish_epoch(on_point)
             _save(trainer, checkpoint)
     return trainer.result(stopped=False)
+
+
+def _check_gradients(model: nn.Module) -> None:
+    """Refuse layers whose gradients torch writes past their memory on a CPU in channels last."""
+    for path, layer in model.named_modules():
+        if not isinstance(layer, nn.Conv2d) or not layer.weight.requires_grad:
+            continue
+        padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+        shape, stride = layer.weight.shape, layer.stride
+        if overruns(shape, stride=stride, padding=padding, groups=layer.groups):
+            raise InputError(
+                f"torch may write the weight gradient of {path or 'the model'} past its memory on "
+                f"a CPU in channels last: a 1x1 convolution of {layer.in_channels} channels with "
+                f"stride {tuple(stride)}. Train without --channels-last, or with --amp."
+            )
 
 
 def _save(trainer: Trainer, path: str | Path | None) -> None:
