@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from .accesses import CHANGING
 from .reached import codes_in, functions_of, methods_of, names_in, takes_module
 
 _LOOKING = {
@@ -252,18 +253,12 @@ def _read(reading: _Reading, tree: ast.AST, said: Mentions) -> None:
                 said.unseen = said.unseen or f"it hands itself to other code ({where})"
 
 
-_CHANGING = {
-    *("append", "extend", "insert", "add", "update", "setdefault"),
-    *("clear", "pop", "popitem", "remove", "discard"),
-}
-
-
 def _writes(node: ast.Attribute | ast.Name, around: dict[ast.AST, ast.AST]) -> bool:
     """Whether the code changes `node`: `node.append(x)`, `node[0] = x` or `self.node = x`."""
     user = around.get(node)
     if isinstance(user, ast.Subscript) and user.value is node:
         return not isinstance(user.ctx, ast.Load)
-    if isinstance(user, ast.Attribute) and user.attr in _CHANGING:
+    if isinstance(user, ast.Attribute) and user.attr in CHANGING:
         return isinstance(around.get(user), ast.Call)
     return isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
 

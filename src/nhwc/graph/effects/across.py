@@ -10,10 +10,6 @@ class Net(nn.Module):
 
 from __future__ import annotations
 
-import dis
-import inspect
-import types
-from collections import defaultdict
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -22,7 +18,8 @@ from torch import jit, nn
 
 from ...models.contents import is_object
 from ...models.trees import CONTAINERS
-from ..code.reached import behind, codes_in, functions_of, is_users, names_in
+from ..code.accesses import Accesses, by_method
+from ..code.reached import codes_in, functions_of, is_users, names_in
 from ..modules.leaves import is_leaf
 from .outside import is_users_class, stored_by
 
@@ -53,77 +50,11 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
     return found
 
 
-class _Rows:
-    """The fields that code reads and stores, by what stands in front, and the containers it fills.
-
-    For `self.part.calls` that is "part", for `self.parts[0].calls` it is "parts[]", and for what
-    `+=` stores it is empty.
-    """
-
-    def __init__(self) -> None:
-        self.read: dict[str, set[str]] = defaultdict(set)
-        self._stored: dict[str, set[str]] = defaultdict(set)
-        self._filled: set[str] = set()
-
-    def note(self, code: types.CodeType) -> None:
-        """Follow the names that are loaded in a row: `x[key] = value` may fill each of them."""
-        row: list[str] = []
-        copied: list[str] = []
-        for step in dis.get_instructions(code):
-            name, said = step.opname, step.argval
-            if name in ("STORE_ATTR", "DELETE_ATTR"):
-                self._stored[row[-1] if row else ""].add(str(said))
-                row = []
-            elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-                for owner in row if row[-1:] == ["[]"] else row[-1:]:
-                    self.read[owner].add(str(said))
-                row = [*row, str(said)]
-            elif name == "BINARY_SUBSCR" or step.argrepr == "[]":
-                row = [*(f"{one}[]" for one in row), "[]"]
-            elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-                self._filled |= {one.removesuffix("[]") for one in row or copied}
-                row = []
-            elif name.startswith(("COPY", "DUP_TOP")):
-                copied = row
-            elif name == "STORE_FAST_LOAD_FAST":
-                row = [str(said[-1])]
-            elif name.startswith("LOAD_") and name != "LOAD_CONST":
-                row = [*row, *map(str, said if isinstance(said, tuple) else (said,))]
-            elif name not in _SKIPPED:
-                row = []
-
-    def stored(self, name: str) -> set[str]:
-        return self._stored[name] | (self._stored[""] & self.read[name])
-
-    def fills(self, name: str) -> bool:
-        return name in self._filled or bool(self.read[name] & _CHANGING)
-
-
-def _by_method(kind: type, method: str) -> tuple[set[str], set[str]]:
-    """The fields of an object that a method, with those that it calls, reads and writes."""
-    read: set[str] = set()
-    written: set[str] = set()
-    todo, seen = [method], set()
-    while todo:
-        name = todo.pop()
-        functions = behind(inspect.getattr_static(kind, name, None)) if name not in seen else []
-        seen.add(name)
-        for one in functions:
-            if not isinstance(one, types.FunctionType) or not one.__code__.co_argcount:
-                continue
-            rows, own = _Rows(), one.__code__.co_varnames[0]
-            rows.note(one.__code__)
-            filled = {field for field in rows.read[own] if rows.fills(field)}
-            read, written = read | rows.read[own], written | rows.stored(own) | filled
-            todo += rows.read[own]
-    return read, written
-
-
 class _Code:
     """What the code of a class reads and writes, in its modules and outside of them."""
 
     def __init__(self, part: nn.Module) -> None:
-        self._rows = _Rows()
+        self._accesses = Accesses()
         self._methods: dict[tuple[type, str], tuple[set[str], set[str]]] = {}
         self._named: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._set: set[_Place] = set()
@@ -134,7 +65,7 @@ class _Code:
             self._set |= {(id(space), name) for name in stored_by(code, ("GLOBAL",))}
             self._selves |= {*code.co_varnames[: min(code.co_argcount, 1)]}
             for inner in codes_in(code):
-                self._rows.note(inner)
+                self._accesses.note(inner)
 
     def read_by(self, part: nn.Module) -> dict[_Place, str]:
         found = {(id(space), one): one for space, names in self._named.values() for one in names}
@@ -142,21 +73,21 @@ class _Code:
             if isinstance(value, CONTAINERS):
                 found[id(value), ""] = name
             elif value is not part:
-                fields = self._rows.read[name] | self._by_methods(name, value)[0]
+                fields = self._accesses.read[name] | self._by_methods(name, value)[0]
                 found |= {(id(value), field): f"{name}.{field}" for field in fields}
         return found
 
     def written_by(self, part: nn.Module) -> set[_Place]:
         found = {*self._set}
         for name in self._selves:
-            found |= {(id(part), field) for field in self._rows.stored(name)}
+            found |= {(id(part), field) for field in self._accesses.stored(name)}
         for name, value in self._reached_from(part):
             if isinstance(value, CONTAINERS):
-                found |= {(id(value), "")} if self._rows.fills(name) else set()
+                found |= {(id(value), "")} if self._accesses.fills(name) else set()
             elif isinstance(value, ContextVar):
-                found |= {(id(value), "get")} if "set" in self._rows.read[name] else set()
+                found |= {(id(value), "get")} if "set" in self._accesses.read[name] else set()
             else:
-                fields = self._rows.stored(name) | self._by_methods(name, value)[1]
+                fields = self._accesses.stored(name) | self._by_methods(name, value)[1]
                 found |= {(id(value), field) for field in fields}
         return found
 
@@ -164,10 +95,10 @@ class _Code:
         """What the methods of an object that the code names read and write in it."""
         read: set[str] = set()
         written: set[str] = set()
-        for method in (*self._rows.read[name], *_OPERATORS) if is_object(value) else ():
+        for method in (*self._accesses.read[name], *_OPERATORS) if is_object(value) else ():
             key = type(value), method
             if key not in self._methods:
-                self._methods[key] = _by_method(*key)
+                self._methods[key] = by_method(*key)
             read |= self._methods[key][0]
             written |= self._methods[key][1]
         return read, written
@@ -190,13 +121,5 @@ class _Code:
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
-_CHANGING = {
-    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
-    *("clear", "pop", "popitem", "popleft", "remove", "discard"),
-}
-"""Methods that change a container."""
-
 _OPERATORS = ("__call__", "__getitem__", "__setitem__")
 """Methods that code calls without their names."""
-
-_SKIPPED = ("CACHE", "EXTENDED_ARG", "LOAD_CONST", "NOP", "PUSH_NULL")
