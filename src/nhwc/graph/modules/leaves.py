@@ -45,7 +45,7 @@ def is_set_from_outside(module: nn.Module) -> bool:
     held = {name: vars(module)[name] for name in CALLED if name in vars(module)}
     return any(
         getattr(one, "__self__", None) is not module
-        or one.__func__ is not getattr(type(module), name)
+        or one.__func__ is not getattr(type(module), name, None)
         for name, one in held.items()
     )
 
