@@ -29,6 +29,10 @@ SUMMED = (
     ("the same, AVX2 alone", "Every engine, on AVX2"),
     ("the same, AVX-512 hidden", "Every engine, without AVX-512"),
     ("the same, AVX-512 hidden, batch 4", "Every engine, without AVX-512, batch 4"),
+    (
+        "the same, AVX-512 hidden, batch 4, a Zen 4",
+        "Every engine, without AVX-512, batch 4, on a Zen 4",
+    ),
     ("one model of each family that people deploy", "What people deploy"),
     ("the same, batch 4", "What people deploy, batch 4"),
     ("the same, AVX-512 hidden", "What people deploy, without AVX-512"),
@@ -194,6 +198,16 @@ The same at batch 4, for the models that were raced so; the command goes on with
 python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
     --variants eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch \\
     -o benchmarks/results/engines-narrow-batch-4.json
+```"""
+
+NARROW_4_ZEN4 = """\
+The same at batch 4, on the Zen 4, for models that the table above lacks; the command goes on with
+the others.
+
+```
+python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
+    --variants eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch \\
+    -o benchmarks/results/engines-zen4-narrow-batch-4.json
 ```"""
 
 ENGINES = """\
@@ -406,6 +420,12 @@ SECTIONS = (
     ("Every engine, on AVX2", ENGINES_AVX2, "engines-avx2.json", _suite),
     ("Every engine, without AVX-512", NARROW, "engines-narrow.json", _suite),
     ("Every engine, without AVX-512, batch 4", NARROW_4, "engines-narrow-batch-4.json", _suite),
+    (
+        "Every engine, without AVX-512, batch 4, on a Zen 4",
+        NARROW_4_ZEN4,
+        "engines-zen4-narrow-batch-4.json",
+        _suite,
+    ),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
     ("The rest of volta", VOLTA, "volta.json", _suite),
     ("What people deploy", DEPLOY, "deploy.json", _suite),
