@@ -165,3 +165,9 @@ def test_windows_of_a_volume_are_not_written_out_at_once(monkeypatch):
         widened(nn.Conv3d(8, 8, 3, padding=1))(torch.randn(1, 8, 20, 16, 16).double())
     assert len(sizes) > 5
     assert max(sizes) < 6
+
+
+def test_what_is_set_on_a_convolution_alone_runs_in_float64():
+    conv, x = nn.Conv2d(3, 8, 3), torch.rand(1, 3, 8, 8)
+    conv._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, weight, bias) + 1
+    torch.testing.assert_close(widened(conv)(x.double()).float(), conv(x))

@@ -160,7 +160,8 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     made = copy_as_is(model, memo).double()
     for module in made.modules():
         found: Any = module
-        if type(module) in (nn.Conv2d, nn.Conv3d) and not isinstance(found.padding, str):
+        plain = type(module) in (nn.Conv2d, nn.Conv3d) and "_conv_forward" not in vars(module)
+        if plain and not isinstance(found.padding, str):
             found._conv_forward = _Sliced.of(found)
     return made
 
