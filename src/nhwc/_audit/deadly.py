@@ -31,29 +31,15 @@ class NoDeath(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         packet = func.overloadpacket
-        if packet in _CONVOLUTIONS or (packet in _OF_EITHER_WAY and not args[6]):
-            try:
+        try:
+            if packet in _CONVOLUTIONS or (packet in _OF_EITHER_WAY and not args[6]):
                 _survived(*args[:6])
-            except ModelFailed as error:
-                self.found = error
-                raise
-        elif packet is torch.ops.aten.convolution_backward and args[10][1] and not args[7]:
-            self._check_gradient(args)
+            elif packet is torch.ops.aten.convolution_backward and args[10][1] and not args[7]:
+                _fits(*(args[i] for i in (1, 2, 4, 5, 9)))
+        except ModelFailed as error:
+            self.found = error
+            raise
         return func(*args, **(kwargs or {}))
-
-    def _check_gradient(self, args: tuple[Any, ...]) -> None:
-        image, weight, stride, padding, groups = (args[i] for i in (1, 2, 4, 5, 9))
-        plain = image.device.type == "cpu" and image.dtype is torch.float32
-        last = any(suggest_memory_format(one) in _LAST for one in (image, weight))
-        settings = {"stride": stride, "padding": padding, "groups": groups}
-        if plain and last and overruns(weight.shape, **settings):
-            self.found = ModelFailed(
-                f"the weight gradient of a convolution with weights {tuple(weight.shape)} and "
-                f"stride {tuple(stride)} may be written past its memory by torch on a CPU in "
-                "channels last. In NCHW, audit(..., convert=False) looks at it; or leave out "
-                "backward."
-            )
-            raise self.found
 
 
 _CONVOLUTIONS = (torch.ops.aten.conv2d, torch.ops.aten.conv3d)
@@ -86,6 +72,18 @@ def _survived(
             f"{tuple(input.shape)} has all of its taps in the padding, in each column, and torch "
             "may die of that in channels last. Give a wider input, or pad less; in NCHW, "
             "audit(..., convert=False) looks at it."
+        )
+
+
+def _fits(image: Tensor, weight: Tensor, stride: Any, padding: Any, groups: int) -> None:
+    """Refuse a weight gradient that torch may write past its memory."""
+    plain = image.device.type == "cpu" and image.dtype is torch.float32
+    last = any(suggest_memory_format(one) in _LAST for one in (image, weight))
+    if plain and last and overruns(weight.shape, stride=stride, padding=padding, groups=groups):
+        raise ModelFailed(
+            f"the weight gradient of a convolution with weights {tuple(weight.shape)} and stride "
+            f"{tuple(stride)} may be written past its memory by torch on a CPU in channels last. "
+            "In NCHW, audit(..., convert=False) looks at it; or leave out backward."
         )
 
 
