@@ -344,6 +344,38 @@ def test_what_is_set_on_a_layer_alone_is_run(verb, set_on):
     same(answers(verb(model), case), answers(model, case))
 
 
+def branching(name):
+    """What is set on a layer in the place of this method, and cannot be traced."""
+
+    def set_on(layer):
+        was = getattr(layer, name)
+        own = lambda x, *rest: was(x, *rest).relu() + 1 if x.isfinite().all() else x
+        setattr(layer, name, own)
+        return layer
+
+    return set_on
+
+
+UNTRACED = {
+    "identity": lambda: branching("forward")(nn.Identity()),
+    "softmax": lambda: branching("forward")(nn.Softmax(1)),
+    "relu": lambda: branching("forward")(nn.ReLU()),
+    "norm": lambda: branching("forward")(nn.GroupNorm(2, 8)),
+    "convolution": lambda: branching("_conv_forward")(nn.Conv2d(8, 8, 3)),
+}
+
+
+@pytest.mark.parametrize("layer", UNTRACED)
+@pytest.mark.parametrize("verb", [nhwc.fuse, lambda model: nhwc.optimize(model, image())])
+def test_a_layer_with_code_of_its_own_is_none_of_its_class(verb, layer):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), UNTRACED[layer](), nn.BatchNorm2d(8)).eval()
+    model[2].running_mean.normal_(), model[2].running_var.uniform_(0.5, 2)
+    changed = verb(model)
+    assert [one.path for one in changed.report.opaque] == ["1"]
+    torch.testing.assert_close(changed(image()), model(image()), rtol=1e-4, atol=1e-4)
+
+
 def test_asking_for_a_shape_does_not_stand_in_the_way_of_a_plan():
     def asserted(self: Any, y: Tensor, x: Tensor) -> Tensor:
         torch._assert(y.ndim == 4, "four dimensions")

@@ -13,7 +13,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..graph import module_of, user_path
 from ..graph.modules import folded
 from ..graph.modules.layers import StatisticsNorm
-from ..graph.modules.leaves import computes_as, definer, is_frozen_batch_norm, opaque_by_nature
+from ..graph.modules.leaves import (
+    computes_as,
+    definer,
+    is_frozen_batch_norm,
+    is_set_from_outside,
+    opaque_by_nature,
+)
 from ..graph.nodes.memory import overwritten
 
 _READS_SHAPE = {"shape", "ndim", "dtype", "device", "size", "dim", "numel"}
@@ -91,7 +97,7 @@ def norm_unfit(norm: nn.Module) -> str | None:
     if is_frozen_batch_norm(norm):
         return None
     known = _of_torch(norm) or type(norm) is StatisticsNorm
-    if "forward" in vars(norm) or not known:
+    if is_set_from_outside(norm) or not known:
         return f"{type(norm).__name__} has a forward of its own"
     if fields.running_mean is None or fields.running_var is None:
         return "the batch norm keeps no running statistics: it normalises by those of each batch"
@@ -112,7 +118,7 @@ def layer_unfit(layer: nn.Module) -> str | None:
         )
     if opaque_by_nature(layer):
         return "it has hooks"
-    if "forward" in vars(layer) or not _of_torch(layer):
+    if is_set_from_outside(layer) or not _of_torch(layer):
         return f"{type(layer).__name__} has a forward of its own"
     if fields.weight is not None and not fields.weight.dtype.is_floating_point:
         return f"its weight is {fields.weight.dtype}"

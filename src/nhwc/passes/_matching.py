@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import bound, module_of
 from ..graph.modules.layers import Fused
-from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.leaves import unlike_class
 from ..graph.modules.mended import Cat, ChannelNorm
 from ..graph.nodes.seen import seen_at
 from ..operators.activations import of_call, of_module
@@ -39,8 +39,7 @@ def activation_of(node: fx.Node) -> nn.Module | None:
     """Return an activation module that does the same as `node`; None if it is no activation."""
     module = module_of(node)
     if module is not None:
-        fit = of_module(module) is not None and not opaque_by_nature(module)
-        return module if fit and "forward" not in vars(module) else None
+        return None if of_module(module) is None or unlike_class(module) else module
     return of_call(node)
 
 
@@ -140,7 +139,7 @@ def is_softmax(node: fx.Node) -> bool:
     """Whether `node` is a softmax over the last dimension."""
     module = module_of(node)
     if module is not None:
-        return type(module) is nn.Softmax and module.dim == -1 and not opaque_by_nature(module)
+        return type(module) is nn.Softmax and module.dim == -1 and not unlike_class(module)
     if node.target not in _SOFTMAXES:
         return False
     given = bound(node, ("input", "dim"))

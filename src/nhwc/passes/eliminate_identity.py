@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from ..graph import erase, module_of
-from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.leaves import unlike_class
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
 from ._reporting import reported
@@ -18,7 +18,7 @@ def eliminate_identity(gm: fx.GraphModule) -> PassReport:
         module, value = module_of(node), input_of(node)
         if type(module) is not nn.Identity:
             continue
-        reason = opaque_by_nature(module) or ("" if value is not None else "its input is constant")
+        reason = unlike_class(module) or ("" if value is not None else "its input is constant")
         if not reason and value is not None:
             erase(node, value)
         sites.append(Site(name_of(node), "Identity", not reason, reason))

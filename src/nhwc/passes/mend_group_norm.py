@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import module_of, replace_module
-from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import GroupNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -21,7 +21,7 @@ def mend_group_norm(gm: fx.GraphModule) -> PassReport:
         norm: Any = module_of(node)
         if not computes_as(norm, nn.GroupNorm):
             continue
-        own = opaque_by_nature(norm) or "forward" in vars(norm)
+        own = unlike_class(norm)
         reason = "it has hooks or a forward of its own" if own else ""
         sites.append(Site(name_of(node), "GroupNorm", not reason, reason))
         if not reason:

@@ -9,7 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..graph import module_of, replace_module
 from ..graph.modules.layers import StatisticsNorm
-from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import InstanceNorm
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
@@ -27,7 +27,7 @@ def mend_instance_norm(gm: fx.GraphModule) -> PassReport:
         if not computes_as(norm, _InstanceNorm):
             continue
         reason = ""
-        if opaque_by_nature(norm) or "forward" in vars(norm):
+        if unlike_class(norm):
             reason = "it has hooks or a forward of its own"
         elif norm.track_running_stats and norm.training:
             reason = "it is in training mode and keeps running statistics"

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..graph import add_module, bound, erase, module_of
-from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.leaves import unlike_class
 from ..graph.modules.ordered import Softmax
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
@@ -36,8 +36,8 @@ def mend_softmax(gm: fx.GraphModule) -> PassReport:
             continue
         dim = _dim(node, module)
         reason = "" if type(dim) is int else "it has a type or no dimension of its own"
-        if module is not None and opaque_by_nature(module):
-            reason = "it has hooks"
+        if module is not None and unlike_class(module):
+            reason = "it has hooks or a forward of its own"
         sites.append(Site(name_of(node), "softmax", not reason, reason))
         if not reason:
             with gm.graph.inserting_before(node):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from ..graph import module_of, replace_module, written_into
-from ..graph.modules.leaves import computes_as, opaque_by_nature
+from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import Attention, SpelledAttention
 from ..graph.nodes.memory import exposed
 from ..graph.nodes.seen import note_side, shape_at
@@ -106,7 +106,7 @@ def _inputs(node: fx.Node, place: int, ranks: _Ranks) -> _Places | None:
     layer that computes each token apart from the others.
     """
     module = module_of(node)
-    if written_into(node) is not None or (module is not None and opaque_by_nature(module)):
+    if written_into(node) is not None or (module is not None and unlike_class(module)):
         return None
     if activation_of(node) is not None or (place < -1 and _is_rowwise(module)):
         return dict.fromkeys(node.all_input_nodes, place)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, bound, erase, module_of
-from ..graph.modules.leaves import opaque_by_nature
+from ..graph.modules.leaves import unlike_class
 from ..graph.modules.mended import Attention, SpelledAttention
 from ..graph.nodes.seen import seen_at
 from ..graph.report import Opaque, PassReport, Site
@@ -108,7 +108,7 @@ def _calls(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, dict[str, Any], str]]:
 
 
 def _unfit_module(attention: nn.MultiheadAttention) -> str:
-    if opaque_by_nature(attention) or "forward" in vars(attention):
+    if unlike_class(attention):
         return "it has hooks or a forward of its own"
     if attention.training:
         return "it is in training mode: call model.eval() first"

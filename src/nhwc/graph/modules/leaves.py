@@ -98,6 +98,18 @@ def opaque_by_nature(module: nn.Module) -> str | None:
     return None
 
 
+def unlike_class(module: nn.Module) -> str | None:
+    """Say why a call of a layer does more than the code of its class; None if it does just that.
+
+    >>> layer = nn.Identity()
+    >>> layer.forward = lambda x: x + 1
+    >>> unlike_class(layer)
+    'it has a forward of its own'
+    """
+    own = "it has a forward of its own" if is_set_from_outside(module) else None
+    return opaque_by_nature(module) or own
+
+
 def watched_from_outside(module: nn.Module) -> str | None:
     """As `opaque_by_nature`, for a recording, which sees what a model's own hooks do."""
     if any(_is_of_library(hook) for hook in hooks_of(module)):
