@@ -20,7 +20,7 @@ from ...models.contents import is_object
 from ...models.trees import CONTAINERS
 from ..code.accesses import Accesses, by_method
 from ..code.reached import codes_in, functions_of, is_users, names_in
-from ..modules.leaves import is_leaf
+from ..modules.leaves import HOLDERS, is_leaf
 from .outside import is_users_class, stored_by
 
 _Place = tuple[int, str]
@@ -110,7 +110,7 @@ class _Code:
         for space, named in (*self._named.values(), (own, names)):
             for name in named & space.keys():
                 value = space[name]
-                if isinstance(value, (*CONTAINERS, *_HOLDERS)):
+                if isinstance(value, (*CONTAINERS, *HOLDERS)):
                     held = value.children() if isinstance(value, nn.Module) else [*value]
                     items = dict.values(value) if isinstance(value, dict) else held
                     yield from ((f"{name}[]", one) for one in items if isinstance(one, nn.Module))
@@ -118,8 +118,6 @@ class _Code:
                 if isinstance(value, known) or is_object(value) or is_users_class(value):
                     yield name, value
 
-
-_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _OPERATORS = ("__call__", "__getitem__", "__setitem__")
 """Methods that code calls without their names."""

@@ -9,7 +9,8 @@ from torch import fx, jit, nn
 
 from ...models.rebound import HOOKS
 
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, fx.GraphModule)
+HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Modules that only hold others."""
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -23,7 +24,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 def runs_layer(module: nn.Module) -> bool:
     """Whether the `forward` of this module is that of a layer of torch or of nhwc."""
-    if isinstance(module, _CONTAINERS) or is_set_from_outside(module):
+    if isinstance(module, (*HOLDERS, fx.GraphModule)) or is_set_from_outside(module):
         return False
     home = definer(type(module), "forward").__module__
     if not home.startswith(("torch.nn.", "torch.ao.nn.", "nhwc.graph.")):

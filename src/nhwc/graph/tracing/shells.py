@@ -8,11 +8,9 @@ from collections.abc import Callable
 from torch import fx, jit, nn
 
 from ..code.mentions import Mentions, mentions_of
-from ..modules.leaves import runs_layer
+from ..modules.leaves import HOLDERS, runs_layer
 
 TraceChild = Callable[[nn.Module, str], nn.Module | None]
-
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _INSPECTING = {"isinstance", "issubclass", "type", "hasattr", "getattr", "vars", "dir", "__class__"}
 
@@ -67,7 +65,7 @@ def _only_called(
         if own & said.read_off_others or kinds & said.names:
             return False
         # A part in a container can be reached without its name.
-        if isinstance(holder, _CONTAINERS) and said.names & _INSPECTING:
+        if isinstance(holder, HOLDERS) and said.names & _INSPECTING:
             return False
     return type(child).__call__ is nn.Module.__call__ and name not in above[-1].otherwise
 
