@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from nhwc.errors import InputError
-from nhwc.kernels.layers.attention import Attended, Lie, Mask, attention_step
+from nhwc.kernels.layers.attention import Lie, Mask, attention_step
 from nhwc.kernels.layers.batched import Lying, batched_step
 from nhwc.kernels.layers.elementwise import add_step, divide_step
 from nhwc.kernels.layers.gather import gather_step
+from nhwc.kernels.layers.heads import Attended
 from nhwc.kernels.layers.moving import move_step
 from nhwc.kernels.layers.normalize import layer_norm_step, softmax_step
 from nhwc.kernels.layers.unary import unary_step

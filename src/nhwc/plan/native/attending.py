@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from ...graph import bound
 from ...graph.modules.mended import Attention, SpelledAttention
-from ...kernels.layers.attention import Attended, Lie, Mask, attention_step
+from ...kernels.layers.attention import Lie, Mask, attention_step
+from ...kernels.layers.heads import Attended
 from ...kernels.programs.builder import Builder
 from ...kernels.programs.moved import Moved, heads_of, room, settled_rows
 from ...kernels.tape.steps import Step, View
