@@ -30,14 +30,14 @@ from nhwc.graph.modules.mended import (
 from nhwc.passes import PASSES, run_passes
 from nhwc.plan import UnknownKernel, joining, make_plan, others, remake_plan
 from nhwc.plan.assigning import assign
-from nhwc.plan.binding import Packed, bind, stretches
+from nhwc.plan.binding import Packed, bind
 from nhwc.plan.evidence import RivalTime
 from nhwc.plan.implementation import Identifier, Implementation, Timed
 from nhwc.plan.ledger import Ledger
 from nhwc.plan.measuring import Leisure
 from nhwc.plan.native.pairs import EXPANDED, PROJECTED
 from nhwc.plan.scene import scene_of
-from nhwc.plan.stretch import alone
+from nhwc.plan.stretch import alone, stretches
 
 pytestmark = pytest.mark.skipif(
     not kernels.available(), reason=kernels.unavailable() or "the kernels are available"

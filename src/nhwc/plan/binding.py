@@ -24,7 +24,7 @@ from .program import Made, PlanProgram, PlanStep, Slot, with_drops
 from .recording import Seen, laid_out, layout_of
 from .scene import Scene, views_strange
 from .specs import Layer, Linear, OperatorSpec, Weighted
-from .stretch import alone, together
+from .stretch import alone, stretches, together
 
 _Key = tuple[fx.Node, "Format | tuple[int, ...] | None"]
 """A value, and the layout or the strides that it was converted to; None for it as it was made.
@@ -80,32 +80,6 @@ def bind(
     with side_by_side(pool.shelves) as shelf:
         pool.add(shelf)
         return _Binder(scene, choice, packed, pool).bind(shelf)
-
-
-def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
-    """The layers in an order in which they can run, those of our kernels together where possible.
-
-    A layer with another's kernel is alone. The two kinds take turns: all layers of a kind that can
-    run come next, then those of the other kind.
-    """
-    rest, units = list(layers), []
-    waiting = {layer.node for layer in layers}
-    ours = False
-    while rest:
-        chosen, later = [], []
-        for layer in rest:
-            ready = waiting.isdisjoint(layer.inputs)
-            if ready and choice[layer.node].implementation.ours is ours:
-                chosen.append(layer)
-                waiting.discard(layer.node)
-            else:
-                later.append(layer)
-        if ours and chosen:
-            units.append(chosen)
-        else:
-            units += [[layer] for layer in chosen]
-        rest, ours = later, not ours
-    return units
 
 
 def handed_over(scene: Scene, choice: Choice) -> Choice:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from ..machine.timing import SAME, interleave
-from .binding import handed_over, stretches
+from .binding import handed_over
 from .evidence import Evidence, RivalTime, Sitting
 from .implementation import Choice, Implementation, Timed
 from .ledger import Ledger
 from .measuring import Leisure, sat
 from .scene import Scene
 from .specs import Layer
-from .stretch import together
+from .stretch import stretches, together
 from .trials import evictor, sample
 
 _ROUNDS = 30

@@ -9,12 +9,38 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from .. import kernels
-from .implementation import Implementation, Run
+from .implementation import Choice, Implementation, Run
 from .recording import Record
 from .specs import Layer
 
 if TYPE_CHECKING:
     from ..kernels.programs.pool import Pool
+
+
+def stretches(layers: Sequence[Layer], choice: Choice) -> list[list[Layer]]:
+    """The layers in an order in which they can run, those of our kernels together where possible.
+
+    A layer with another's kernel is alone. The two kinds take turns: all layers of a kind that can
+    run come next, then those of the other kind.
+    """
+    rest, units = list(layers), []
+    waiting = {layer.node for layer in layers}
+    ours = False
+    while rest:
+        chosen, later = [], []
+        for layer in rest:
+            ready = waiting.isdisjoint(layer.inputs)
+            if ready and choice[layer.node].implementation.ours is ours:
+                chosen.append(layer)
+                waiting.discard(layer.node)
+            else:
+                later.append(layer)
+        if ours and chosen:
+            units.append(chosen)
+        else:
+            units += [[layer] for layer in chosen]
+        rest, ours = later, not ours
+    return units
 
 
 def together(

@@ -16,7 +16,8 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..product.microkernel import FINAL, Cut, TileCall, even
 from ..tape.steps import bits
-from .activations import Activation, clamp, emit_bounded_exp
+from .activations import Activation, clamp
+from .curves import emit_bounded_exp
 from .normalize import across, largest
 
 APART = ("pixel", "head", "n")

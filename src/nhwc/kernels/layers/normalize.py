@@ -12,7 +12,8 @@ from ..product.moments import across as across
 from ..product.moments import emit_moments
 from ..product.weights import pad_channels
 from ..tape.steps import Step, View, pixelwise, step
-from .activations import Activation, emit_bounded_exp
+from .activations import Activation
+from .curves import emit_bounded_exp
 from .ending import ENDING, ending, finish
 
 

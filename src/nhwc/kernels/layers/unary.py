@@ -15,7 +15,7 @@ from ..language.loops import each_vector
 from ..language.values import WORD, Value
 from ..language.vectors import Emitter
 from ..tape.steps import Argument, Step, View, pixelwise, step
-from .activations import emit_exp, even, polynomial
+from .curves import emit_exp, even, polynomial
 
 _FIELDS = ("x", "x_pixel", "pixels", "c", "y", "y_pixel")
 

@@ -1,0 +1,181 @@
+"""Curved functions of vectors: exp, sigmoid, tanh, GELU and their kin, by polynomials."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from ..language.values import WORD, Value
+from ..language.vectors import Emitter
+
+
+def hardsigmoid(e: Emitter, x: Value) -> Value:
+    return e.min(even(e, 6.0), e.max(even(e, 0.0), x + 3.0)) * even(e, 1 / 6)
+
+
+def hardswish(e: Emitter, x: Value) -> Value:
+    return x * hardsigmoid(e, x)
+
+
+def sigmoid(e: Emitter, x: Value) -> Value:
+    return 1.0 / (emit_bounded_exp(e, -x) + 1.0)
+
+
+def silu(e: Emitter, x: Value) -> Value:
+    return x / (emit_bounded_exp(e, -x) + 1.0)
+
+
+def gelu(e: Emitter, x: Value) -> Value:
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x * 0.5 * _raised_curve(e, x, _ERF)
+
+
+def gelu_tanh(e: Emitter, x: Value) -> Value:
+    """x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x**3)."""
+    z = x * e.fma(x * x, even(e, 0.044715 * _ROOT), even(e, _ROOT))
+    return x * 0.5 * _raised_curve(e, z, _TANH)
+
+
+def tanh(e: Emitter, x: Value) -> Value:
+    return _s_curve(e, x, _TANH)
+
+
+def mish(e: Emitter, x: Value) -> Value:
+    """x * tanh(log(1 + exp(x))) = x * n / (n + 2) with n = exp(x) * (exp(x) + 2)."""
+    # From 20 on the quotient is 1; much further on n would overflow.
+    power = emit_bounded_exp(e, e.min(even(e, 20.0), x))
+    n = power * (power + 2.0)
+    return x * (n / (n + 2.0))
+
+
+class _Curve(NamedTuple):
+    """An odd function from -1 to 1 as x * P(x * x) / Q(x * x): coefficients, the constant first.
+
+    From `flat` on it is 1 within float32.
+    """
+
+    above: Sequence[float]
+    below: Sequence[float]
+    flat: float
+
+
+def _s_curve(e: Emitter, x: Value, curve: _Curve) -> Value:
+    above, below = _parts(e, x, curve)
+    return e.min(even(e, 1.0), e.max(even(e, -1.0), x * above / below))
+
+
+def _raised_curve(e: Emitter, x: Value, curve: _Curve) -> Value:
+    """1 + the curve, from 0 to 2, with one division."""
+    above, below = _parts(e, x, curve)
+    return e.min(even(e, 2.0), e.max(even(e, 0.0), e.fma(x, above, below) / below))
+
+
+def _parts(e: Emitter, x: Value, curve: _Curve) -> tuple[Value, Value]:
+    # With the square held there, the quotient goes on to grow with x: bounds must end it.
+    square = e.min(even(e, curve.flat**2), x * x)
+    return polynomial(e, square, curve.above), polynomial(e, square, curve.below)
+
+
+def emit_exp(e: Emitter, x: Value) -> Value:
+    """e to the x within two units in the last place, with infinity, zero and NaN where due."""
+    power, integer = _reduced_exp(e, e.min(even(e, 90.0), e.max(even(e, -105.0), x)))
+    # Two factors, as 2**n itself overflows and underflows a step before the product does.
+    first = e.builder.ashr(integer, _words(e, 1))
+    for part in (first, e.builder.sub(integer, first)):
+        power = power * _power_of_two(e, part)
+    return power
+
+
+def emit_bounded_exp(e: Emitter, x: Value) -> Value:
+    """`emit_exp` in fewer steps: zero below -87.7 and infinite above 88.3, a little early."""
+    power, integer = _reduced_exp(e, e.min(even(e, 89.0), e.max(even(e, -88.0), x)))
+    return power * _power_of_two(e, integer)
+
+
+def _reduced_exp(e: Emitter, bounded: Value) -> tuple[Value, ir.Value]:
+    """A number between 0.7 and 1.5, and how often to double it for e to the `bounded`."""
+    # Adding 1.5 * 2**23 leaves the nearest integer in the low bits; no conversion, so a NaN
+    # needs no care.
+    shifted = e.fma(bounded, even(e, 1.4426950408889634), even(e, 12582912.0))
+    kind = ir.VectorType(WORD, e.width)
+    integer = e.builder.sub(e.builder.bitcast(shifted.llvm, kind), _words(e, 0x4B400000))
+    n = shifted - 12582912.0
+    rest = e.fma(n, even(e, -0.693359375), bounded)
+    rest = e.fma(n, even(e, 2.12194440e-4), rest)
+    return polynomial(e, rest, _EXP), integer
+
+
+def _power_of_two(e: Emitter, integer: ir.Value) -> Value:
+    """2 to the `integer`: its bits are the exponent of a float, 127 more than what it means."""
+    bits = e.builder.shl(e.builder.add(integer, _words(e, 127)), _words(e, 23))
+    return Value(e, e.builder.bitcast(bits, e.vector_type))
+
+
+def _words(e: Emitter, number: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(WORD, e.width), [number] * e.width)
+
+
+def polynomial(e: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
+    """The polynomial with these coefficients, the constant one first."""
+    result = even(e, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = e.fma(result, x, even(e, coefficient))
+    return result
+
+
+def even(e: Emitter, number: float) -> Value:
+    """A vector of one number, which LLVM wants representable in float32."""
+    return e.vector(ctypes.c_float(number).value)
+
+
+_EXP = (
+    1.0,
+    1.0,
+    0.49999993446440355,
+    0.16666520624661374,
+    0.041668388478371746,
+    0.008368717892156034,
+    0.001381457150836488,
+)
+# Fitted to the least of the largest errors, 1.4e-8 of erf(x / sqrt(2)), 2.1e-8 of tanh for one.
+_ERF = _Curve(
+    (
+        0.7978844692426466,
+        0.06770558376681824,
+        0.009354539730641149,
+        0.00033765437098969795,
+        1.2704261795819028e-05,
+        4.549861944581289e-08,
+    ),
+    (
+        1.0,
+        0.25152228373289715,
+        0.02864595560083609,
+        0.001884453381032278,
+        7.364800058173889e-05,
+        1.197503267451094e-06,
+    ),
+    5.5,
+)
+_TANH = _Curve(
+    (
+        0.9999999794488208,
+        0.13381024911140144,
+        0.0034955872950640948,
+        2.0609069606063875e-05,
+        1.3354645296072707e-08,
+    ),
+    (
+        1.0,
+        0.4671434050182304,
+        0.02587697895272566,
+        0.0003285633503218904,
+        7.776551392871539e-07,
+    ),
+    9.0,
+)
+_ROOT = math.sqrt(2 / math.pi)
