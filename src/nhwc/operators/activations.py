@@ -1,6 +1,6 @@
 """The activations this library knows: a row for each says how torch and oneDNN spell it.
 
-To add one, add a row here, and its code under the same name in `kernels/layers/activations.py` and,
+To add one, add a row here, and its code under the same name in `kernels/layers/curves.py` and,
 for GPUs, in `plan/gpu/kernels.py`: our kernels have no activation that is not in this table.
 """
 
