@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import types
 
 import pytest
@@ -275,3 +276,207 @@ def test_what_methods_of_an_object_count_is_read_by_calls(reader, around):
     net = around(CountsByAMethod(tally), reader(tally)).eval()
     fused = nhwc.fuse(net)
     torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, 3, 1), 1.0
+
+    def forward(self, x):
+        return self.conv(x) * self.scale
+
+    def grow(self):
+        self.scale += 1.0
+
+
+class Grows(nn.Module):
+    """Writes into another part, to which it comes by some way."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.parts, self.held = nn.ModuleList([part]), [part]
+        self.grow = part.grow
+
+    def forward(self, x):
+        for part in self.parts:
+            part.scale = part.scale + 1.0
+        return x
+
+
+class GrowsAnother(Grows):
+    def forward(self, x):
+        self.held[0].scale += 1.0
+        return x
+
+
+class GrowsByAMethod(Grows):
+    def forward(self, x):
+        self.held[0].grow()
+        return x
+
+
+class GrowsByAHeldMethod(Grows):
+    def forward(self, x):
+        self.grow()
+        return x
+
+
+class GrowsByName(Grows):
+    def forward(self, x):
+        setattr(self.held[0], "scale", self.held[0].scale + 1.0)  # noqa: B010
+        return x
+
+
+class GrowsInAHook(Grows):
+    def __init__(self, part):
+        super().__init__(part)
+        self.layer = nn.Identity()
+
+        def hook(module, args, result):
+            part.scale += 1.0
+
+        self.layer.register_forward_hook(hook)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("kind", [Grows, *Grows.__subclasses__()], ids=lambda kind: kind.__name__)
+def test_a_part_reads_what_another_has_written_into_it(kind):
+    part, x = Scaled(), torch.rand(2, 3, 4, 4)
+    net = nn.Sequential(kind(part), part).eval()
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])
+
+
+class Asks(nn.Module):
+    """Reads what another part counts, to which it comes by some way."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.conv, self.others, self.table = nn.Conv2d(3, 3, 1), nn.ModuleList([other]), {0: other}
+        self.read, self.reads = other.read, [other.read]
+        self.partial = functools.partial(type(other).read, other)
+
+
+class AsksInALoop(Asks):
+    def forward(self, x):
+        for other in self.others:
+            x = x * other.calls
+        return self.conv(x)
+
+
+class AsksInAList(Asks):
+    def forward(self, x):
+        return self.conv(x) * sum([other.calls for other in self.others])
+
+
+class AsksAnItem(Asks):
+    def forward(self, x):
+        for _, other in self.table.items():
+            x = x * other.read()
+        return self.conv(x)
+
+
+class AsksAMethod(Asks):
+    def forward(self, x):
+        return self.conv(x) * self.read()
+
+
+class AsksAMethodInAList(Asks):
+    def forward(self, x):
+        return self.conv(x) * self.reads[0]()
+
+
+class AsksAPartial(Asks):
+    def forward(self, x):
+        return self.conv(x) * self.partial()
+
+
+class AsksByName(Asks):
+    def forward(self, x):
+        return self.conv(x) * getattr(self.table[0], "calls")  # noqa: B009
+
+
+class Answers(Numbers):
+    def read(self):
+        return self.calls
+
+
+@pytest.mark.parametrize("kind", Asks.__subclasses__(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("order", [1, -1], ids=["behind", "before"])
+def test_what_one_part_counts_another_reads_by_any_way(kind, order):
+    other, x = Answers(), torch.rand(2, 3, 4, 4)
+    net = nn.Sequential(*[other, kind(other)][::order]).eval()
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])
+
+
+def counting_and_reading():
+    counts, calls = {"calls": 1.0}, 1.0
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            nonlocal calls
+            calls += 1.0
+            counts["calls"] += 1.0
+            return x
+
+    class ReadsTheItem(nn.Module):
+        def forward(self, x):
+            return x * counts["calls"]
+
+    class ReadsTheVariable(nn.Module):
+        def forward(self, x):
+            return x * calls
+
+    return Counting(), ReadsTheItem(), ReadsTheVariable()
+
+
+@pytest.mark.parametrize("reader", [1, 2], ids=["item", "variable"])
+def test_what_the_code_of_two_parts_encloses_is_read_by_calls(reader):
+    first, second = counting_and_reading(), counting_and_reading()
+    net, like = (nn.Sequential(parts[0], parts[reader]).eval() for parts in (first, second))
+    fused, x = nhwc.fuse(net), torch.rand(2, 3, 4, 4)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [like(x) for _ in range(3)])
+
+
+class Leads(nn.Module):
+    """The first of a row counts, the others read what it has counted."""
+
+    def __init__(self, first=None):
+        super().__init__()
+        self.conv, self.first, self.calls = nn.Conv2d(3, 3, 1), first, 0
+
+    def forward(self, x):
+        if self.first is None:
+            self.calls += 1
+            return self.conv(x)
+        return self.conv(x) * self.first.calls
+
+
+def test_one_part_counts_and_another_of_its_class_reads():
+    first, x = Leads(), torch.rand(2, 3, 4, 4)
+    net = nn.Sequential(first, Leads(first)).eval()
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close([fused(x) for _ in range(3)], [net(x) for _ in range(3)])
+
+
+class SetsForACall(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Scaled()
+
+    def forward(self, x):
+        self.part.scale = 2.0
+        y = self.part(x)
+        self.part.scale = 1.0
+        return y
+
+
+def test_what_only_the_code_around_a_part_sets_for_its_call_is_traced():
+    net, x = nn.Sequential(SetsForACall(), nn.ReLU()).eval(), torch.rand(2, 3, 4, 4)
+    fused = nhwc.fuse(net)
+    assert fused.report.opaque == ()
+    torch.testing.assert_close(fused(x), net(x))

@@ -6,6 +6,7 @@ import dis
 import inspect
 import types
 from collections import defaultdict
+from collections.abc import Set
 
 from .reached import behind
 
@@ -13,14 +14,15 @@ from .reached import behind
 class Accesses:
     """The fields that code reads and stores, by what stands in front, and the containers it fills.
 
-    For `self.part.calls` that is "part", for `self.parts[0].calls` it is "parts[]", and for what
-    `+=` stores it is empty.
+    For `self.part.calls` that is "part", for `self.parts[0].calls` it is "parts[]", and where
+    nothing is known it is empty. A variable stands for what was read last when it was assigned to.
     """
 
     def __init__(self) -> None:
         self.read: dict[str, set[str]] = defaultdict(set)
         self._stored: dict[str, set[str]] = defaultdict(set)
         self._filled: set[str] = set()
+        self._behind: dict[str, list[str]] = {}
 
     def note(self, code: types.CodeType) -> None:
         """Follow the names that are loaded in a row: `x[key] = value` may fill each of them."""
@@ -29,25 +31,45 @@ class Accesses:
         for step in dis.get_instructions(code):
             name, said = step.opname, step.argval
             if name in ("STORE_ATTR", "DELETE_ATTR"):
-                self._stored[row[-1] if row else ""].add(str(said))
-                row = []
+                for owner in self._owners(row or copied) or [""]:
+                    self._stored[owner].add(str(said))
+                row = copied = []
             elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-                for owner in row if row[-1:] == ["[]"] else row[-1:]:
+                for owner in self._owners(row) or [""]:
                     self.read[owner].add(str(said))
                 row = [*row, str(said)]
-            elif name == "BINARY_SUBSCR" or step.argrepr == "[]":
+            elif name == "LOAD_CONST" and row and isinstance(said, str):
+                by_name = {"getattr": self.read, "setattr": self._stored, "delattr": self._stored}
+                for owner in self._owners(row):
+                    by_name.get(row[0].removesuffix("[]"), defaultdict(set))[owner].add(said)
+            elif name in ("BINARY_SUBSCR", "GET_ITER") or step.argrepr == "[]":
                 row = [*(f"{one}[]" for one in row), "[]"]
             elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
                 self._filled |= {one.removesuffix("[]") for one in row or copied}
-                row = []
+                row = copied = []
             elif name.startswith(("COPY", "DUP_TOP")):
                 copied = row
-            elif name == "STORE_FAST_LOAD_FAST":
-                row = [str(said[-1])]
+            elif name.startswith("STORE_FAST"):
+                names = said if isinstance(said, tuple) else (said,)
+                self._behind[str(names[0])] = self._owners(row)
+                row = [str(names[-1])] if name == "STORE_FAST_LOAD_FAST" else []
             elif name.startswith("LOAD_") and name != "LOAD_CONST":
-                row = [*row, *map(str, said if isinstance(said, tuple) else (said,))]
+                for local in map(str, said if isinstance(said, tuple) else (said,)):
+                    row = [*row, *self._behind.get(local, ()), local]
             elif name not in _SKIPPED:
                 row = []
+
+    def _owners(self, row: list[str]) -> list[str]:
+        """What a field is read off behind `row`."""
+        last = row if row[-1:] == ["[]"] else row[-1:]
+        return [*dict.fromkeys(one for name in last for one in (name, *self._behind.get(name, ())))]
+
+    def read_off_others(self, own: Set[str]) -> set[str]:
+        """The fields that are read off anything but these names."""
+        return {field for name in self.read.keys() - own for field in self.read[name]}
+
+    def stored_in_others(self, own: Set[str]) -> set[str]:
+        return {field for name in self._stored.keys() - own for field in self._stored[name]}
 
     def stored(self, name: str) -> set[str]:
         return self._stored[name] | (self._stored[""] & self.read[name])
@@ -82,4 +104,4 @@ CHANGING = {
 }
 """Methods that change a container."""
 
-_SKIPPED = ("CACHE", "EXTENDED_ARG", "LOAD_CONST", "NOP", "PUSH_NULL")
+_SKIPPED = ("CACHE", "EXTENDED_ARG", "FOR_ITER", "LOAD_CONST", "NOP", "PUSH_NULL")

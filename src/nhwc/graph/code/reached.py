@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import functools
 import inspect
@@ -54,7 +55,7 @@ def functions_of(module: nn.Module, others: Iterable[str] = ()) -> Iterator[type
 def values_named_by(module: nn.Module) -> Iterator[Any]:
     """Yield what the functions of a module name outside of it: globals, and what they enclose."""
     for function in functions_of(module):
-        yield from (*_named(function), *_closed_over(function))
+        yield from (*_named(function), *closed_over(function).values())
 
 
 def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
@@ -75,7 +76,7 @@ def functions_behind(module: nn.Module) -> Iterator[types.FunctionType]:
         if isinstance(value, types.FunctionType):
             if value.__code__ not in known and is_users(value):
                 yield value
-                todo += [*_named(value), *_closed_over(value)]
+                todo += [*_named(value), *closed_over(value).values()]
         elif isinstance(value, dict | list | tuple):
             todo += dict.values(value) if isinstance(value, dict) else value
         elif is_object(value) or _is_users_class(value):
@@ -141,7 +142,7 @@ def _followed(
             todo += _attribute(module, name)
             # `super().forward` is none of the class's own.
             todo += [one for base in bases for one in behind(vars(base).get(name)) if above]
-        todo += [*named(function), *_closed_over(function)]
+        todo += [*named(function), *closed_over(function).values()]
     yield from found.values()
 
 
@@ -183,14 +184,13 @@ def _named(function: types.FunctionType) -> list[Any]:
     return found
 
 
-def _closed_over(function: types.FunctionType) -> list[Any]:
+def closed_over(function: types.FunctionType) -> dict[str, Any]:
     """Return the values that a function encloses, such as the function that it decorates."""
-    values = []
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # The cell is not filled yet.
-            continue
+    values = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # The cell may not be filled yet.
+        with contextlib.suppress(ValueError):
+            values[name] = cell.cell_contents
     return values
 
 
