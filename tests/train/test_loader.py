@@ -1,5 +1,9 @@
 """The order of images, the layout of batches, and what cannot be read."""
 
+import multiprocessing
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +74,23 @@ def test_workers_change_nothing():
         seen.append(torch.stack([batch.images for batch in batches]))
     assert (seen[0] == seen[1]).all()
     assert (seen[0] == seen[2]).all()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_folder_too_deep_for_sockets_is_refused_where_workers_need_them(monkeypatch, over):
+    source = Synthetic(8, (8, 8, 3))
+    with tempfile.TemporaryDirectory() as folder:
+        deep = Path(folder, "d" * (loader._LONGEST + over - len(f"{folder}/")))
+        deep.mkdir()
+        monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(deep))
+        if over:
+            with pytest.raises(InputError, match=r"too long for a socket.s\. Set TMPDIR"):
+                Loader(source, 4, workers=1)
+        else:
+            batches = Loader(source, 4, workers=1)
+            assert len(list(batches.batches())) == 2
+            batches.close()
+        assert len(list(Loader(source, 4).batches())) == 2
 
 
 def test_seed_and_epoch_change_order_and_randomness():

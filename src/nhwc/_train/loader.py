@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import util
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +17,9 @@ from ..errors import InputError, NhwcError
 from .distributed import rank_and_world
 from .images import Source
 from .recipe import whole
+
+_LONGEST = (107 if sys.platform == "linux" else 103) - len("/listener-12345678")
+"""Bytes of the path of a folder in which multiprocessing can still make its sockets."""
 
 
 class Batch(NamedTuple):
@@ -73,6 +79,8 @@ class Loader:
         self.seed = seed
         self._skip = skip_corrupt
         self._on_skip = on_skip
+        if workers and sys.platform != "win32":
+            _check_sockets(util.get_temp_dir())
         self._loader = DataLoader(
             _Drawn(source, replace=train and skip_corrupt),
             batch_sampler=self.order,  # type: ignore[arg-type]
@@ -180,6 +188,15 @@ def stack(items: list[Item]) -> Batch:
         return Batch(torch.empty(0, 0, 0, 0, device="cpu"), labels, faults)
     images = torch.from_numpy(np.stack([image for image, _ in good])).movedim(-1, 1)
     return Batch(images, labels, faults)
+
+
+def _check_sockets(folder: str) -> None:
+    """Refuse a folder too deep for the sockets by which workers hand over memory: all hang."""
+    if len(os.fsencode(folder)) > _LONGEST:
+        raise InputError(
+            f"loader workers need sockets in {folder}, whose path is too long for a socket's. "
+            "Set TMPDIR to a shorter one, /tmp say, or load without workers (--workers 0)."
+        )
 
 
 def _check_bytes(images: Tensor) -> None:
