@@ -88,6 +88,7 @@ def frozen():
 
 
 def timm_norm():
+    import_torchvision()  # timm imports it, and the two wheels may not match
     import timm.layers
 
     return nn.Sequential(conv(), timm.layers.BatchNormAct2d(6), nn.Dropout(0.5))
