@@ -49,3 +49,10 @@ def test_training_refuses_it():
     with pytest.raises(InputError, match="weight gradient of 0 past its memory"):
         nhwc.train(narrowing(), data, Recipe(channels_last=True))
     assert nhwc.train(narrowing(), data, Recipe()).points
+
+
+def test_a_lazy_model_is_told_to_be_one():
+    data = synthetic(batch_size=4, shape=(16, 16, 3), classes=8, batches=1)
+    lazy = nn.Sequential(nn.LazyConv2d(8, 1, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(InputError, match="the module is lazy"):
+        nhwc.train(lazy, data, Recipe(channels_last=True))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import DataLoader
 
+import nhwc
 from nhwc import Format, format_of
 from nhwc.models.vision import import_torchvision_if_present
 
@@ -25,8 +26,11 @@ def _torchvision():
     import_torchvision_if_present()
 
 
+LOSES = {"torch.cat", "autograd::slice_backward"}
+
+
 class Slices(nn.Module):
-    """Loses the format forward at `cat`, and backward at the nearest neighbours."""
+    """Loses the format forward at `cat`, and backward at the slices of channels."""
 
     def __init__(self, loses=True, raises=False):
         super().__init__()
@@ -66,7 +70,7 @@ def check(net, step):
         (__file__, "first"),
         (__file__, "second"),
     }
-    assert [finding.operator for finding in step.audit.lost] == (["torch.cat"] if net.loses else [])
+    assert {finding.operator for finding in step.audit.lost} == (LOSES if net.loses else set())
     assert _get_current_function_mode_stack() == []
     assert "torch.cat" in step._repr_html_() or step.clean
 
@@ -135,11 +139,34 @@ def test_lightning_leaves_no_mode_where_the_model_raises(lightning):
     assert callback.first_step is None
 
 
+class Narrowing(Slices):
+    """Its first layer's weight gradient is one that torch writes past its memory."""
+
+    def __init__(self):
+        super().__init__(loses=False)
+        self.first = nn.Conv2d(3, 8, 1, stride=2)
+
+
+REFUSED = r"weight gradient of (net\.)?first past its memory .* Train in mixed precision, or"
+
+
+def test_lightning_does_not_train_what_would_spoil_memory(lightning):
+    plain, trainer, callback, _ = lightning()
+    net = Narrowing()
+    with pytest.raises(nhwc.InputError, match=REFUSED):
+        trainer.fit(plain(net), DataLoader(samples(), 2))
+    assert (callback.first_step, len(net.first._forward_pre_hooks)) == (None, 0)
+    net.first.requires_grad_(False)
+    trainer.fit(plain(net), DataLoader(samples(), 2), DataLoader(samples(), 2))
+    assert callback.first_step is not None
+    assert not net.first._forward_pre_hooks
+
+
 def test_lightning_sees_what_is_compiled(lightning):
     plain, trainer, callback, _ = lightning()
     net = Slices()
     trainer.fit(torch.compile(plain(net), backend="eager"), DataLoader(samples(), 2))
-    assert [finding.operator for finding in callback.first_step.audit.lost] == ["torch.cat"]
+    assert {finding.operator for finding in callback.first_step.audit.lost} == LOSES
     torch.compiler.reset()
 
 
@@ -175,6 +202,16 @@ def test_transformers_leaves_no_mode_where_the_model_raises(tmp_path):
         trainer.train()
     assert _get_current_function_mode_stack() == []
     assert callback.first_step is None
+
+
+def test_transformers_does_not_train_what_would_spoil_memory(tmp_path):
+    net = Narrowing()
+    trainer, _ = hugging_face(net, tmp_path)
+    with pytest.raises(nhwc.InputError, match=REFUSED):
+        trainer.train()
+    net.first.requires_grad_(False)
+    trainer.train()
+    assert not net.first._forward_pre_hooks
 
 
 @pytest.fixture
@@ -214,6 +251,20 @@ def test_accelerate(compiled, accelerate, capsys):
         check(net, step)
         assert "torch.cat loses channels last" in said
     torch.compiler.reset()
+
+
+def test_accelerate_does_not_train_what_would_spoil_memory(accelerate):
+    from nhwc.trainers.accelerate import ChannelsLast
+
+    net, batch = Narrowing(), next(iter(DataLoader(samples(), 2)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model, _ = ChannelsLast(accelerate.Accelerator(cpu=True)).prepare(net, optimizer)
+    with pytest.raises(nhwc.InputError, match=REFUSED):
+        model(**batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(**batch)["loss"].requires_grad
+    with torch.no_grad():
+        model(**batch)
 
 
 @pytest.mark.parametrize("name", ["lightning", "pytorch_lightning", "transformers", "accelerate"])

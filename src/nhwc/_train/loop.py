@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import InputError
 from ..machine.environment import usable_device
 from ..models.kinds import check_devices, check_initialized, module_of
-from ..operators.overrun import overruns
+from ..operators.overrun import layers_that_overrun, overrun_told
 from .checkpoint import load_checkpoint, save_checkpoint
 from .data import Data
 from .distributed import any_process, lost_processes_named, rank_and_world
@@ -89,17 +89,10 @@ def train(
 
 def _check_gradients(model: nn.Module) -> None:
     """Refuse layers whose gradients torch writes past their memory on a CPU in channels last."""
-    for path, layer in model.named_modules():
-        if not isinstance(layer, nn.Conv2d) or not layer.weight.requires_grad:
-            continue
-        padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
-        shape, stride = layer.weight.shape, layer.stride
-        if overruns(shape, stride=stride, padding=padding, groups=layer.groups):
-            raise InputError(
-                f"torch may write the weight gradient of {path or 'the model'} past its memory on "
-                f"a CPU in channels last: a 1x1 convolution of {layer.in_channels} channels with "
-                f"stride {tuple(stride)}. Train without --channels-last, or with --amp."
-            )
+    for path, layer in layers_that_overrun(model):
+        if layer.weight.requires_grad:
+            told = overrun_told(path, layer)
+            raise InputError(f"{told} Train without --channels-last, or with --amp.")
 
 
 def _save(trainer: Trainer, path: str | Path | None) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from .._audit.running import image_ranks
 from .._audit.step import FirstStep, StepWatch
+from ..errors import InputError
 from ..formats import CHANNELS_LAST_OF, convert_, format_of, to_format
 from ..models.trees import has_strides
+from ..operators.overrun import layers_that_overrun, overrun_told
 
 Tell = Callable[[FirstStep], None]
 
@@ -24,6 +28,23 @@ def convert_unless_sharded_(model: nn.Module, *, sharded: bool) -> None:
     """Convert the weights; those that will be pieces of flat memory have no format to keep."""
     if not sharded:
         convert_(model)
+
+
+def refuse_overruns(model: nn.Module) -> list[RemovableHandle]:
+    """Hook layers whose weight gradient torch writes past its memory: on a CPU, none is trained."""
+    return [
+        layer.register_forward_pre_hook(partial(_refuse, path))
+        for path, layer in layers_that_overrun(model)
+    ]
+
+
+def _refuse(path: str, layer: nn.Conv2d, args: tuple[Any, ...]) -> None:
+    tensors = [one for one in (*args, layer.weight) if isinstance(one, Tensor)]
+    plain = all(one.device.type == "cpu" and one.dtype is torch.float32 for one in tensors)
+    graded = torch.is_grad_enabled() and layer.weight.requires_grad
+    if plain and graded and not torch.is_autocast_enabled("cpu"):
+        told = overrun_told(path, layer)
+        raise InputError(f"{told} Train in mixed precision, or without ChannelsLast.")
 
 
 @dataclass(frozen=True)
@@ -69,9 +90,11 @@ class Hooked:
         self._watch: StepWatch | None = None
         self._open = contextlib.ExitStack()
         self._made: list[Any] = []
-        self._images = model.register_forward_pre_hook(
-            LastImages.of(model).before, with_kwargs=True
-        )
+        images = LastImages.of(model).before
+        self._lasting = [
+            model.register_forward_pre_hook(images, with_kwargs=True),
+            *refuse_overruns(model),
+        ]
         # Torch calls the second one even if the model raises: no mode outlives the call.
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -88,7 +111,8 @@ class Hooked:
 
     def remove(self) -> None:
         """Take all hooks off the model and the optimizers."""
-        self._images.remove()
+        for hook in self._lasting:
+            hook.remove()
         self._unwatch()
 
     def _unwatch(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._audit.step import FirstStep, StepWatch
 from ..render.step_text import step_text
-from .hooked import LastImages, convert_unless_sharded_
+from .hooked import LastImages, convert_unless_sharded_, refuse_overruns
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
@@ -30,6 +30,7 @@ class LightningHooks:
         self._open = contextlib.ExitStack()
         self._made: list[Any] = []
         self._handles: list[Any] = []
+        self._guards: list[Any] = []
 
     def _say(self, text: str) -> None:
         raise NotImplementedError
@@ -40,6 +41,11 @@ class LightningHooks:
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:
         # `configure_model` makes layers after `setup`.
         self._convert_(trainer, pl_module)
+        self._guards = refuse_overruns(pl_module)
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        for guard in self._guards:
+            guard.remove()
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int
@@ -68,6 +74,7 @@ class LightningHooks:
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         self._close()
         self._forget()
+        self.on_fit_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         # A module that skips a batch, and with it the epoch, skips what follows the batch, too.
