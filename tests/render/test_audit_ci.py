@@ -234,3 +234,17 @@ def test_line_hashes_are_those_of_code_scanning(text, hashes):
     many = line_hashes("Lorem ipsum dolor sit amet.\n" * 10)
     assert many[:3] == [f"a7f2ff13bc495cf2:{number}" for number in (1, 2, 3)]
     assert many[-2:] == ["cc97dc7b1d7d8f7b:1", "c129715d7a2bc9a3:1"]
+
+
+def test_a_model_has_one_category_from_every_folder_and_by_its_whole_path(
+    repository, monkeypatch, capsys
+):
+    def names(model):
+        log = json.loads(output(capsys, "sarif", model=model)[1])
+        suite = ElementTree.fromstring(output(capsys, "junit", model=model)[1])[0]
+        return log["runs"][0]["automationDetails"]["id"], suite.get("name")
+
+    known = "nhwc audit a, folder/net.py:Net/", "nhwc audit a, folder/net.py:Net"
+    assert names("net.py:Net") == names(f"{repository}/a, folder/net.py:Net") == known
+    monkeypatch.chdir(repository)
+    assert names("./a, folder/net.py:Net") == known

@@ -41,6 +41,8 @@ class Review:
 
     audit: Audit
     findings: tuple[Reviewed, ...]
+    model: str
+    """The model's name as the repository knows it, from whichever folder it was audited."""
     stale: tuple[Known, ...] = ()
     """Entries of the baseline that were not found any more."""
     baseline: str = ""
@@ -84,7 +86,8 @@ def review(
     in the code of packages are shown there, if it lies in the repository.
     """
     keys = [known_by(finding, audit.model, root) for finding in audit.findings]
-    known, stale = (baseline or Baseline()).split(named_from(root, audit.model), keys)
+    model = named_from(root, audit.model)
+    known, stale = (baseline or Baseline()).split(model, keys)
     home = located(definition, root) if definition else None
     home = home if home and home.inside else None
     reviewed = []
@@ -102,7 +105,7 @@ def review(
         )
     compared = audit.comparison
     slower = "slower" in fail_on and compared is not None and compared.verdict == "slower"
-    return Review(audit, tuple(reviewed), tuple(stale), baseline_name, slower)
+    return Review(audit, tuple(reviewed), model, tuple(stale), baseline_name, slower)
 
 
 def _fails(finding: Finding, fail_on: Collection[str]) -> bool:

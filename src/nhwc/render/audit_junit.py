@@ -21,7 +21,7 @@ def audit_junit(review: Review) -> str:
     knows is skipped. Other findings pass and are told in the output of their test.
     """
     audit = review.audit
-    suite = Tree.Element("testsuite", name=_clean(f"nhwc audit {audit.model}"))
+    suite = Tree.Element("testsuite", name=_clean(f"nhwc audit {review.model}"))
     told = set()
     for one in review.findings:
         _tell(_case(suite, one.finding.operator, one.finding.site), review, one)
@@ -33,7 +33,7 @@ def audit_junit(review: Review) -> str:
             told.add(key)
     if review.slower:
         case = Tree.SubElement(
-            suite, "testcase", name="channels last is no slower", classname=_clean(audit.model)
+            suite, "testcase", name="channels last is no slower", classname=_clean(review.model)
         )
         Tree.SubElement(case, "failure", message="slower than contiguous", type="slower")
     out = Tree.SubElement(suite, "system-out")

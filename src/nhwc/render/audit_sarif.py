@@ -52,7 +52,6 @@ def audit_sarif(review: Review, version: str) -> str:
 
     Results that a baseline knows are marked as unchanged.
     """
-    audit = review.audit
     driver = {
         "name": "nhwc",
         "version": version,
@@ -62,7 +61,7 @@ def audit_sarif(review: Review, version: str) -> str:
     run = {
         "tool": {"driver": driver},
         # GitHub keeps the results of several models apart by what stands before the last slash.
-        "automationDetails": {"id": f"nhwc audit {audit.model}/"},
+        "automationDetails": {"id": f"nhwc audit {review.model}/"},
         "originalUriBaseIds": {
             name: {"description": {"text": text}} for name, text in _BASES.items()
         },
@@ -113,7 +112,7 @@ def _location(review: Review, one: Reviewed) -> dict[str, Any]:
         physical = _physical(one.own, source)
     else:
         # Code scanning refuses a result without a file: the name of the model stands for it.
-        name = quote(os.fsencode(review.audit.model), safe="")
+        name = quote(os.fsencode(review.model), safe="")
         physical = {"artifactLocation": {"uri": name}, "region": {"startLine": 1}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if one.finding.site.module:
