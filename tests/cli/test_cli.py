@@ -66,6 +66,19 @@ def test_text_goes_to_stdout_and_nothing_else(model_file, capfd):
     assert "\033" not in out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_name_that_the_locale_cannot_spell_is_escaped(model_file, encoding):
+    file = model_file.with_name("nétz→.py")
+    file.write_text(model_file.read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "nhwc", *audit_line(file, "clean")],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = "n\\xe9tz\\u2192.py" if encoding == "ascii" else "nétz\\u2192.py"
+    assert shown in done.stdout.decode(encoding)
+
+
 def test_a_dash_is_standard_output(model_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(audit_line(model_file, "clean", "-o", "-")) == 0

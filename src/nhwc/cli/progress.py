@@ -35,6 +35,9 @@ def put(text: str) -> None:
     If its reader has gone (`nhwc audit ... | head`, a terminal that was closed), the work goes on
     without a word: a verdict is still to be told by the exit status, and a model to be trained.
     """
+    # A character that an old locale lacks is escaped, as Python does on stderr.
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except BrokenPipeError:
