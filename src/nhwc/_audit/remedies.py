@@ -46,6 +46,11 @@ def _remedy(call: Call, effect: Effect) -> str:
             f"`{name}` has channels-last weights and copies its input to match them on every call. "
             "Convert the input once: x = x.to(memory_format=torch.channels_last)."
         )
+    if name == "contiguous" and effect is Effect.NEUTRAL and _orders_tokens(call):
+        return (
+            "This `contiguous` lays out pixels that were a sequence, channels densest, which is an "
+            "image in channels last already. Drop it, and write .reshape for a .view behind it."
+        )
     if effect in (Effect.NEUTRAL, Effect.PLAIN):
         made = ", or make it so: torch.empty(..., memory_format=torch.channels_last)"
         filled = not call.inputs or name.startswith("new_")
@@ -71,6 +76,12 @@ def _remedy(call: Call, effect: Effect) -> str:
     return slow or _SPECIAL.get(name) or _general(call, name)
 
 
+def _orders_tokens(call: Call) -> bool:
+    """Whether it reads a sequence of pixels as N, C, pixels, channels densest."""
+    first = call.inputs[0] if call.inputs else None
+    return first is not None and len(first.shape) == 3 and first.densest == 1
+
+
 def _only_weights(call: Call) -> bool:
     weight = call.inputs[1].shape if len(call.inputs) > 1 else None
     return "conv" in call.operator and all(copy.shape == weight for copy in call.copies)
@@ -86,7 +97,8 @@ _CONCATENATING = ("cat", "concat", "stack")
 def _cat(call: Call) -> str:
     images = [i for i in call.inputs if len(i.shape) >= 4 or 0 in i.shape]
     number, culprit = next(
-        ((n, i) for n, i in enumerate(images, 1) if 0 in i.shape or i.densest != 1), (1, images[0])
+        ((n, i) for n, i in enumerate(images, 1) if 0 in i.shape or not (i.strides and i.marked)),
+        (1, images[0]),
     )
     if 0 in culprit.shape:
         what = "is empty, and no strides of it say channels last"
@@ -96,7 +108,7 @@ def _cat(call: Call) -> str:
         do = "Mark it with nhwc.to_format(x, Format.CHANNELS_LAST)"
     elif culprit.spread:
         what = "is expanded: its strides say no format"
-        do = _FRAMES if len(culprit.shape) == 5 else "Write it with F.pad or interpolate instead"
+        do = _FRAMES if len(culprit.shape) == 5 else _ALONE
     elif culprit.format is Format.CONTIGUOUS:
         what, do = "is contiguous", "Convert it where it is made"
     else:
@@ -154,6 +166,8 @@ def _general(call: Call, name: str) -> str:
     )
 
 
+_ALONE = "Call .contiguous(memory_format=torch.channels_last) on it, which copies nothing else"
+
 _FRAMES = (
     "To put the first frame in front n times, write "
     'F.pad(x, (0, 0, 0, 0, n, 0), mode="replicate"), which keeps the format'
@@ -202,6 +216,10 @@ _SPECIAL = {
         "with .contiguous(memory_format=torch.channels_last) if convolutions follow."
     ),
     "grid_sampler_2d": "`grid_sample` always writes contiguous; convert its result once.",
+    "masked_fill": (
+        "`masked_fill` always returns a contiguous tensor. x.clone().masked_fill_(mask, value) "
+        "computes the same and keeps the format."
+    ),
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
 }
@@ -210,16 +228,19 @@ _SPECIAL = {
 def _stacks_frames(call: Call) -> bool:
     """Whether it reads a volume with its frames before its channels, and these are densest."""
     first = _first_image(call)
-    return first is not None and len(first.shape) == 5 and first.densest == 2
+    if first is None or len(first.strides) != 5:
+        return False
+    # Channels that are split into groups are denser than a row.
+    return first.densest == 2 and first.strides[1] > first.strides[3]
 
 
 def _splits_channels(call: Call) -> bool:
-    """Whether it reads an image whose channels were split in two: both are denser than a row."""
+    """Whether it reads an image whose channels were split in two, and swapped."""
     first = _first_image(call)
-    if first is None or len(first.shape) != 5:
+    if first is None or len(first.strides) != 5:
         return False
     _, one, other, row, _ = first.strides
-    return max(one, other) < row
+    return 0 < one < other < row
 
 
 def _misread(call: Call, name: str) -> str:
@@ -255,17 +276,17 @@ def _converted(call: Call, name: str) -> str:
             f"This `{name}` is asked for memory_format=torch.contiguous_format. Leave that out: "
             "it keeps the format of its input then."
         )
-    if name in ("reshape", "flatten", "unflatten", "view_as", "reshape_as"):
-        return (
-            f"This `{name}` cannot be a view of channels-last memory, so it copies to contiguous. "
-            "Split the channel with .view or .unflatten on the channel dimension only, or work on "
-            "x.permute(0, 2, 3, 1), where the channel comes last."
-        )
     if _splits_channels(call):
         return (
             f"This `{name}` lays out channels that were split into groups and swapped. A channel "
             "shuffle can be nn.ChannelShuffle, which keeps the format in eager mode "
             "(pytorch#197109)."
+        )
+    if name in ("reshape", "flatten", "unflatten", "view_as", "reshape_as"):
+        return (
+            f"This `{name}` cannot be a view of channels-last memory, so it copies to contiguous. "
+            "Split the channel with .view or .unflatten on the channel dimension only, or work on "
+            "x.permute(0, 2, 3, 1), where the channel comes last."
         )
     return f"Drop the `{name}`, or give it memory_format=torch.channels_last."
 
