@@ -1148,3 +1148,14 @@ def test_layers_of_a_sequential_are_known_by_their_names():
     norms = nn.Sequential(nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8), nn.InstanceNorm2d(8))
     lost = audit(norms, OTHER).lost
     assert [(f.site.module, f.site.file) for f in lost][:1] == [("1", "")]
+
+
+def test_a_convolution_called_by_keywords_in_any_order_is_judged_by_its_image():
+    class Keywords(nn.Conv2d):
+        def forward(self, x):
+            weight = self.weight.reshape(8, -1).softmax(1).reshape(self.weight.shape)
+            return F.conv2d(weight=weight, bias=self.bias, input=x)
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Keywords(8, 8, 3))
+    (finding,) = audit(net, torch.rand(2, 3, 12, 12)).findings
+    assert "copies its weight" in finding.remedy

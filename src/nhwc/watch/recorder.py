@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..formats import Format, format_of
+from ..formats.source import CONVOLUTIONS
 from ..formats.weights import convolution_weights
 from ..models.trees import has_strides, storage_of, tensors_of
 from .calls import Call, CallSite, TensorSpec, described
+from .effects import short_name
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]) + os.sep,
@@ -182,9 +184,11 @@ class _Functions(TorchFunctionMode):
         # A backward pass is no operator: the dispatch mode sees each of its operators.
         if self.recorder.current is not None or name in (*_QUERIES, "backward", "grad"):
             return func(*args, **kwargs)
-        return self.recorder.run(
-            name_of(func), False, lambda: func(*args, **kwargs), (args, kwargs)
-        )
+        name = name_of(func)
+        # The image and the weight of a convolution are known by their places.
+        first = ("input", "weight") if short_name(name) in CONVOLUTIONS else ()
+        in_order = {key: kwargs[key] for key in first if key in kwargs} | dict(kwargs)
+        return self.recorder.run(name, False, lambda: func(*args, **kwargs), (args, in_order))
 
 
 class _Kernels(TorchDispatchMode):
