@@ -1159,3 +1159,14 @@ def test_a_convolution_called_by_keywords_in_any_order_is_judged_by_its_image():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), Keywords(8, 8, 3))
     (finding,) = audit(net, torch.rand(2, 3, 12, 12)).findings
     assert "copies its weight" in finding.remedy
+
+
+@pytest.mark.parametrize("in_autocast", [True, False])
+def test_the_gradient_of_a_weight_that_autocast_made_is_no_image(in_autocast):
+    class Half(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=in_autocast):
+                return super().forward(x)
+
+    net = Half(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    assert audit(net, torch.rand(2, 3, 16, 16), backward=True).clean

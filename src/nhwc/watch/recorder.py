@@ -9,6 +9,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -77,6 +78,9 @@ class Recorder(contextlib.ExitStack):
         self.current = index
         before = _get_sequence_nr()
         specs = tuple(self._spec(tensor) for tensor in tensors_of(arguments))
+        if name == "aten::convolution_backward":
+            # A weight that autocast made, or code, is no image either.
+            specs = (*specs[:2], replace(specs[2], source=None), *specs[3:])
         memories = {storage_of(tensor) for tensor in tensors_of(arguments)}
         node = torch._C._current_autograd_node() if backward else None
         try:
