@@ -1170,3 +1170,14 @@ def test_the_gradient_of_a_weight_that_autocast_made_is_no_image(in_autocast):
 
     net = Half(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
     assert audit(net, torch.rand(2, 3, 16, 16), backward=True).clean
+
+
+def test_a_copy_in_a_hook_on_a_gradient_is_charged_to_the_line_of_the_hook():
+    def hooked(x):
+        y = x.relu()
+        y.register_hook(lambda gradient: gradient.contiguous())
+        return y
+
+    report = audit(Mixed(hooked), OTHER, backward=True)
+    (copied,) = report.findings
+    assert copied.site.source == "y.register_hook(lambda gradient: gradient.contiguous())"

@@ -150,20 +150,24 @@ class Recorder(contextlib.ExitStack):
         )
 
     def _site(self, node: Any) -> CallSite:
-        if node is not None and node._sequence_nr() in self.sites:
-            # The backward of an operator is charged to the line that called it forward.
-            return self.sites[node._sequence_nr()]
+        # The backward of an operator is charged to the line that called it forward, unless code of
+        # the user's runs in between: a hook.
+        called = None if node is None else self.sites.get(node._sequence_nr())
         module, frame = "", None
         walk: FrameType | None = sys._getframe(2)
         while walk is not None and (not module or frame is None):
             code = walk.f_code
             if code.co_filename.startswith(_RUN_BY_US):
                 break  # Whoever asked us to run the model wrote no line of it.
+            if called is not None and code.co_name == "_engine_run_backward":
+                break
             if frame is None and is_users(code.co_filename):
                 frame = walk
             if not module and code.co_argcount and code.co_varnames[0] == "self":
                 module = self.names.get(id(walk.f_locals.get("self")), "")
             walk = walk.f_back
+        if called is not None and frame is None:
+            return called
         name, _, kind = module.partition("\0")
         if frame is None:
             return CallSite(name, kind, "", 0, "")
