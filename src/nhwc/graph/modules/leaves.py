@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import fx, jit, nn
+from torch.nn import functional
 
 from ...models.rebound import HOOKS
 
@@ -52,6 +53,30 @@ def is_set_from_outside(module: nn.Module) -> bool:
 
 
 CALLED = ("forward", "_conv_forward")
+
+
+def replaced_in_torch() -> str | None:
+    """Say what others have put in the place of torch's own code for all modules; None if nothing.
+
+    >>> print(replaced_in_torch())
+    None
+    """
+    every = nn.modules.module
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return "there are hooks on all modules, which a graph would not call"
+    kinds = [one for one in vars(nn).values() if isinstance(one, type)]
+    bases = {base for kind in kinds for base in kind.__mro__} - {object, *HOLDERS}
+    places: list[tuple[Any, tuple[str, ...]]] = [(functional, _FUNCTIONS)]
+    for owner, names in places + [(base, (*CALLED, "__call__")) for base in bases]:
+        for name in names:
+            space = getattr(vars(owner).get(name), "__globals__", {"__name__": "torch."})
+            if not str(space.get("__name__")).startswith(("torch.", "nhwc.")):
+                return f"others have replaced {owner.__name__}.{name}, which a graph would not run"
+    return None
+
+
+_FUNCTIONS = ("batch_norm", "conv1d", "conv2d", "conv3d", "linear")
+"""Functions that torch's layers call, and that folding takes for what they are."""
 
 
 def calls_otherwise(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from ..modules.leaves import (
     is_leaf,
     is_set_from_outside,
     opaque_by_nature,
+    replaced_in_torch,
 )
 from ..nodes.arguments import fixed_arguments, is_sayable_argument, name_placeholders, required_late
 from ..nodes.edit import attribute, erase
@@ -66,6 +67,9 @@ def capture(
         raise InputError(f"cannot capture a {type(model).__name__}. Pass a torch.nn.Module.")
     check_initialized(model)
     check_copies(model)
+    replaced = replaced_in_torch()
+    if replaced:
+        return capture_closed(model, replaced)
     with undrawn(), torch.inference_mode(False), torch.no_grad():
         own = own_copy(model)
         _settle(own)

@@ -24,6 +24,7 @@ from ...verify import cloned
 from ..effects.across import read_across
 from ..effects.replaced import replaced
 from ..effects.state import State
+from ..modules.leaves import replaced_in_torch
 from ..nodes.arguments import name_placeholders
 from ..nodes.edit import attribute, called, filled
 from ..nodes.seen import note_seen
@@ -57,6 +58,9 @@ def capture_sized(
     >>> [str(node) for node in sized.graph.nodes], opaque
     (['input_1', '_0', '_1', 'output'], {})
     """
+    replaced_code = replaced_in_torch()
+    if replaced_code:
+        raise fx.proxy.TraceError(replaced_code)
     with preserved(graph), torch.no_grad():
         # Run first: code may make tables for a size in its first call and keep them.
         args, named = by_call(graph, cloned(inputs))
