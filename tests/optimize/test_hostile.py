@@ -418,3 +418,23 @@ def test_a_model_that_checks_its_inputs_is_held_against_inputs_that_it_takes(acc
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
     with pytest.raises(nhwc.ModelFailed, match="no image"):
         nhwc.optimize(model, x - 2)
+
+
+CALLS = {"count": 0}
+
+
+class CountsOutside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        CALLS["count"] += 1
+        return self.conv(x) * CALLS["count"]
+
+
+@torch.no_grad()
+def test_what_each_call_counts_outside_of_the_model_is_named():
+    said = "each call of CountsOutside writes CALLS, which lies outside of the model"
+    with pytest.raises(nhwc.VerificationError, match=said):
+        nhwc.optimize(CountsOutside().eval(), image())

@@ -101,6 +101,7 @@ def optimize(
         except VerificationError:
             reason = judge.why_unlike()
             if reason is None:
+                judge.check_repeats()
                 raise
         return _optimized(closed(task, judge, reason), task, judge, start)
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from ..errors import InputError, ModelFailed, advice_on, is_out_of_memory
+from ..errors import InputError, ModelFailed, VerificationError, advice_on, is_out_of_memory
+from ..graph.effects.outside import Outside
 from ..kernels.programs.pool import from_nothing
 from ..machine.host_memory import raw, trim
 from ..models.trees import has_strides
@@ -80,6 +81,18 @@ class Judge:
         if decides(self.model, self.example):
             return "it sorts, picks or rounds, and may decide otherwise where a last digit differs"
         return None
+
+    def check_repeats(self) -> None:
+        """Refuse a model of which two calls differ by what they leave outside of it."""
+        outside = Outside(self.model)
+        answer(self.model, self.example)
+        changed = outside.put_back()
+        if changed:
+            raise VerificationError(
+                f"each call of {type(self.model).__name__} writes {changed}, which lies outside of "
+                "the model, so that two calls may differ and no plan can be held against one. Keep "
+                "it in an attribute of the model, which is put back after each run."
+            )
 
     def runs(self, inputs: tuple[Any, ...]) -> None:
         """Refuse what the model itself cannot take, before anything is planned for it."""
