@@ -419,3 +419,25 @@ def test_results_of_autograd_kept_in_a_dict_are_copied():
     assert not capture(model).module.training
     with torch.no_grad():
         close(nhwc.fuse(model)(image())[0], model(image())[0])
+
+
+class TwoConstants(nn.Module):
+    """Makes a tensor from no size, and before it one from a size."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        table = torch.arange(x.shape[3]).float()
+        return self.conv(x * table) + torch.linspace(1, 2, 8)
+
+
+def test_a_constant_of_a_size_takes_no_name_of_another():
+    model, x = TwoConstants().eval(), torch.rand(1, 3, 8, 8)
+    graph = capture(model).module
+    constants = [name for name, _ in graph.named_buffers()]
+    assert constants == ["_tensor_constant0"]
+    traced, _ = record_run(graph, [x])
+    assert len({node.target for node in traced.find_nodes(op="get_attr")}) == 2
+    close(fx.GraphModule(graph, traced)(x), model(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 from typing import Any, NoReturn
 
@@ -131,8 +132,8 @@ class Noted:
         if name is None:
             if isinstance(tensor, FakeTensor):
                 self.refuse("it makes a tensor in a way that cannot be followed")
-            count = sum(key.startswith(CONSTANT) for key in vars(self.root))
-            name = f"{CONSTANT}{count}"
+            names = (f"{CONSTANT}{number}" for number in itertools.count())
+            name = next(name for name in names if not hasattr(self.root, name))
             setattr(self.root, name, tensor)
         if not tensor.is_inference():
             self._constants.append((tensor, tensor._version))
