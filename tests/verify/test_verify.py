@@ -276,6 +276,7 @@ DECIDING = {
     "rounding": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
     "remainder": lambda x: x % 0.3,
     "to integers": lambda x: x.long(),
+    "to half precision and back": lambda x: x.half().float(),
     "largest of a row": lambda x: x.max(0).indices,
     "cummax": lambda x: x.cummax(0).indices,
     "unique": lambda x: x.unique(),

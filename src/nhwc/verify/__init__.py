@@ -302,8 +302,9 @@ def _jumps(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an operator rounds, or says where the largest number lies."""
     name = func._overloadpacket.__name__.removesuffix("_")
     if name == "_to_copy" and kwargs.get("dtype") is not None:
-        kind = kwargs["dtype"]
-        return args[0].is_floating_point() and not (kind.is_floating_point or kind.is_complex)
+        kind, was = kwargs["dtype"], args[0].dtype
+        whole = not (kind.is_floating_point or kind.is_complex)
+        return was.is_floating_point and (whole or kind.itemsize < was.itemsize)
     found = name in _ROUNDING or (name in ("max", "min") and func._overloadname == "dim")
     return found or kwargs.get("rounding_mode") is not None
 
