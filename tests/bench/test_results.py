@@ -14,7 +14,7 @@ from nhwc._bench.floor import Floor, count_flop
 from nhwc._bench.forecast import GFLOP
 from nhwc.render import bench_words
 from nhwc.render.bench_text import bench_text, changes_text
-from nhwc.zoo import find_builder
+from nhwc.zoo.sources import find_builder
 
 from ..made_up import HERE, measured, one, row, suite
 

@@ -25,7 +25,8 @@ from ..render.bench_html import bench_html
 from ..render.bench_plot import bench_plot
 from ..render.bench_text import bench_text, changes_text
 from ..render.text import duration, plural
-from ..zoo import find_builder, read_weights
+from ..zoo.sources import find_builder
+from ..zoo.weights import read_weights
 from .common import MODEL, add_input, add_seed, aside, check_alone, check_fits, parse_shapes
 from .interrupt import ends_as_ctrl_c
 from .outputs import (

@@ -20,7 +20,7 @@ from ..render.ops_markdown import ops_markdown
 from ..render.ops_rules_html import rules_html
 from ..render.ops_rules_text import rules_markdown, rules_text
 from ..render.ops_text import difference_text, ops_text
-from ..zoo import find_object
+from ..zoo.sources import find_object
 from .common import add_input, aside, check_alone, colors, parse_shapes
 from .outputs import add_output_arguments, check_outputs, chosen_format, write_output
 from .progress import ProgressLine
