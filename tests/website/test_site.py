@@ -2,15 +2,42 @@
 
 import importlib
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from website.api import names
 from website.navigation import DOCS, faults, written
 
 import nhwc
+from nhwc.cli import VERBS, make_parser
 
-NEW = ("channels-last", "audit", "optimize", "train", "torch-compile", "questions")
-"""Pages whose code runs here, in seconds; that of `index` is the README's."""
+README = Path(__file__).parents[2] / "README.md"
+ELSEWHERE = {"index": "the README's", "writing-operators": "tests/ops", "kernels": "a sketch"}
+"""Pages whose code does not run here, and why."""
+
+SLOW = ("bench", "memory", "ops")
+
+PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("upstream/*.md"))]
+
+
+def fenced(text, word):
+    """The blocks of code whose first line begins with `word`."""
+    return re.findall(rf"^```{word}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def runnable():
+    return [page.stem for page in sorted(DOCS.glob("*.md")) if fenced(page.read_text(), "python")]
+
+
+def commands(text):
+    """The words of each `nhwc VERB ...` in blocks of code, and in lines between backticks."""
+    blocks = "".join(fenced(text, "")).replace("\\\n", " ")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    verb = f"(?:{'|'.join(VERBS)})"
+    lines = re.findall(rf"^(?:\$ )?nhwc ({verb} .+)", blocks, re.MULTILINE)
+    lines += re.findall(rf"`nhwc ({verb} [^`]+)`", prose)
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def test_every_page_has_a_place():
@@ -36,13 +63,27 @@ def test_the_reference_has_every_public_name():
         assert getattr(importlib.import_module(module), attribute).__doc__
 
 
-@pytest.mark.parametrize("page", NEW)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in runnable()
+        if page not in ELSEWHERE
+    ],
+)
 def test_code_of_pages_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / f"{page}.md").read_text()
     names = {"__name__": page}
-    for code in re.findall(r"^```python.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    for code in fenced((DOCS / f"{page}.md").read_text(), "python"):
         exec(compile(code, f"{page}.md", "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_pages_are_understood(page):
+    """Each option is one that there is, and takes what stands behind it."""
+    parser, _ = make_parser(VERBS)
+    for words in commands(page.read_text()):
+        assert parser.parse_known_args(words)[1] == [], words
 
 
 def test_links_of_docs_lead_somewhere():
