@@ -178,7 +178,8 @@ function tensorRows(table, side, specs) {
 }
 
 function jump(indices) {
-  return indices.slice(0, 40).map((i) => make("button", { onclick: () => choose(i, true) }, `#${i} ${short(calls[i].operator)}`));
+  const shown = indices.slice(0, 40).map((i) => make("button", { onclick: () => choose(i, true) }, `#${i} ${short(calls[i].operator)}`));
+  return shown.length < indices.length ? [...shown, ` and ${indices.length - shown.length} more`] : shown;
 }
 
 function showCall(call) {
