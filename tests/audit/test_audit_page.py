@@ -80,3 +80,27 @@ def test_a_clean_model_and_its_filters(tmp_path):
         assert browser.find_elements(By.CSS_SELECTOR, ".finding") == []
         browser.find_elements(By.CSS_SELECTOR, "#filters button")[1].click()
         assert len(browser.find_elements(By.CSS_SELECTOR, ".cell:not(.dim)")) == 3
+
+
+class Reused(nn.Module):
+    """One image, that lost the format, which many layers read."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.InstanceNorm2d(4), nn.Conv2d(4, 8, 3)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return sum(self.last(y) for _ in range(43))
+
+
+def test_calls_beyond_the_buttons_are_counted(tmp_path):
+    from selenium.webdriver.common.by import By
+
+    path = tmp_path / "audit.html"
+    path.write_text(audit_html(audit(Reused(), torch.rand(1, 4, 8, 8))))
+    with opened(path) as browser:
+        browser.find_element(By.CSS_SELECTOR, ".cell.lost").click()
+        detail = browser.find_element(By.ID, "detail")
+        assert len(detail.find_elements(By.TAG_NAME, "button")) == 40
+        assert "and 3 more" in detail.text
