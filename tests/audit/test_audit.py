@@ -1181,3 +1181,8 @@ def test_a_copy_in_a_hook_on_a_gradient_is_charged_to_the_line_of_the_hook():
     report = audit(Mixed(hooked), OTHER, backward=True)
     (copied,) = report.findings
     assert copied.site.source == "y.register_hook(lambda gradient: gradient.contiguous())"
+
+
+def test_the_operand_that_decides_is_the_second_where_torch_swaps_them():
+    (lost,) = audit(Mixed(lambda x: torch.rsub(x, OTHER)), OTHER).lost
+    assert "the second, which is contiguous, decided. Convert that one" in lost.remedy

@@ -140,25 +140,29 @@ def _conv3d(call: Call) -> str:
     return ""
 
 
-def _pointwise(call: Call, name: str) -> str:
-    first = _first_image(call)
-    state = "contiguous" if first is None or first.format is Format.CONTIGUOUS else "a slice"
+def _pointwise(decided: TensorSpec, name: str) -> str:
+    state = "contiguous" if decided.format is Format.CONTIGUOUS else "a slice"
     plain = name.strip("_")
+    place = "second" if plain in _SWAPPING else "first"
     commutes = plain in _COMMUTING or arithmetic_of(plain.removeprefix("r")) in _COMMUTING
     do = "Swap them, or convert the first" if commutes else "Convert that one"
     return (
-        f"The operands of `{name}` have different formats, and the first, which is {state}, "
+        f"The operands of `{name}` have different formats, and the {place}, which is {state}, "
         f"decided. {do} to channels last where it is made."
     )
 
+
+_SWAPPING = ("rsub",)
+"""What torch computes as another operator with its operands swapped."""
 
 _COMMUTING = ("add", "mul", "maximum", "minimum")
 
 
 def _general(call: Call, name: str) -> str:
     images = [i for i in call.inputs if len(i.shape) >= 4]
-    if len(images) > 1 and not images[0].format.is_last and is_pointwise(name):
-        return _pointwise(call, name)
+    decides = images[-1 if name.strip("_") in _SWAPPING else 0] if len(images) > 1 else None
+    if decides is not None and not decides.format.is_last and is_pointwise(name):
+        return _pointwise(decides, name)
     return (
         f"`{name}` has no channels-last path in this torch: it returns a contiguous tensor. "
         "Replace it, or call .contiguous(memory_format=torch.channels_last) on its result so that "
