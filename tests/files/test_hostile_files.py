@@ -227,6 +227,15 @@ def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
         (in_a_part, "a call of part, which computes nothing"),
         (lambda h: h["nodes"].insert(1, h["nodes"][0]), "two steps named x"),
         (lambda h: h["nodes"][-1].update(args={"tuple": []}), "'output' with 0 arguments"),
+        (lambda h: h["nodes"].pop(), "the last is not the only output"),
+        (
+            lambda h: h["nodes"].append({**h["nodes"][-1], "name": "again"}),
+            "the last is not the only output",
+        ),
+        (
+            lambda h: h["nodes"].insert(1, h["nodes"].pop()),
+            "the last is not the only output",
+        ),
         (lambda h: h["nodes"][-1].update(kwargs={"dict": [["a", 1]]}), "output with 'a'"),
         (lambda h: h["state"][0].update(path="forward"), "the name 'forward'"),
         (lambda h: h["state"][0].update(path="training"), "the name 'training'"),

@@ -67,6 +67,9 @@ def restore(data: dict[str, Any], tensors: list[Tensor]) -> fx.GraphModule:
     for path, tensor in (*root.named_parameters(), *root.named_buffers()):
         if tensor.is_meta:
             raise Foreign(f"a tensor {path} without values")
+    kinds = [node["op"] for node in data["nodes"]]
+    if kinds.count("output") != 1 or kinds[-1] != "output":
+        raise Foreign("steps of which the last is not the only output")
     graph = fx.Graph()
     known: dict[str, fx.Node] = {}
     for node in data["nodes"]:
