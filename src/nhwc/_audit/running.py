@@ -102,13 +102,13 @@ def check(model: nn.Module, inputs: Any, kwargs: Any) -> None:
     tensors = every_tensor_of((inputs, kwargs))
     if not (inputs or kwargs):
         raise InputError("no input given. Call audit(model, torch.rand(1, 3, 224, 224)).")
+    check_devices(model, tensors)
     # A model of anything else may be run on none of it, and has nothing to judge.
     for tensor in (t for t in tensors if t.ndim in CHANNELS_LAST_OF and has_strides(t)):
         if tensor.numel() == 0:
             raise InputError(f"input {tuple(tensor.shape)} is empty. Give at least one image.")
-        if tensor.is_floating_point() and not tensor.is_meta and bool(tensor.isnan().any()):
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise InputError(f"input {tuple(tensor.shape)} contains NaN. Give finite numbers.")
-    check_devices(model, tensors)
     if torch._C._autograd._profiler_enabled():
         raise InputError(
             "a profiler of torch runs around this call, and audit starts one of its own, which "

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.jit._trace import TracedModule
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +26,7 @@ def module_of(model: object, verb: str) -> nn.Module:
     Traceback (most recent call last):
     nhwc.errors.InputError: cannot audit a builtin_function_or_method: it is no torch.nn.Module.
     """
+    _check_around(verb)
     if isinstance(model, ExportedProgram):
         model = model.module()
     if isinstance(model, fx.GraphModule) and "eval" in vars(model):
@@ -37,6 +40,19 @@ def module_of(model: object, verb: str) -> nn.Module:
         )
     todo = f" nhwc.load_model({model!r}) makes one of a name." if isinstance(model, str) else ""
     raise InputError(f"cannot {verb} a {type(model).__name__}: it is no torch.nn.Module.{todo}")
+
+
+def _check_around(verb: str) -> None:
+    """Refuse to work where new tensors are not what they seem: torch may even crash there."""
+    around = ""
+    if peek_interpreter_stack() is not None:
+        around = "inside of a transform of torch.func (grad, vmap), which wraps each new tensor"
+    elif torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        around = "within FakeTensorMode, in which tensors have no numbers"
+    elif torch._C._get_tracing_state() is not None:
+        around = "while torch.jit.trace records, which would record all that is tried"
+    if around:
+        raise InputError(f"cannot {verb} a model {around}. Do it before, and outside.")
 
 
 def rewritable(model: object, verb: str) -> nn.Module:
@@ -107,10 +123,20 @@ def check_initialized(model: nn.Module) -> None:
             f"{some(lazy)} of {type(model).__name__} has no shape yet: the module is lazy. "
             "Run the model once on an example input first."
         )
+    fake = [name for name, p in model.named_parameters() if isinstance(p, FakeTensor)]
+    if fake:
+        raise InputError(
+            f"{some(fake)} of {type(model).__name__} has no numbers: the model was made within "
+            "FakeTensorMode. Make it outside."
+        )
 
 
 def check_devices(model: nn.Module, tensors: Sequence[Tensor]) -> None:
     """Refuse a model or inputs on the meta device, and inputs on another device than the model."""
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        raise InputError(
+            "the input is a fake tensor, which has no numbers. Make it outside of FakeTensorMode."
+        )
     own = {t.device for t in (*model.parameters(), *model.buffers())}
     if torch.device("meta") in own or any(t.is_meta for t in tensors):
         raise InputError(
