@@ -294,3 +294,17 @@ def test_convert_to_no_target():
         nhwc.InputError, match="other cannot be asked for: it describes strides that are found"
     ):
         convert_(nn.Conv2d(3, 4, 3), Format.OTHER)
+
+
+class NamesItselfThis(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+    def forward(this, x):  # noqa: N805
+        return torch.nn.functional.conv2d(x, this.weight)
+
+
+def test_weights_are_found_in_methods_whose_first_argument_has_another_name():
+    net = nhwc.convert_(NamesItselfThis())
+    assert nhwc.format_of(net.weight) is nhwc.Format.CHANNELS_LAST

@@ -59,6 +59,7 @@ class _Methods:
                 continue
             for item in _body_of(base):
                 if isinstance(item, ast.FunctionDef):
+                    _call_it_self(item)
                     self.methods.setdefault(item.name, item)
 
     def attributes(self) -> frozenset[str]:
@@ -102,6 +103,16 @@ def _body_of(kind: type) -> list[ast.stmt]:
     except (OSError, TypeError, SyntaxError, IndexError):
         return []
     return tree.body if isinstance(tree, ast.ClassDef) else []
+
+
+def _call_it_self(method: ast.FunctionDef) -> None:
+    """Let the first argument of a method be called `self` throughout."""
+    first = [one.arg for one in (*method.args.posonlyargs, *method.args.args)][:1]
+    if "staticmethod" in map(ast.unparse, method.decorator_list):
+        return
+    for node in ast.walk(method):
+        if isinstance(node, ast.Name) and node.id in first:
+            node.id = "self"
 
 
 def _assignments(method: ast.FunctionDef) -> dict[str, list[ast.AST]]:
