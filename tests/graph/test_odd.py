@@ -312,3 +312,17 @@ def test_a_copy_that_trains_of_a_model_that_does_not():
     for result in (fused, optimize(model, X)):
         torch.testing.assert_close(result(X), model(X), rtol=1e-4, atol=1e-5)
     nhwc.audit(model, X)
+
+
+class HoldsAList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layers = nn.BatchNorm2d(3), [nn.Conv2d(3, 4, 1)]
+
+    def forward(self, x):
+        return self.layers[0](self.norm(x))
+
+
+def test_a_part_that_is_not_registered_is_said_to_be_none():
+    (opaque,) = nhwc.fuse(HoldsAList().eval()).report.opaque
+    assert opaque.reason.startswith("it calls a module that is no registered part of it")
