@@ -480,3 +480,23 @@ def test_what_only_the_code_around_a_part_sets_for_its_call_is_traced():
     fused = nhwc.fuse(net)
     assert fused.report.opaque == ()
     torch.testing.assert_close(fused(x), net(x))
+
+
+class CountsInASlot(nn.Module):
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 3, 1), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.conv(x) * self.calls
+
+
+def test_what_a_part_counts_in_its_slots_is_counted_by_calls():
+    net, x = CountsInASlot().eval(), torch.rand(2, 3, 4, 4)
+    fused, fast = nhwc.fuse(net), nhwc.optimize(net, x)
+    expected = [net(x) for _ in range(3)]
+    torch.testing.assert_close([fused(x) for _ in range(3)], expected)
+    torch.testing.assert_close([fast(x) for _ in range(3)], expected)

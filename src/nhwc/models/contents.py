@@ -213,9 +213,13 @@ _OPEN = (types.SimpleNamespace, threading.local)
 LIBRARIES = {"torch", "numpy", "nhwc", *sys.stdlib_module_names}
 
 
-def _slots_of(value: Any) -> list[str]:
+def slots_of(value: Any) -> list[str]:
     """The attributes that an object of the user's has besides those in its `__dict__`."""
     if isinstance(value, _OPEN):
+        return []
+    if isinstance(value, nn.Module) and not any(
+        "__slots__" in vars(k) for k in type(value).__mro__
+    ):
         return []
     kinds = type(value).__mro__
     members = [one for kind in kinds for one in vars(kind).items()]
@@ -225,7 +229,7 @@ def _slots_of(value: Any) -> list[str]:
 def fields_of(value: Any) -> dict[str, Any]:
     """The attributes of an object, without asking its own `__getattribute__`."""
     slots = {}
-    for name in _slots_of(value):
+    for name in slots_of(value):
         with contextlib.suppress(AttributeError):  # It is not set.
             slots[name] = object.__getattribute__(value, name)
     return slots | _dict_of(value)
@@ -242,7 +246,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 
 def _set_fields(value: Any, fields: dict[str, Any]) -> None:
-    slots = _slots_of(value)
+    slots = slots_of(value)
     refill(_dict_of(value), {name: one for name, one in fields.items() if name not in slots})
     for name in slots:
         if name in fields:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from .contents import home_of, put_back, with_contents
+from .contents import home_of, put_back, slots_of, with_contents
 from .rebound import kept_outside, rebind
 from .trees import has_strides
 
@@ -41,6 +41,8 @@ def copy_as_is(model: _Model, memo: dict[int, Any] | None = None) -> _Model:
         known = {} if memo is None else memo
         known |= {id(one): one for part in model.modules() for one in kept_outside(part)}
         result = copy.deepcopy(model, known)
+        for part in model.modules():
+            _copy_slots(part, known)
     # TorchScript that was frozen has no mode.
     modes = {
         name: vars(part)["training"]
@@ -68,6 +70,13 @@ def _called(module: nn.Module) -> dict[str, Any]:
     kinds = ("_forward_", "_backward_", "_is_full_backward_")
     named = vars(module).items()
     return {name: held for name, held in named if name == "forward" or name.startswith(kinds)}
+
+
+def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Copy the `__slots__` of `module`, too: torch's modules copy only their dictionary."""
+    for name in slots_of(module):
+        if hasattr(module, name) and id(module) in memo:
+            setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
 
 
 def own(tensor: Tensor, memo: dict[int, Any] | None = None) -> Tensor:
@@ -98,6 +107,7 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
         parameters = list(model.parameters())
         restores = [_remember_parameter(parameter) for parameter in parameters]
         restores += [_remember_data(buffer) for buffer in model.buffers()]
+        restores += [_remember_slots(module) for module in model.modules()]
         # Sparse tensors have no `nbytes`.
         if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
             restores += map(_remember_data, parameters)
@@ -169,6 +179,21 @@ def _remember_parameter(parameter: nn.Parameter) -> _Restore:
             one()
         if parameter.requires_grad is not wanted:  # which torch lets nobody set on some tensors
             parameter.requires_grad_(wanted)
+
+    return restore
+
+
+def _remember_slots(module: nn.Module) -> _Restore:
+    """Remember what lies in the `__slots__` of a module, which few have, and not in its dict."""
+    names = slots_of(module)
+    held = {name: with_contents(getattr(module, name)) for name in names if hasattr(module, name)}
+
+    def restore() -> None:
+        for name in names:
+            if name in held:
+                object.__setattr__(module, name, put_back(held[name]))
+            elif hasattr(module, name):
+                object.__delattr__(module, name)
 
     return restore
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, jit, nn
 
-from ...models.contents import fields_of, is_object
+from ...models.contents import fields_of, is_object, slots_of
 from ...models.trees import CONTAINERS
 from ..code.accesses import Accesses, by_method
 from ..code.reached import closed_over, codes_in, functions_of, is_users, names_in
@@ -52,6 +52,8 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
             found[part] = f"it reads {name}, which other code of the model writes"
         elif name := written.elsewhere(part):
             found[part] = f"it writes {name} of a part that is not in it"
+        elif name := min(written.slots(part), default=""):
+            found[part] = f"its forward changes self.{name}, which lies in __slots__"
     return found
 
 
@@ -105,6 +107,10 @@ class _Written:
         }
         reached = {id(one) for one in _reached([part, *code.values])} if perhaps else ()
         return next((field for place, field in perhaps if place in reached), "")
+
+    def slots(self, part: nn.Module) -> list[str]:
+        """The `__slots__` of `part` that its code may write."""
+        return [name for name in slots_of(part) if part in self._surely[id(part), name]]
 
     def elsewhere(self, part: nn.Module) -> str:
         """A field that `part` may write in modules that are not in it; '' if there is none."""

@@ -42,10 +42,7 @@ def own_copy(model: nn.Module) -> nn.Module:
             if value.requires_grad and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
-        result = copy_as_is(model, memo)
-        for module in model.modules():
-            _copy_slots(module, memo)
-        return result
+        return copy_as_is(model, memo)
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -53,12 +50,3 @@ def own_copy(model: nn.Module) -> nn.Module:
             f"cannot copy the {type(model).__name__}: {error}. "
             "Take what copy.deepcopy refuses off the model first."
         ) from error
-
-
-def _copy_slots(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Copy the `__slots__` of `module`, too: torch's modules copy only their dictionary."""
-    for base in type(module).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(module, name) and id(module) in memo:
-                setattr(memo[id(module)], name, copy.deepcopy(getattr(module, name), memo))
