@@ -34,6 +34,60 @@ def says_an_argument(self, x, mask=None):
     return self.c(x)
 
 
+def raising(self, x):
+    if x.shape[1] != 3 or x.shape[2] > 6:
+        raise ValueError("not as high")
+    return self.c(x)
+
+
+def raising_odd(self, x):
+    h, w = x.shape[-2:]
+    if h % 2 or w % 2:
+        fitting = h + 1 if h % 2 else h
+        raise RuntimeError(f"not {h}, but {fitting}")
+    return self.c(x)
+
+
+def raising_else(self, x):
+    if x.shape[2] == 6:
+        y = self.c(x)
+    else:
+        raise NotImplementedError
+    return y
+
+
+def raising_in_a_loop(self, x):
+    for length in x.shape[2], x.shape[3]:
+        if length != 6:
+            raise TypeError([str(one) for one in range(length)])
+    return self.c(x)
+
+
+class TooHigh(ValueError):
+    pass
+
+
+def raising_its_own(self, x):
+    if x.shape[2] > 6:
+        raise TooHigh("too high")
+    return self.c(x)
+
+
+def raising_and_counting(self, x):
+    if x.shape[2] > 6:
+        self.high = True
+        raise ValueError("too high")
+    return self.c(x)
+
+
+def raising_at_times(self, x):
+    if x.shape[2] > 6:
+        if x.shape[3] > 6:
+            raise ValueError("too high")
+        return self.c(x) * 2
+    return self.c(x)
+
+
 def either(self, x):
     assert x.shape[2] == 6 or x.shape[3] == 6
     return self.c(x)

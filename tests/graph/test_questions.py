@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nhwc import fuse, optimize
+from nhwc import fuse, load, optimize, save
 from nhwc.graph import capture
 from nhwc.graph.code import reached
 from nhwc.graph.tracing.sized import capture_sized
@@ -28,6 +28,13 @@ from .asserting import (
     not_high,
     of_floats,
     of_values,
+    raising,
+    raising_and_counting,
+    raising_at_times,
+    raising_else,
+    raising_in_a_loop,
+    raising_its_own,
+    raising_odd,
     says_an_argument,
 )
 
@@ -582,6 +589,75 @@ def test_a_failing_assertion_says_its_text_or_its_line():
         fuse(Block(as_made_for, c=nn.Conv2d(3, 3, 1)).eval())(higher)
     with pytest.raises(AssertionError, match=r"^mask$"):
         fuse(Block(says_an_argument, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+
+
+@pytest.mark.parametrize("run", [raising, raising_odd, raising_else, raising_in_a_loop])
+def test_a_graph_raises_the_error_that_the_code_does_for_sizes(run, tmp_path):
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    fused, higher = fuse(model), torch.randn(1, 3, 7, 6)
+    assert not fused.report.opaque
+    torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(fuse(fused)(X), model(X))
+    torch.testing.assert_close(script(fused)(X), model(X))
+    save(optimize(model, X), tmp_path / "net")
+    with pytest.raises(Exception) as own:
+        model(higher)
+    for net in (fused, fuse(fused), optimize(model, X), load(tmp_path / "net")):
+        with pytest.raises(own.type) as raised:
+            net(higher)
+        assert raised.type is own.type
+
+
+def test_what_a_part_raises_for_sizes_can_be_caught_around_it():
+    class Caught(Careful):
+        def forward(self, x):
+            try:
+                return self.part(x)
+            except ValueError:
+                return self.conv(x)
+
+    model, higher = Caught().eval(), torch.randn(1, 3, 7, 6)
+    model.part = Block(raising, c=nn.Conv2d(3, 3, 1)).eval()
+    for net in (fuse(model), optimize(model, X)):
+        for x in (X, higher):
+            torch.testing.assert_close(net(x), model(x))
+
+
+def caught_by_a_helper(self, x):
+    return fitting(x, self.c)
+
+
+def fitting(x, run):
+    try:
+        if x.shape[2] > 6:
+            raise ValueError("too high")
+        assert x.shape[3] == 6
+        return run(x)
+    except (ValueError, AssertionError):
+        return run(x[:, :, :6, :6])
+
+
+def test_what_a_helper_catches_is_no_assertion():
+    model = Block(caught_by_a_helper, c=nn.Conv2d(3, 3, 1)).eval()
+    for x in (X, torch.randn(1, 3, 7, 6), torch.randn(1, 3, 6, 8)):
+        torch.testing.assert_close(fuse(model)(x), model(x))
+
+
+def test_an_error_for_sizes_says_its_text_or_its_line():
+    higher = torch.randn(1, 3, 7, 6)
+    with pytest.raises(ValueError, match=r"^not as high$"):
+        fuse(Block(raising, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+    with pytest.raises(RuntimeError, match=r"^if h % 2 or w % 2: \(asserting.py:\d+\)$"):
+        fuse(Block(raising_odd, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+
+
+NOT_ASSERTING = [raising_its_own, raising_and_counting, raising_at_times]
+
+
+@pytest.mark.parametrize("run", NOT_ASSERTING)
+def test_a_branch_that_does_more_than_raise_is_not_traced(run):
+    fused = fuse(Block(run, c=nn.Conv2d(3, 3, 1)).eval())
+    assert "branches on data" in fused.report.opaque[0].reason
 
 
 @pytest.mark.parametrize("run", [either, branching, of_values])

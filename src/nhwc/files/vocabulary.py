@@ -83,7 +83,11 @@ def functions() -> dict[str, Callable[..., Any]]:
         ("builtins", builtins, _BUILTINS),
         ("math", math, _MATH),
         ("collections", collections, "OrderedDict"),
-        ("nhwc", layers, "as_elements assert_length assert_none assert_sizes assert_value"),
+        (
+            "nhwc",
+            layers,
+            "as_elements assert_holds assert_length assert_none assert_sizes assert_value",
+        ),
     )
     return known | {
         f"{room}.{name}": getattr(module, name)

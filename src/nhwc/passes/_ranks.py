@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..graph import attribute, module_of
+from ..graph.modules.layers import assert_holds
 from ..graph.modules.leaves import definer, is_leaf
 from ..graph.modules.mended import Attention
 from ..graph.nodes.seen import shape_at
@@ -116,7 +117,8 @@ def takes_batches(value: fx.Node, conv: nn.Module, norm: nn.Module) -> bool:
         return True
     sizes = [user for user in value.users if asks_rank(user)]
     tests = [test for size in sizes for test in size.users if _is_test(test, size, weight.ndim)]
-    return any(user.target is torch._assert for test in tests for user in test.users)
+    stopping = (torch._assert, assert_holds)
+    return any(user.target in stopping for test in tests for user in test.users)
 
 
 def asks_rank(node: fx.Node) -> bool:

@@ -95,11 +95,20 @@ def torch_asks(frame: FrameType) -> bool:
     return compiled and called in torch.overrides.get_testing_overrides()
 
 
-def asserted(frame: FrameType) -> tuple[bool, str] | None:
-    """The truth that an `assert` in this frame wants of the value it asks, and what it says if not.
+@dataclass(frozen=True)
+class Assertion:
+    """What code wants of a value: its `truth`, and the `error` with this `text` if it is not so."""
 
-    None if it is no assertion that asks, or one that holds for either truth. What is said is the
-    text of the assertion, or the line where there is none: it would be made of traced values.
+    truth: bool
+    error: type[Exception]
+    text: str
+
+
+def asserted(frame: FrameType) -> Assertion | None:
+    """What an `assert` in this frame, or an `if` that does no more than raise, wants of a value.
+
+    None if it is neither, or one that holds for either truth. What is said is the text of the
+    error, or the line where there is none: it would be made of traced values.
 
     >>> import sys
     >>> class Asked:
@@ -108,7 +117,7 @@ def asserted(frame: FrameType) -> tuple[bool, str] | None:
     ...         return True
     >>> asked = Asked()
     >>> assert asked and 1 < 2, "no"
-    >>> asked.found
+    >>> asked.found.truth, asked.found.text
     (True, 'no')
     """
     code = _instructions(frame.f_code)
@@ -123,26 +132,60 @@ def asserted(frame: FrameType) -> tuple[bool, str] | None:
         not jump.endswith("_IF_TRUE"): place + 1,
     }
     for truth, way in ways.items():
-        failing = _failing(code, way)
-        if failing is not None:
-            return not truth, _text_of(code, failing) or _line_of(frame)
+        errors = _raised(code, way, {**frame.f_builtins, **frame.f_globals})
+        if len(errors) == 1:
+            ((error, text),) = errors.items()
+            return Assertion(not truth, error, text or _line_of(frame))
     return None
 
 
 _BEFORE_JUMP = ("COMPARE_OP", "TO_BOOL", "CACHE", "EXTENDED_ARG")
 """What may ask a value for its truth in front of the jump that depends on it."""
 
-_PASSED = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "POP_TOP")
+
+def _raised(
+    code: Sequence[dis.Instruction], start: int, names: Mapping[str, Any]
+) -> dict[type[Exception], str]:
+    """The error that is raised on all ways from `start` on, with its text; empty if none surely is.
+
+    On these ways, code may do no more than make what it says.
+    """
+    found: dict[type[Exception], str] = {}
+    todo, seen = [start], set()
+    while todo:
+        place = todo.pop()
+        one = code[place]
+        if place in seen:
+            continue
+        seen.add(place)
+        error = _error_named(one, names)
+        if error is not None:
+            found[error] = _text_of(code, place)
+        if one.opname == "RAISE_VARARGS":
+            continue
+        if one.opname.startswith(_LEAVING):
+            return {}
+        if _jumps(one):
+            todo.append(_target(code, place))
+        if "JUMP" not in one.opname or "POP_JUMP" in one.opname or "OR_POP" in one.opname:
+            todo.append(place + 1)
+    return found
 
 
-def _failing(code: Sequence[dis.Instruction], place: int) -> int | None:
-    """The place behind `place` where AssertionError is loaded to be raised; None if it is not."""
-    while code[place].opname in (*_PASSED, "JUMP_FORWARD"):
-        place = _target(code, place) if code[place].opname == "JUMP_FORWARD" else place + 1
-    one = code[place]
+_LEAVING = (
+    *("RETURN_", "YIELD_", "RERAISE", "BEFORE_WITH", "DELETE_", "STORE_ATTR", "STORE_SUBSCR"),
+    *("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "STORE_SLICE"),
+)
+"""What code does that goes on, or that others may see."""
+
+
+def _error_named(one: dis.Instruction, names: Mapping[str, Any]) -> type[Exception] | None:
+    """The class of errors that this instruction loads."""
     # The second is how Python 3.14 says it.
-    loads = one.opname == "LOAD_ASSERTION_ERROR" or one.argrepr == "AssertionError"
-    return place if loads else None
+    if one.opname == "LOAD_ASSERTION_ERROR" or one.argrepr == "AssertionError":
+        return AssertionError
+    found = names.get(one.argval) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") else None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 def _target(code: Sequence[dis.Instruction], place: int) -> int:

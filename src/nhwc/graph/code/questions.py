@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import functools
 import operator
 import types
 from collections.abc import Iterator
@@ -58,13 +59,19 @@ def why_asking(module: nn.Module) -> str:
     for method in methods:
         if "autocast" in names_in(method.__code__):
             return f"it sets autocast while it runs ({_place(method.__code__)})"
-        if {step.opname for step in dis.get_instructions(method)} & _CATCHING:
+        if catches(method.__code__):
             return f"it catches errors, which a graph would not ({_place(method.__code__)})"
     for function, own in _reached(module, methods):
         found = questions_of(function.__code__, function.__globals__, method=own)
         if found.reason:
             return found.reason
     return ""
+
+
+@functools.lru_cache(maxsize=256)
+def catches(code: types.CodeType) -> bool:
+    """Whether this code catches errors of some class."""
+    return bool({step.opname for step in dis.get_instructions(code)} & _CATCHING)
 
 
 def _reached(

@@ -42,6 +42,28 @@ def assert_none(value: Tensor | None, message: str) -> None:
         raise AssertionError(message)
 
 
+RAISED = {
+    error.__name__: error
+    for error in (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+}
+"""The errors with which code refuses sizes, besides AssertionError."""
+
+
+def assert_holds(holds: bool, error: str, message: str) -> None:
+    """Raise an error, by its name in `RAISED`, unless this holds; in a trace a call.
+
+    >>> assert_holds(False, "ValueError", "an odd height")
+    Traceback (most recent call last):
+    ValueError: an odd height
+    """
+    if has_torch_function((holds,)):
+        handle_torch_function(assert_holds, (holds,), holds, error, message)
+    elif torch.jit.is_scripting():  # type: ignore[attr-defined]
+        assert holds, message
+    elif not holds:
+        raise RAISED.get(error, AssertionError)(message)
+
+
 def assert_sizes(value: Tensor | None, sizes: list[int], dtype: torch.dtype) -> Tensor:
     """Return an input if it is what the graph was made for, or stop; in a trace a call."""
     if has_torch_function((value,)):

@@ -7,14 +7,16 @@ import operator
 import sys
 from keyword import iskeyword
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
 
 from ..code.asks import asserted, custom_function_asks, python_asks, torch_asks
+from ..code.questions import catches
 from ..code.reached import OURS, TORCH
+from ..modules.layers import RAISED, assert_holds
 from ..nodes.shapes import is_size
 
 # Code of torch and nhwc in these files gets the true type: it knows how to treat a traced value.
@@ -159,15 +161,24 @@ class Asked:
         tracer: Any = object.__getattribute__(self, "tracer")
         node = object.__getattribute__(self, "node")
         found = asserted(asking()) if is_size(node) else None
-        if found is None or not (found[0] or node.target in _OPPOSITE):
+        known = found and found.error in (AssertionError, *RAISED.values())
+        if not (found and known) or _may_be_caught(asking()):
             return tracer.to_bool(self)  # type: ignore[no-any-return]
-        truth, text = found
-        holds = self
-        if not truth:  # TorchScript has no `not_`.
-            operands = fx.node.map_arg(node.args, tracer.proxy)
-            holds = tracer.create_proxy("call_function", _OPPOSITE[node.target], operands, {})
-        tracer.create_proxy("call_function", torch._assert, (holds, text), {})
-        return truth
+        called, operands, holds = node.target, fx.node.map_arg(node.args, tracer.proxy), self
+        if called is operator.mod:
+            called, operands = operator.ne, (self, 0)
+        if not found.truth:  # TorchScript has no `not_`.
+            if called not in _OPPOSITE:
+                return tracer.to_bool(self)  # type: ignore[no-any-return]
+            called = _OPPOSITE[called]
+        if called is not node.target:
+            holds = tracer.create_proxy("call_function", called, operands, {})
+        if found.error is AssertionError:
+            tracer.create_proxy("call_function", torch._assert, (holds, found.text), {})
+        else:
+            said = (holds, found.error.__name__, found.text)
+            tracer.create_proxy("call_function", assert_holds, said, {})
+        return found.truth
 
     def __len__(self) -> int:
         _refuse(self, "it uses the length of a traced value")
@@ -180,6 +191,20 @@ class Asked:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse(self, "it copies a traced value")
+
+
+def _may_be_caught(frame: FrameType | None) -> bool:
+    """Whether code of the model around this frame catches errors: it would go on, not a graph."""
+    while frame is not None and not _begins_trace(frame.f_code):
+        users = not frame.f_code.co_filename.startswith((TORCH, OURS))
+        if users and catches(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _begins_trace(code: CodeType) -> bool:
+    return code.co_filename == f"{OURS}graph/tracing/tracer.py" and code.co_name == "trace"
 
 
 _OPPOSITE: dict[Any, Any] = {operator.eq: operator.ne, operator.lt: operator.ge}

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace as _fx
 from torch.utils._pytree import tree_leaves
@@ -44,7 +45,7 @@ _WRITES_INTO_OWN = "it writes a traced value into a tensor that it made"
 
 _RECORDED: tuple[Callable[..., Any], ...] = (
     *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
-    *(torch.cat, torch.stack),
+    *(torch.cat, torch.stack, F.interpolate),
 )
 """Functions that do not notice a traced argument if it is a size, a device or a whole list."""
 
@@ -68,7 +69,7 @@ class Tracer(fx.Tracer):
     ) -> None:
         wrapped = (*_untraceable_functions(), *_RECORDED)
         super().__init__(autowrap_functions=wrapped)
-        self._autowrap_search.append(torch)
+        self._autowrap_search += [torch, F]
         self.opaque: dict[str, str] = {}
         self.believed = believed
         self._state, self._across = state, across
