@@ -177,6 +177,17 @@ UNCHANGED = {
         mend_contiguous,
         block(lambda self, x: _copied_before_a_write(self, x)),
     ),
+    # The write shows in what was copied if there is no copy.
+    "contiguous before an activation in place": (
+        mend_contiguous,
+        block(lambda self, x: self.near(F.relu(x.contiguous(), inplace=True)) + x),
+    ),
+    "converted to another type, too": (
+        mend_contiguous,
+        block(
+            lambda self, x: self.near(x.to(torch.float32, memory_format=torch.contiguous_format))
+        ),
+    ),
     "contiguous that names channels last": (
         mend_contiguous,
         block(lambda self, x: self.near(x.contiguous(memory_format=torch.channels_last))),
@@ -310,3 +321,23 @@ def test_the_smaller_part_of_a_cat_takes_the_format_of_the_larger():
     assert format_of(Cat()([other, other, x[:, :2]])) is Format.CONTIGUOUS
     expected = torch.cat((other, x), 1)
     assert torch.equal(Cat()([other, x]), expected)
+
+
+NCHW = torch.contiguous_format
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda self, x: self.near(x.contiguous().relu()),
+        lambda self, x: self.near(x.clone(memory_format=NCHW)),
+        lambda self, x: self.near(F.silu(self.near(x).to(memory_format=NCHW))),
+    ],
+    ids=["contiguous", "clone", "to"],
+)
+def test_a_copy_to_nchw_goes_however_it_is_said(run):
+    model = block(run)()
+    changed, (report,) = rewrite(model, mend_contiguous)
+    assert [site.applied for site in report.sites] == [True]
+    assert not {"contiguous", "clone", "to"} & {node.target for node in changed.graph.nodes}
+    torch.testing.assert_close(outputs(changed, (images(),)), outputs(model, (images(),)))

@@ -1,6 +1,7 @@
-"""Drop `.contiguous()` where whoever reads the result takes any format: it copies to NCHW there.
+"""Drop copies to NCHW where whoever reads the result takes any format.
 
-The code of a model says it to be able to view the result, or from habit (CSPNet's stages do).
+The code of a model says `.contiguous()` to be able to view the result, or from habit (CSPNet's
+stages do); `.to(memory_format=torch.contiguous_format)` and `.clone(...)` are the same.
 """
 
 from __future__ import annotations
@@ -12,28 +13,40 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..graph import erase, module_of
 from ..graph.modules.mended import Cat
+from ..graph.nodes.writes import written_into
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
+from ._matching import activation_of
 from ._reporting import reported
 
 _READERS = (_ConvNd, _BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, Cat)
 
 
 def mend_contiguous(gm: fx.GraphModule) -> PassReport:
-    """Take out each `.contiguous()` that only convolutions, norms, pools and `cat` read."""
+    """Take out each copy to NCHW that only convolutions, norms, pools and `cat` read.
+
+    Activations may stand between.
+    """
     sites = []
     for node in list(gm.graph.nodes):
         value = input_of(node)
-        if node.op != "call_method" or node.target != "contiguous" or value is None:
-            continue
-        asked = [*node.args[1:], *node.kwargs.values()]
-        if any(given is not torch.contiguous_format for given in asked):
+        if value is None or not _converts(node):
             continue
         reason = _needed(node)
-        sites.append(Site(name_of(node), "contiguous", not reason, reason))
+        sites.append(Site(name_of(node), str(node.target), not reason, reason))
         if not reason:
             erase(node, value)
     return reported(gm, "mend_contiguous", sites)
+
+
+def _converts(node: fx.Node) -> bool:
+    """Whether this call does no more than to ask for NCHW."""
+    if node.op != "call_method" or node.target not in ("contiguous", "to", "clone"):
+        return False
+    asked = [*node.args[1:], *node.kwargs.values()]
+    if not asked:
+        return node.target == "contiguous"
+    return all(given is torch.contiguous_format for given in asked)
 
 
 def _needed(node: fx.Node) -> str:
@@ -45,6 +58,8 @@ def _needed(node: fx.Node) -> str:
 
 
 def _takes_any_format(user: fx.Node) -> bool:
+    if activation_of(user) is not None and written_into(user) is None:
+        return bool(user.users) and all(map(_takes_any_format, user.users))
     if user.op == "call_module":
         return isinstance(module_of(user), _READERS)
     return user.target in (torch.cat, torch.concat)
