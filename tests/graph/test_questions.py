@@ -775,3 +775,17 @@ def test_functions_are_found_in_one_order_whatever_the_hashes_of_their_names(mon
     monkeypatch.setattr(reached, "names_in", lambda code: Backwards(names_in(code)))
     assert [*reached.functions_of(Calling())] == found
     assert len(found) >= 5
+
+
+def test_a_table_is_resized_to_the_size_of_an_input():
+    def run(self, x):
+        y = self.n(self.c(x))
+        return y + nn.functional.interpolate(self.table, size=y.shape[2:], mode="bilinear")
+
+    model = random_(Block(run, c=nn.Conv2d(3, 4, 1), n=nn.BatchNorm2d(4)))
+    model.register_buffer("table", torch.rand(1, 4, 2, 2))
+    fused = fuse(model)
+    assert not fused.report.opaque
+    assert fused.report.sites[0].applied
+    for x in (X, torch.randn(1, 3, 7, 5)):
+        torch.testing.assert_close(outputs(fused, (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-4)
