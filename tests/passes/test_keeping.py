@@ -332,12 +332,13 @@ NCHW = torch.contiguous_format
         lambda self, x: self.near(x.contiguous().relu()),
         lambda self, x: self.near(x.clone(memory_format=NCHW)),
         lambda self, x: self.near(F.silu(self.near(x).to(memory_format=NCHW))),
+        lambda self, x: self.near(x.contiguous().clone(memory_format=NCHW)),
     ],
-    ids=["contiguous", "clone", "to"],
+    ids=["contiguous", "clone", "to", "both"],
 )
 def test_a_copy_to_nchw_goes_however_it_is_said(run):
     model = block(run)()
     changed, (report,) = rewrite(model, mend_contiguous)
-    assert [site.applied for site in report.sites] == [True]
+    assert all(site.applied for site in report.sites)
     assert not {"contiguous", "clone", "to"} & {node.target for node in changed.graph.nodes}
     torch.testing.assert_close(outputs(changed, (images(),)), outputs(model, (images(),)))

@@ -25,10 +25,10 @@ _READERS = (_ConvNd, _BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2
 def mend_contiguous(gm: fx.GraphModule) -> PassReport:
     """Take out each copy to NCHW that only convolutions, norms, pools and `cat` read.
 
-    Activations may stand between.
+    Activations may stand between. The last goes first: then the one that it copied can go.
     """
     sites = []
-    for node in list(gm.graph.nodes):
+    for node in reversed(list(gm.graph.nodes)):
         value = input_of(node)
         if value is None or not _converts(node):
             continue
@@ -36,7 +36,7 @@ def mend_contiguous(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), str(node.target), not reason, reason))
         if not reason:
             erase(node, value)
-    return reported(gm, "mend_contiguous", sites)
+    return reported(gm, "mend_contiguous", sites[::-1])
 
 
 def _converts(node: fx.Node) -> bool:
