@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -62,6 +63,7 @@ def work(folder: Path, seed: int, first: int) -> None:
 
     import nhwc
 
+    importlib.import_module("matplotlib.font_manager")  # At first it starts a program for fonts.
     files = [Saved.of(path) for path in sorted(folder.glob("*.nhwc"))]
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -443,6 +443,7 @@ def with_ones(header, target, *shape, also=()):
         lambda h: at_once(h, 5),
         lambda h: insert(h, "torch.nonzero", X),
         lambda h: insert(h, "torch._assert", False, "out of memory"),
+        lambda h: insert(h, "nhwc.assert_holds", False, "RuntimeError", "out of memory"),
     ],
 )
 def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
@@ -463,6 +464,13 @@ def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):
 
     nhwc.load(tampered(path, tmp_path, in_turns))
     assert planned
+
+
+def test_one_example_is_planned_once_however_often_it_is_named(path, tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr("nhwc.files.optimized._served", lambda *given: planned.append(given))
+    nhwc.load(tampered(path, tmp_path, lambda h: h.update(planned=[["1x3x8x8 float32"]] * 200)))
+    assert len(planned) == 1
 
 
 def test_inputs_are_drawn_for_one_example_after_the_other(path, tmp_path, monkeypatch):

@@ -336,13 +336,13 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _planned_for(header: dict[str, Any]) -> list[list[str]]:
-    """The texts of the examples, as lists within bounds; raises Foreign for anything else."""
+    """The texts of the examples, each once, as lists within bounds; Foreign for anything else."""
     planned = header["planned"]
     if not isinstance(planned, list) or len(planned) > _EXAMPLES:
         raise Foreign(f"it is planned for more than {_EXAMPLES} sets of shapes, or for none at all")
     if not all(isinstance(inputs, list) and len(inputs) <= _EXAMPLES for inputs in planned):
         raise Foreign("an example that is no list of inputs")
-    return planned
+    return [inputs for number, inputs in enumerate(planned) if inputs not in planned[:number]]
 
 
 def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[list[Any]]:
