@@ -27,7 +27,8 @@ import nhwc
 from nhwc._optimize.parts import verify_or_parts
 from nhwc.models.trees import tensors_of
 from nhwc.models.vision import import_torchvision
-from nhwc.verify import Answers, observe, random_inputs
+from nhwc.verify import Answers, observe
+from nhwc.verify.inputs import random_inputs
 from nhwc.zoo import load_model, randomize_batchnorm_, randomize_constants_
 
 # Imported once, in the process from which rows are forked, instead of in each row.

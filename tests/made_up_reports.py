@@ -16,7 +16,8 @@ from nhwc._optimize.report import (
 )
 from nhwc.graph.report import Opaque, PassReport, Site
 from nhwc.machine.timing import Comparison, Samples
-from nhwc.verify import Check, Verification
+from nhwc.verify import Verification
+from nhwc.verify.comparing import Check
 from nhwc.watch.calls import Call, Copy, TensorSpec
 from nhwc.watch.calls import CallSite as Place
 from nhwc.watch.effects import CallEffect, Effect

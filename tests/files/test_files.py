@@ -23,7 +23,7 @@ from nhwc import FileError, InputError
 from nhwc.files.container import MAGIC, is_saved, read, write
 from nhwc.files.examples import Example, examples_in
 from nhwc.files.layers import _arguments_of, dump_layer, restore_layer
-from nhwc.files.optimized import _plan_that_agrees
+from nhwc.files.loading import _plan_that_agrees
 from nhwc.files.plain import Foreign, from_plain, to_plain
 from nhwc.files.serial import dump, restore
 from nhwc.files.vocabulary import functions, modules
@@ -89,7 +89,7 @@ def test_a_plan_that_rounds_too_freely_is_made_exactly(off, saved, image, monkey
             plan = dataclasses.replace(plan, program=lambda *x: run(*x) * (1 + off))
         return plan
 
-    monkeypatch.setattr("nhwc.files.optimized.make_plan", less_exact)
+    monkeypatch.setattr("nhwc.files.loading.make_plan", less_exact)
     loaded = nhwc.load(saved[1])
     assert asked == [False, True] * 2
     assert runs_program(loaded, image)

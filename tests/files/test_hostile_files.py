@@ -449,13 +449,13 @@ def with_ones(header, target, *shape, also=()):
 def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
     path, tmp_path, change, monkeypatch
 ):
-    monkeypatch.setattr("nhwc.files.optimized._served", lambda *_: pytest.fail("it is run"))
+    monkeypatch.setattr("nhwc.files.loading._served", lambda *_: pytest.fail("it is run"))
     assert nhwc.load(tampered(path, tmp_path, change)).recipes == ()
 
 
 def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):
     planned = []
-    monkeypatch.setattr("nhwc.files.optimized._served", lambda *given: planned.append(given))
+    monkeypatch.setattr("nhwc.files.loading._served", lambda *given: planned.append(given))
 
     def in_turns(header):
         for number in range(5):
@@ -468,7 +468,7 @@ def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):
 
 def test_one_example_is_planned_once_however_often_it_is_named(path, tmp_path, monkeypatch):
     planned = []
-    monkeypatch.setattr("nhwc.files.optimized._served", lambda *given: planned.append(given))
+    monkeypatch.setattr("nhwc.files.loading._served", lambda *given: planned.append(given))
     nhwc.load(tampered(path, tmp_path, lambda h: h.update(planned=[["1x3x8x8 float32"]] * 200)))
     assert len(planned) == 1
 
@@ -481,7 +481,7 @@ def test_inputs_are_drawn_for_one_example_after_the_other(path, tmp_path, monkey
         assert not any(one() is not None for one in drawn)
         drawn.append(weakref.ref(inputs[0]))
 
-    monkeypatch.setattr("nhwc.files.optimized._served", served)
+    monkeypatch.setattr("nhwc.files.loading._served", served)
     examples = [["1x3x8x8 float32"], ["2x3x8x8 float32"], ["1x3x9x9 float32"]]
     nhwc.load(tampered(path, tmp_path, lambda h: h.update(planned=examples)))
     assert len(drawn) == 3

@@ -16,7 +16,7 @@ import nhwc
 from nhwc.graph import capture
 from nhwc.graph.tracing.recorded import record_run
 from nhwc.graph.tracing.sized import capture_sized
-from nhwc.verify import random_inputs
+from nhwc.verify.inputs import random_inputs
 from nhwc.zoo import randomize_batchnorm_
 
 from ..optimize.test_optimize import close, force, runs_program

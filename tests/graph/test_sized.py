@@ -21,7 +21,8 @@ from nhwc.models.vision import import_torchvision
 from nhwc.passes import PASSES, run_passes
 from nhwc.passes.sizes import for_sizes
 from nhwc.render.optimize_text import optimize_text
-from nhwc.verify import observe, random_inputs, verify
+from nhwc.verify import observe, verify
+from nhwc.verify.inputs import random_inputs
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..optimize.test_optimize import close, force, runs_program, won_by

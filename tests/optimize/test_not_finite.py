@@ -15,7 +15,8 @@ from nhwc.operators.activations import NamedActivation as Activation
 from nhwc.passes import PASSES
 from nhwc.plan.others import kernels_for
 from nhwc.plan.specs import Convolution, Linear
-from nhwc.verify import lost_nans, random_inputs, without_numbers
+from nhwc.verify.comparing import lost_nans
+from nhwc.verify.inputs import random_inputs, without_numbers
 
 from ..plan.test_native import OPERATORS, ROWS, images, lowered
 from ..special import SPECIAL, assert_same, planted

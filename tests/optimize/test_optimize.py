@@ -35,7 +35,8 @@ from nhwc.passes import FOLDING
 from nhwc.plan import Identifier
 from nhwc.plan.ledger import Ledger
 from nhwc.render.optimize_text import optimize_text
-from nhwc.verify import Check, Verification
+from nhwc.verify import Verification
+from nhwc.verify.comparing import Check
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..processor import computes, needing

@@ -8,7 +8,10 @@ import torch
 from torch import fx, nn
 
 from nhwc.errors import VerificationError
-from nhwc.verify import decides, flatten, lost_nans, observe, random_inputs, verify
+from nhwc.verify import flatten, observe, verify
+from nhwc.verify.comparing import lost_nans
+from nhwc.verify.inputs import random_inputs
+from nhwc.verify.picking import decides
 from nhwc.verify.widened import widened
 
 

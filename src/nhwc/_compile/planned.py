@@ -20,7 +20,8 @@ from ..models.preserve import turn
 from ..models.trees import flatten, has_strides, storage_of
 from ..optimized import Optimized, is_known, is_observed, signature
 from ..shown import shown
-from ..verify import cloned, compare
+from ..verify import cloned
+from ..verify.comparing import compare
 from .behaviour import TRAINS, Unserved, behaviour
 from .core import Core, core_of
 from .numbers import unwrapped

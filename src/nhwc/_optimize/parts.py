@@ -22,17 +22,8 @@ from ..graph import graphs, is_one_call
 from ..models.preserve import copy_as_is, preserved
 from ..models.trees import flatten
 from ..optimized import Optimized
-from ..verify import (
-    Answers,
-    Check,
-    Verification,
-    answer,
-    cloned,
-    compare,
-    doubled,
-    numbers,
-    verify,
-)
+from ..verify import Answers, Verification, answer, cloned, doubled, verify
+from ..verify.comparing import Check, compare, numbers
 from ..verify.decided import verify_decided
 from ..verify.luck import proves_nothing, without_luck
 

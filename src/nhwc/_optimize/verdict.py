@@ -27,20 +27,10 @@ from ..models.trees import has_strides
 from ..optimized import Optimized, describe
 from ..plan.ledger import Ledger
 from ..shown import shown
-from ..verify import (
-    Answers,
-    Check,
-    Verification,
-    answer,
-    decides,
-    holds_numbers,
-    lost_nans,
-    observe,
-    random_inputs,
-    reordered_inputs,
-    verify,
-    without_numbers,
-)
+from ..verify import Answers, Verification, answer, observe, verify
+from ..verify.comparing import Check, lost_nans
+from ..verify.inputs import holds_numbers, random_inputs, reordered_inputs, without_numbers
+from ..verify.picking import decides
 from .parts import verify_or_parts
 
 _TRIALS = 3

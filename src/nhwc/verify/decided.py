@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import DECIDES, Answers, Check, Verification, answer, cloned, compare, doubled, picks, shapes
+from . import DECIDES, Answers, Verification, answer, cloned, doubled
+from .comparing import Check, compare, shapes
+from .picking import picks
 from .widened import run_in_float64
 
 

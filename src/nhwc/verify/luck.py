@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from . import FACTOR, Answers, Check, Verification, compare, decides, observe
+from . import Answers, Verification, observe
+from .comparing import FACTOR, Check, compare
+from .picking import decides
 from .widened import wide_type
 
 _NEIGHBOURS = 4

@@ -39,7 +39,7 @@ def said(error: BaseException, file: str | Path = "") -> str:
 def find_builder(name: str) -> Callable[..., object]:
     """Return the function of no arguments that builds the model called `name`."""
     if is_saved(name):
-        from ..files.optimized import load
+        from ..files.loading import load
 
         return lambda: load(name)
     if ":" not in name:

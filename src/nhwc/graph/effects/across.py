@@ -10,24 +10,15 @@ class Net(nn.Module):
 
 from __future__ import annotations
 
-import functools
-import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Mapping
 
-from torch import Tensor, jit, nn
+from torch import jit, nn
 
-from ...models.contents import fields_of, is_object, slots_of
-from ...models.trees import CONTAINERS
-from ..code.accesses import Accesses, by_method
-from ..code.reached import closed_over, codes_in, functions_of, is_users, names_in
-from ..modules.leaves import HOLDERS, definer, hooks_of, is_leaf
-from .outside import is_users_class, stored_by
-
-_Place = tuple[int, str]
-"""What can be written: the items of a container, a field of an object, a global of a file."""
+from ...models.contents import slots_of
+from ..code.reached import is_users
+from ..modules.leaves import hooks_of, is_leaf
+from .touched import CALLED, Methods, PartCode, Place, reached_from
 
 
 def read_across(model: nn.Module) -> dict[nn.Module, str]:
@@ -38,13 +29,13 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
     >>> read_across(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
     {}
     """
-    known: dict[tuple[object, ...], _Code] = {}
-    codes: dict[nn.Module, _Code] = {}
-    methods = _Methods()
+    known: dict[tuple[object, ...], PartCode] = {}
+    codes: dict[nn.Module, PartCode] = {}
+    methods = Methods()
     for part in model.modules():
         if not isinstance(part, jit.ScriptModule) and (hooks_of(part) or not is_leaf(part)):
             kind = _kind(part)
-            codes[part] = known[kind] = known.get(kind) or _Code(part, methods)
+            codes[part] = known[kind] = known.get(kind) or PartCode(part, methods)
     written = _Written(model, codes, methods)
     found: dict[nn.Module, str] = {}
     for part, code in codes.items():
@@ -59,27 +50,24 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
 
 def _kind(part: nn.Module) -> tuple[object, ...]:
     """The same for parts that run the same functions."""
-    held = [value for value in vars(part).values() if isinstance(value, _CALLED)]
+    held = [value for value in vars(part).values() if isinstance(value, CALLED)]
     return type(part), *map(id, (*held, *hooks_of(part)))
-
-
-_CALLED = (types.FunctionType, types.MethodType, functools.partial)
 
 
 class _Written:
     """Who writes what: surely, as far as the code names it, or perhaps."""
 
     def __init__(
-        self, model: nn.Module, codes: Mapping[nn.Module, _Code], methods: _Methods
+        self, model: nn.Module, codes: Mapping[nn.Module, PartCode], methods: Methods
     ) -> None:
         self._model = model
-        self._surely: dict[_Place, set[nn.Module]] = defaultdict(set)
-        self._perhaps: dict[_Place, set[nn.Module]] = defaultdict(set)
+        self._surely: dict[Place, set[nn.Module]] = defaultdict(set)
+        self._perhaps: dict[Place, set[nn.Module]] = defaultdict(set)
         for part, code in codes.items():
             for place in code.written_by(part):
                 self._surely[place].add(part)
                 self._perhaps[place].add(part)
-        self._objects = {id(one): one for one in _reached([model])}
+        self._objects = {id(one): one for one in reached_from([model])}
         called = {name for code in codes.values() for name in code.others}
         kinds = {type(one) for one in self._objects.values() if is_users(type(one))}
         writing = {kind: {name: methods.of(kind, name)[1] for name in called} for kind in kinds}
@@ -87,7 +75,7 @@ class _Written:
             for place in code.written_in_others(part, writing):
                 self._perhaps[place].add(part)
 
-    def read_by(self, part: nn.Module, code: _Code) -> str:
+    def read_by(self, part: nn.Module, code: PartCode) -> str:
         """The name of what `part` reads and others write; '' if there is nothing."""
         written = {place for place in self._perhaps if part not in self._surely[place]}
         for place, name in code.read_by(part).items():
@@ -105,7 +93,7 @@ class _Written:
             if place != id(part) and place in self._objects and self._perhaps[place, field] - {part}
             if field in code.read_in(type(self._objects[place]))
         }
-        reached = {id(one) for one in _reached([part, *code.values])} if perhaps else ()
+        reached = {id(one) for one in reached_from([part, *code.values])} if perhaps else ()
         return next((field for place, field in perhaps if place in reached), "")
 
     def slots(self, part: nn.Module) -> list[str]:
@@ -132,178 +120,3 @@ def _around(writer: nn.Module, model: nn.Module) -> set[nn.Module]:
             found.add(part)
             todo += part.children()
     return found
-
-
-def _reached(values: Iterable[Any]) -> list[Any]:
-    """The modules and objects that lie in `values`, or to which what lies there leads."""
-    found: dict[int, Any] = {}
-    todo, seen = [*values], set()
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        match value:
-            case nn.Module():
-                todo += vars(value).values()
-            case dict():
-                todo += dict.values(value)
-            case tuple() | list() | set():
-                todo += value
-            case types.MethodType():
-                todo.append(value.__self__)
-            case functools.partial():
-                todo += (value.func, *value.args, *value.keywords.values())
-            case types.FunctionType():
-                todo += closed_over(value).values()
-            case _ if is_object(value):
-                todo += fields_of(value).values()
-            case _:
-                continue
-        if isinstance(value, nn.Module) or is_object(value):
-            found[id(value)] = value
-    return [*found.values()]
-
-
-class _Methods:
-    """What methods read and write in their objects, read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[type, str], tuple[set[str], set[str]]] = {}
-
-    def of(self, kind: type, name: str) -> tuple[set[str], set[str]]:
-        """As `by_method`; calls of modules are left out: their code is read as that of parts."""
-        key = kind, name
-        if key not in self._known:
-            home = definer(kind, name)
-            calls = issubclass(kind, nn.Module) and name in ("forward", "__call__")
-            told = not calls and home is not object and is_users(home)
-            self._known[key] = by_method(kind, name) if told else (set(), set())
-        return self._known[key]
-
-
-class _Code:
-    """What the code of a class reads and writes, in its modules and outside of them."""
-
-    def __init__(self, part: nn.Module, methods: _Methods) -> None:
-        self._accesses, self._methods = Accesses(), methods
-        self._named: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
-        self._read_in: dict[type, set[str]] = {}
-        self._cells: set[_Place] = set()
-        self._set: set[_Place] = set()
-        self._selves: set[str] = set()
-        hooks = [one for one in hooks_of(part) if isinstance(one, types.FunctionType)]
-        for one in filter(is_users, (*functions_of(part), *hooks)):
-            code, space, cells = one.__code__, one.__globals__, one.__closure__ or ()
-            self._named.setdefault(id(space), (space, set()))[1].update(names_in(code))
-            self._named[id(one)] = closed_over(one), {*code.co_freevars}
-            self._set |= {(id(space), name) for name in stored_by(code, ("GLOBAL",))}
-            enclosed = {
-                (id(cell), name) for name, cell in zip(code.co_freevars, cells, strict=True)
-            }
-            self._cells |= enclosed
-            stored = stored_by(code, ("DEREF",))
-            self._set |= {place for place in enclosed if place[1] in stored}
-            self._selves |= {*code.co_varnames[: min(code.co_argcount, 1)]}
-            for inner in codes_in(code):
-                self._accesses.note(inner)
-        self.own = {field for name in self._selves for field in self._accesses.read[name]}
-        # What tensors have as well is read off tensors most often.
-        self.others = self._accesses.read_off_others(self._selves) - {*dir(Tensor)}
-        self._stored = self._accesses.stored_in_others(self._selves)
-        self.values = [
-            space[n] for space, names in self._named.values() for n in names & space.keys()
-        ]
-
-    def read_by(self, part: nn.Module) -> dict[_Place, str]:
-        found = {(id(space), one): one for space, names in self._named.values() for one in names}
-        found |= {place: place[1] for place in self._cells}
-        for name, value in self._reached_from(part):
-            if isinstance(value, CONTAINERS):
-                found[id(value), ""] = name
-            elif isinstance(value, _CALLED):
-                owner, method = _held(value)
-                found |= {
-                    (id(owner), field): name for field in self._methods.of(type(owner), method)[0]
-                }
-            elif value is not part:
-                fields = self._accesses.read[name] | self._by_methods(name, value)[0]
-                found |= {(id(value), field): f"{name}.{field}" for field in fields}
-        return found
-
-    def read_in(self, kind: type) -> set[str]:
-        """The fields of an object that the code may read, in whatever way it comes to it."""
-        if kind not in self._read_in:
-            by_methods = [self._methods.of(kind, name)[0] for name in self.others]
-            self._read_in[kind] = self.others.union(*by_methods)
-        return self._read_in[kind]
-
-    def written_by(self, part: nn.Module) -> set[_Place]:
-        found = {*self._set}
-        for name in self._selves:
-            found |= {(id(part), field) for field in self._accesses.stored(name)}
-        for name, value in self._reached_from(part):
-            if isinstance(value, CONTAINERS):
-                found |= {(id(value), "")} if self._accesses.fills(name) else set()
-            elif isinstance(value, ContextVar):
-                found |= {(id(value), "get")} if "set" in self._accesses.read[name] else set()
-            elif isinstance(value, _CALLED):
-                owner, method = _held(value)
-                found |= {(id(owner), field) for field in self._methods.of(type(owner), method)[1]}
-            else:
-                fields = self._accesses.stored(name) | self._by_methods(name, value)[1]
-                found |= {(id(value), field) for field in fields}
-        return found
-
-    def written_in_others(
-        self, part: nn.Module, writing: Mapping[type, Mapping[str, set[str]]]
-    ) -> Iterator[_Place]:
-        """What the code may write in objects, in whatever way it comes to them."""
-        known = any(names[name] for names in writing.values() for name in self.others)
-        for owner in _reached([part, *self.values]) if self._stored or known else ():
-            names = writing.get(type(owner), {})
-            fields = self._stored.intersection(_fields(owner))
-            for field in fields.union(*(names.get(name, ()) for name in self.others)):
-                yield id(owner), field
-
-    def _by_methods(self, name: str, value: Any) -> tuple[set[str], set[str]]:
-        """What the methods of an object that the code names read and write in it."""
-        read: set[str] = set()
-        written: set[str] = set()
-        for method in (*self._accesses.read[name], *_OPERATORS):
-            more = self._methods.of(type(value), method)
-            read, written = read | more[0], written | more[1]
-        return read, written
-
-    def _reached_from(self, part: nn.Module) -> Iterator[tuple[str, Any]]:
-        """What the code can write into, by the name in front of its fields."""
-        own: dict[str, Any] = {**vars(part), **part._modules}
-        names = {name for _, named in self._named.values() for name in named}
-        for space, named in (*self._named.values(), (own, names)):
-            for name in named & space.keys():
-                value = space[name]
-                if isinstance(value, (*CONTAINERS, tuple, *HOLDERS)):
-                    held = value.children() if isinstance(value, nn.Module) else [*value]
-                    items = dict.values(value) if isinstance(value, dict) else held
-                    parts = [one for one in items if isinstance(one, (nn.Module, *_CALLED))]
-                    yield from ((f"{name}[]", one) for one in parts)
-                known = (*CONTAINERS, *_CALLED, ContextVar, nn.Module)
-                if isinstance(value, known) or is_object(value) or is_users_class(value):
-                    yield name, value
-
-
-def _held(value: Any) -> tuple[Any, str]:
-    """The object whose method a bound method or a partial function is, and the method's name."""
-    while isinstance(value, functools.partial):
-        value = types.MethodType(value.func, value.args[0]) if value.args else value.func
-    function = getattr(value, "__func__", value)
-    return getattr(value, "__self__", None), getattr(function, "__name__", "")
-
-
-def _fields(owner: Any) -> set[str]:
-    slots = (owner._parameters, owner._buffers) if isinstance(owner, nn.Module) else ()
-    return {*fields_of(owner)}.union(*slots)
-
-
-_OPERATORS = ("__call__", "__getitem__", "__setitem__")
-"""Methods that code calls without their names."""

@@ -1,13 +1,11 @@
-"""Save an optimized model to one file, and load it where its classes are not known."""
+"""Save a model to one file: its graph by operator names, its tensors raw."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import operator
-import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import FileError, InputError, NhwcError, is_out_of_memory
+from ..errors import InputError, is_out_of_memory
 from ..graph import capture
 from ..graph.modules.layers import assert_length, assert_sizes, assert_value
 from ..graph.modules.leaves import runs_hooks
@@ -23,31 +21,16 @@ from ..graph.nodes.flat import NotFlat, is_nested, spelled
 from ..graph.nodes.results import contents_of
 from ..graph.tracing.captured import renamed
 from ..graph.tracing.sized import capture_sized
-from ..kernels.programs.pool import Pool, from_nothing
-from ..machine.environment import Environment, beside, usable_device
-from ..machine.forks import check_threads
-from ..machine.host_memory import bring_back, unread
+from ..machine.host_memory import unread
 from ..models.kinds import rewritable
-from ..optimized import Optimized, PlanRecipe, Served, describe, served
-from ..passes import PASSES, exact_passes
-from ..passes.sizes import for_sizes
-from ..plan import Plan, make_plan
-from ..plan.ledger import Ledger
-from ..shown import shown
+from ..optimized import Optimized, PlanRecipe, describe
 from ..verify import observe, verify
-from ..verify.decided import verify_decided
-from ..verify.luck import proves_nothing
-from ..version import __version__
-from .budget import Budget, OverBudget
-from .container import damaged, read, write
-from .examples import Example, examples_in
-from .guests import guests_of
+from .container import write
+from .examples import examples_in
 from .layers import OWN_CODE
-from .plain import Foreign, refusal
+from .loading import EXAMPLES, drawn, path_of, versions
+from .plain import refusal
 from .serial import dump, restore
-
-_EXAMPLES = 256
-"""The most sets of shapes that a file may be planned for, and the most inputs of each."""
 
 _GUARDS = "_guards_fn"
 """The part by which what torch.export made checks its arguments: a trace goes into it."""
@@ -56,12 +39,12 @@ _GUARDS = "_guards_fn"
 def save(model: nn.Module, path: str | Path) -> None:
     """Write `model` to one file: its graph by operator names, its tensors raw, nothing pickled.
 
-    >>> import tempfile
+    >>> import tempfile, nhwc
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     >>> x = torch.rand(1, 3, 16, 16)
     >>> with tempfile.TemporaryDirectory() as folder, torch.no_grad():
     ...     save(net, Path(folder, "net.nhwc"))
-    ...     torch.allclose(load(Path(folder, "net.nhwc"))(x), net(x), atol=1e-5)
+    ...     torch.allclose(nhwc.load(Path(folder, "net.nhwc"))(x), net(x), atol=1e-5)
     True
 
     Any model that can be captured whole can be saved, and so can those that `optimize` and `fuse`
@@ -70,7 +53,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     transformers, comes back from the file as a plain one, a dataclass as a dict of its fields, a
     named tuple as a tuple. The choice of kernels is not saved: it holds for one machine only.
     """
-    path = _path_of(path, "save(model, 'model.nhwc')")
+    path = path_of(path, "save(model, 'model.nhwc')")
     recipes: tuple[PlanRecipe, ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
     exact = False
@@ -85,10 +68,10 @@ def save(model: nn.Module, path: str | Path) -> None:
         model = _captured(model, examples)
     graph = model
     planned = [list(recipe.inputs) for recipe in recipes if _is_readable(recipe.inputs)]
-    if len(planned) > _EXAMPLES:
+    if len(planned) > EXAMPLES:
         raise InputError(
             f"the model is optimized for {len(planned)} sets of shapes; a file names up to "
-            f"{_EXAMPLES}. Optimize it for fewer."
+            f"{EXAMPLES}. Optimize it for fewer."
         )
     try:
         header, tensors = dump(_with_plain_results(graph))
@@ -97,7 +80,7 @@ def save(model: nn.Module, path: str | Path) -> None:
         header, tensors = dump(_with_plain_results(sized))
         planned = [list(describe(inputs)) for _ in planned]
     _check_readable(header, tensors)
-    header |= {"planned": planned, "exact": exact, "written_with": _versions()}
+    header |= {"planned": planned, "exact": exact, "written_with": versions()}
     write(path, header, tensors)
     unread(tensors)
 
@@ -108,18 +91,9 @@ def _check_called(model: nn.Module) -> None:
         raise refusal("the whole", f"it has {OWN_CODE}")
 
 
-def _path_of(given: Any, call: str) -> Path:
-    try:
-        return Path(given)
-    except TypeError:
-        raise InputError(
-            f"a {type(given).__name__} is no path of a file. Give one, as nhwc.{call}."
-        ) from None
-
-
 def _captured(model: nn.Module, examples: Sequence[tuple[str, ...]]) -> fx.GraphModule:
     """`model` as a graph that takes what the examples give, in words, for optional arguments."""
-    calls = [_drawn(map(examples_in, one)) for one in examples if _is_readable(one)]
+    calls = [drawn(map(examples_in, one)) for one in examples if _is_readable(one)]
     return capture(model, calls).module
 
 
@@ -192,7 +166,7 @@ def _for_sizes(
         raise InputError(f"{error} If it decides by sizes alone, save what nhwc.optimize returns.")
     made = next((recipe.graph for recipe in recipes if recipe.graph is not None), None)
     try:
-        inputs = _drawn(map(examples_in, examples[0]))
+        inputs = drawn(map(examples_in, examples[0]))
         sized = made or capture_sized(graph, inputs)[0]
     except Exception as why:
         if is_out_of_memory(why):
@@ -274,160 +248,9 @@ def _check_given(graph: fx.Graph, node: fx.Node, given: Any) -> None:
         graph.call_function(assert_value, (node, given))
 
 
-@torch.inference_mode(False)
-def load(path: str | Path, device: torch.device | str = "cpu") -> Optimized:
-    """Load a model that `save` wrote onto `device`, and choose its kernels for this machine.
-
-    >>> import tempfile
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "net.nhwc")
-    ...     save(net, file)
-    ...     again = load(file)
-    >>> again(torch.rand(1, 3, 16, 16)).shape
-    torch.Size([1, 8, 14, 14])
-
-    A file can call only operators of torch whose schemas say that they compute and nothing else,
-    nhwc's own layers, and a few listed functions; docs/file-format.md has the checks. Any other
-    file, and a damaged one, raises FileError. Choosing kernels runs the graph on the examples that
-    the file names. Their cost is reckoned from shapes first: an example beyond the budget is not
-    planned for. The author of the file decides how much time and memory a call of the loaded model
-    takes.
-    """
-    check_threads()
-    path, there = _path_of(path, "load('model.nhwc')"), usable_device(device)
-    header, tensors = read(path)
-    try:
-        graph = restore(header, tensors)
-        examples = [[examples_in(text) for text in inputs] for inputs in _planned_for(header)]
-        planned = _affordable(graph, examples)
-        if type(header["exact"]) is not bool:
-            raise Foreign(f"exact is {header['exact']!r}")
-    except (NhwcError, MemoryError):
-        raise
-    except Exception as error:
-        if newer := _newer(header):
-            raise FileError(
-                f"{path} was saved with {newer}, and has what this one does not know "
-                f"({shown(error)}). Install that version here, or save the model with this one."
-            ) from error
-        raise damaged(path, f"it describes no model ({shown(error)})") from error
-    with beside(graph.to(there).parameters()):
-        return _planned(graph, planned, header["exact"], there)
-
-
-def _versions() -> dict[str, str]:
-    return {"nhwc": __version__, "torch": torch.__version__.partition("+")[0]}
-
-
-def _newer(header: dict[str, Any]) -> str:
-    """Of nhwc and torch, what the file was saved with in a newer version than here, in words."""
-    saved = header.get("written_with")
-    if not isinstance(saved, dict):
-        return ""
-    pairs = [(name, str(saved.get(name)), here) for name, here in _versions().items()]
-    return " and ".join(
-        f"{name} {shown(there)}" for name, there, here in pairs if _release(there) > _release(here)
-    )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", version)[:3])
-
-
-def _planned_for(header: dict[str, Any]) -> list[list[str]]:
-    """The texts of the examples, each once, as lists within bounds; Foreign for anything else."""
-    planned = header["planned"]
-    if not isinstance(planned, list) or len(planned) > _EXAMPLES:
-        raise Foreign(f"it is planned for more than {_EXAMPLES} sets of shapes, or for none at all")
-    if not all(isinstance(inputs, list) and len(inputs) <= _EXAMPLES for inputs in planned):
-        raise Foreign("an example that is no list of inputs")
-    return [inputs for number, inputs in enumerate(planned) if inputs not in planned[:number]]
-
-
-def _affordable(graph: fx.GraphModule, examples: list[list[Any]]) -> list[list[Any]]:
-    """The examples on which a run of the graph stays within the budget."""
-    budget = Budget()
-    found = []
-    for example in examples:
-        try:
-            budget.check(graph, example)
-        except OverBudget:
-            continue
-        found.append(example)
-    return found
-
-
 def _is_readable(texts: Sequence[str]) -> bool:
     """Whether the texts of inputs say all of them: an infinite number or a class has no text."""
     try:
         return bool([*map(examples_in, texts)])
     except Exception:
         return False
-
-
-def _drawn(examples: Iterable[Any]) -> tuple[Any, ...]:
-    """Inputs for one call, in the lists, tuples and dicts that hold the examples."""
-    drawn: tuple[Any, ...] = tree_map_only(Example, Example.drawn, tuple(examples))
-    return drawn
-
-
-def _planned(
-    graph: fx.GraphModule, examples: list[list[Any]], exact: bool, device: torch.device
-) -> Optimized:
-    ledger, pool = Ledger.of(Environment.here(device)), Pool()
-    there = lambda inputs: tree_map_only(Tensor, lambda x: x.to(device), inputs)
-    # Drawn one after the other: all at once may be more than there is memory for.
-    found = (_served(graph, there(_drawn(one)), ledger, pool, exact) for one in examples)
-    plans = [one for one in found if one is not None]
-    ledger.save()
-    packed = (weight for one in plans for weight in one.weights)
-    bring_back((*graph.parameters(), *graph.buffers()), packed)
-    return Optimized(graph, plans, exact=exact, pool=pool)
-
-
-def _served(
-    graph: fx.GraphModule, inputs: tuple[Any, ...], ledger: Ledger, pool: Pool, exact: bool
-) -> Served | None:
-    """A plan for `inputs`, or none: of `graph`, or of one for their sizes that opens its guests."""
-    sized = for_sizes(
-        graph, inputs, guests_of(graph.graph), exact_passes(PASSES) if exact else PASSES
-    )
-    for planned in (sized.graph, graph) if sized else (graph,):
-        try:
-            plan = _plan_that_agrees(planned, graph, inputs, ledger, pool, exact)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            continue  # Without a plan a call runs the graph, which says what is wrong.
-        if plan is not None:
-            one = served(plan, planned, inputs)
-            own = None if planned is graph else planned
-            return dataclasses.replace(one, recipe=dataclasses.replace(one.recipe, graph=own))
-    return None
-
-
-def _plan_that_agrees(
-    planned: fx.GraphModule,
-    graph: fx.GraphModule,
-    inputs: tuple[Any, ...],
-    ledger: Ledger,
-    pool: Pool,
-    exact: bool,
-) -> Plan | None:
-    """A plan that answers as `graph` does, with exact kernels if others round too freely."""
-    truth = observe(graph, [inputs], wide=False)
-    for exactly in dict.fromkeys((exact, True)):
-        plan = make_plan(planned, inputs, ledger, exact=exactly, pool=pool)
-        with from_nothing():
-            # What differs by roundings alone needs no run in float64.
-            if verify(dataclasses.replace(truth, exact=truth.answers), plan.program).passed:
-                return plan
-            truth = observe(graph, [inputs]) if truth.exact is None else truth
-            found = verify(truth, plan.program)
-            if found.passed and not proves_nothing(found, truth, graph):
-                return plan
-            apart = verify_decided(truth, graph, plan.program)
-            if apart and apart.passed:
-                return plan
-    return None
