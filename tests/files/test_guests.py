@@ -1,10 +1,13 @@
-"""Saved models that call functions of torchvision and timm: by name, from one table, or refused."""
+"""Saved models that call functions of torchvision, timm and einops: by name from one table."""
 
 import importlib
 import sys
 
+import einops
 import pytest
 import torch
+from einops import rearrange
+from einops.layers.torch import Rearrange, Reduce
 from torch import nn
 
 import nhwc
@@ -72,6 +75,73 @@ def test_same_padding_is_a_call_around_which_a_batch_norm_is_folded(tmp_path):
         torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
         assert torch.equal(nhwc.load(tmp_path / "same.nhwc")(x), fused(x))
         assert torch.equal(scripted(x), fused(x))
+
+
+class Patches(nn.Module):
+    """Tokens and back, by functions of einops, by its layers, and by sizes that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.tokens, self.pooled = Rearrange("b c h w -> b (h w) c"), Reduce("b n c -> b c", "mean")
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x):
+        h, w = x.shape[2:]
+        tokens = self.mix(self.tokens(self.norm(self.conv(x)).relu()))
+        heads = rearrange(tokens, "b n (g d) -> b g n d", g=4)
+        scores = einops.einsum(heads, heads, "b g n d, b g m d -> b g n m").softmax(-1)
+        tokens = rearrange(scores @ heads, "b g n d -> b n (g d)")
+        image = rearrange(tokens, "b (h w) c -> b c h w", h=h, w=w)
+        half = einops.reduce(image, "b c (h 2) (w 2) -> b c h w", "max")
+        return half, einops.repeat(self.pooled(tokens), "b c -> b c k", k=2)
+
+
+@torch.no_grad()
+def test_functions_and_layers_of_einops_are_calls_around_which_a_batch_norm_is_folded(tmp_path):
+    model = randomize_batchnorm_(Patches()).eval()
+    kinds = [type(part) for part in model.modules()]
+    fused = nhwc.fuse(model)
+    assert (len(fused.report.applied), fused.report.opaque) == (1, ())
+    assert [type(part) for part in model.modules()] == kinds
+    fast = nhwc.optimize(model, torch.randn(1, 3, 8, 8))
+    nhwc.save(fast, tmp_path / "patches.nhwc")
+    loaded = nhwc.load(tmp_path / "patches.nhwc")
+    for sides in ((8, 8), (6, 10)):
+        x = torch.randn(2, 3, *sides)
+        for one in (fused, fast, loaded):
+            torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("later", [False, True])
+def test_what_is_written_through_a_view_by_einops_is_seen(later):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            y = self.conv(x)
+            view = rearrange(y, "b c h w -> b h w c")
+            z = self.norm(y) if later else None
+            view.mul_(2)
+            return (z, y, view) if later else self.norm(y)
+
+    model, x = randomize_batchnorm_(Written()).eval(), torch.randn(2, 3, 8, 8)
+    for one in (nhwc.fuse(model), nhwc.optimize(model, x)):
+        torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_gives_a_function_of_einops_no_keywords_but_the_axes_of_its_pattern(tmp_path):
+    path = tmp_path / "patches.nhwc"
+    nhwc.save(Patches().eval(), path)
+    header, tensors = read(path)
+    called = next(n for n in header["nodes"] if n["kwargs"]["dict"] and "einops" in n["target"])
+    called["kwargs"]["dict"] = [["q", 4]]
+    write(path, header, tensors)
+    with pytest.raises(FileError, match="rearrange with 'q'"):
+        nhwc.load(path)
 
 
 @torch.no_grad()

@@ -789,3 +789,21 @@ def test_a_table_is_resized_to_the_size_of_an_input():
     assert fused.report.sites[0].applied
     for x in (X, torch.randn(1, 3, 7, 5)):
         torch.testing.assert_close(outputs(fused, (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda y, z: nn.functional.interpolate(mode="bilinear", size=z.shape[2:], input=y),
+        lambda y, z: nn.functional.interpolate(y, z.shape[2:], None, "bilinear", False),
+    ],
+    ids=["in any order", "by place"],
+)
+def test_a_resize_is_called_with_its_image_first_and_all_else_by_name(resize):
+    model = random_(Block(lambda self, x: resize(self.c(x), x), c=nn.Conv2d(3, 4, 3, 2)))
+    [call] = fuse(model).graph.find_nodes(op="call_function", target=nn.functional.interpolate)
+    assert [str(one) for one in call.args] == ["c"]
+    assert call.kwargs["mode"] == "bilinear"
+    assert {"size", "antialias"} <= call.kwargs.keys()
+    for one in (fuse(model), optimize(model, X)):
+        torch.testing.assert_close(outputs(one, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)

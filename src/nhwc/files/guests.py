@@ -1,24 +1,26 @@
-"""Functions of torchvision and timm that a saved graph may call, since fx does not trace them.
+"""Functions of torchvision, timm and einops that a saved graph may call.
 
-Each computes tensors from tensors and numbers. A file names them by module and name, from this
-table alone; loading such a file needs the package, and no class of it.
+A trace does not go into them. Each computes tensors from tensors and numbers. A file names them by
+module and name, from this table alone; loading such a file needs the package, and no class of it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
 
-from ..errors import FileError, MissingPackage
+from ..errors import FileError
 from ..graph.report import Opaque
-from ..models.vision import import_torchvision
+from ..models.vision import import_torchvision_if_present
 
 _WINDOWS = "window_reverse"
 
 GUESTS = {
+    "einops.einops": "rearrange reduce repeat einsum",
     "torchvision.ops.stochastic_depth": "stochastic_depth",
     "torchvision.models.swin_transformer": "_patch_merging_pad _get_relative_position_bias "
     "shifted_window_attention",
@@ -58,12 +60,22 @@ def guest(name: str) -> Callable[..., Any] | None:
         return None
     package = home.partition(".")[0]
     try:
-        import_torchvision()
+        import_torchvision_if_present()
         module = importlib.import_module(home)
-    except (ImportError, MissingPackage):
+    except ImportError:
         raise FileError(f"the model calls {name}. Install {package} to load it.") from None
     found: Callable[..., Any] | None = getattr(module, leaf, None)
     return found
+
+
+def axes_named(name: str, given: Iterable[Any]) -> frozenset[str]:
+    """The axes in the pattern of a function of einops, which takes their sizes by keywords.
+
+    >>> sorted(axes_named("einops.einops.rearrange", ["b (h w) -> b h w"]))
+    ['b', 'h', 'w']
+    """
+    patterns = [one for one in given if isinstance(one, str)] if name.startswith("einops.") else []
+    return frozenset(axis for one in patterns for axis in re.findall(r"[a-zA-Z]\w*", one))
 
 
 def guests_of(graph: fx.Graph) -> tuple[Opaque, ...]:

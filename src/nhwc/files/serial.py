@@ -13,7 +13,7 @@ from ..graph.modules.layers import assert_value
 from ..graph.nodes.arguments import type_like
 from ..graph.nodes.pickled import PickledGraph
 from .generated import check_code
-from .guests import guest, guest_name
+from .guests import axes_named, guest, guest_name
 from .layers import dump_layer, restore_layer
 from .plain import Foreign, checked_part, from_plain, identifier, refusal, to_plain
 from .vocabulary import (
@@ -140,7 +140,7 @@ def _restore_node(
     allowed: frozenset[str] = frozenset()
     if op == "call_function":
         target = _function(name, args)
-        allowed = keywords_of_function(name, target)
+        allowed = keywords_of_function(name, target) | axes_named(name, (*args, *kwargs.values()))
     elif op == "call_method":
         if name not in methods() or not args or not isinstance(args[0], fx.Node):
             raise Foreign(f"the method {name[:40]!r}")

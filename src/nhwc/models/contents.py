@@ -210,7 +210,7 @@ def home_of(value: Any) -> str:
 
 
 _OPEN = (types.SimpleNamespace, threading.local)
-LIBRARIES = {"torch", "numpy", "nhwc", *sys.stdlib_module_names}
+LIBRARIES = {"torch", "numpy", "nhwc", "einops", *sys.stdlib_module_names}
 
 
 def slots_of(value: Any) -> list[str]:

@@ -31,6 +31,11 @@ def is_of_torch(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith((TORCH, OURS))
 
 
+def _is_of_einops(function: types.FunctionType) -> bool:
+    """Whether a trace keeps it as a call: einops' functions compute what they are told, no more."""
+    return str(function.__module__).partition(".")[0] == "einops"
+
+
 def is_of_python(function: types.FunctionType) -> bool:
     """Whether the code of `function` belongs to Python's own library."""
     return str(function.__module__).partition(".")[0] in sys.stdlib_module_names
@@ -132,7 +137,7 @@ def _followed(
             continue
         todo.append(getattr(function, "__wrapped__", None))
         # A class of tuples is made of names alone, here and there at each call.
-        if is_of_torch(function) or function is collections.namedtuple:
+        if is_of_torch(function) or function is collections.namedtuple or _is_of_einops(function):
             continue
         found[function.__code__] = function
         names = names_in(function.__code__)

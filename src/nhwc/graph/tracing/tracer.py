@@ -34,6 +34,7 @@ from ..plain import all_plain, is_derived
 from .doubts import Doubts
 from .explained import explain
 from .nones import argument_asked, arguments_asked, result_asked
+from .rearranging import einops_functions, einops_loaded
 from .traced import (
     TracedParameter,
     TracedValue,
@@ -69,7 +70,7 @@ class Tracer(fx.Tracer):
     ) -> None:
         wrapped = (*_untraceable_functions(), *_RECORDED)
         super().__init__(autowrap_functions=wrapped)
-        self._autowrap_search += [torch, F]
+        self._autowrap_search += [torch, F, *filter(None, [einops_loaded()])]
         self.opaque: dict[str, str] = {}
         self.believed = believed
         self._state, self._across = state, across
@@ -109,6 +110,8 @@ class Tracer(fx.Tracer):
             if node.target in _RECORDED:
                 # fx would generate code that wraps a name with a dot in it, which fails.
                 node.meta.pop("is_wrapped", None)
+            if node.target is F.interpolate:
+                _spell_out(node)
         return graph
 
     def _seeing(self) -> contextlib.AbstractContextManager[None]:
@@ -513,6 +516,14 @@ def _is_of_no_user(function: Callable[..., Any]) -> bool:
     return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")
 
 
+def _spell_out(resize: fx.Node) -> None:
+    """Name all arguments of a call of F.interpolate but the image, as torch does within it."""
+    given = inspect.signature(F.interpolate).bind(*resize.args, **resize.kwargs)
+    given.apply_defaults()
+    named = dict(given.arguments)
+    resize.args, resize.kwargs = (named.pop("input"),), named
+
+
 def _typed_like(given: tuple[Any, ...]) -> fx.Node | None:
     """The y of `x.type(y.type())`; None for other calls of `type`. No file holds a type's name."""
     named = getattr(given[1], "node", None) if len(given) == 2 else None
@@ -522,8 +533,9 @@ def _typed_like(given: tuple[Any, ...]) -> fx.Node | None:
 
 
 def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
-    """Return the functions that timm, if loaded, declares untraceable, and its padding."""
+    """Return the functions that timm, if loaded, declares untraceable, its padding, and einops'."""
     declared, padding = map(sys.modules.get, ("timm.layers._fx", "timm.layers.padding"))
     found = tuple(declared.get_notrace_functions()) if declared else ()
+    found += einops_functions()
     # `pad_same` computes with sizes in plain Python, inside layers that should be traced.
     return (*found, padding.pad_same) if padding else found

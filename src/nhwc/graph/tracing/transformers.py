@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .rearranging import einops_layers
+
 
 def _encoder_layer(layer: nn.TransformerEncoderLayer, src: Tensor) -> Tensor:
     if layer.norm_first:
@@ -73,10 +75,12 @@ _SPELLED_OUT: dict[type[nn.Module], type[nn.Module]] = {
 
 @contextlib.contextmanager
 def spelled_out(root: nn.Module) -> Iterator[None]:
-    """Let each transformer layer in `root` run the code of this file inside the `with` block."""
-    found = [(m, type(m)) for m in root.modules() if type(m) in _SPELLED_OUT]
+    """Let transformer layers in `root` run the code of this file, and einops' layers its functions,
+    inside the `with` block."""
+    others = _SPELLED_OUT | einops_layers()
+    found = [(m, type(m)) for m in root.modules() if type(m) in others]
     for module, kind in found:
-        module.__class__ = _SPELLED_OUT[kind]
+        module.__class__ = others[kind]
     try:
         yield
     finally:
