@@ -1,4 +1,5 @@
 import copy
+import operator
 
 import pytest
 import torch
@@ -330,11 +331,16 @@ def test_must_not_fold(name):
     assert norms(fused)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_forward_set_on_the_instance_is_kept(which):
-    fused = fuse_checked(random_(spoiled(which)), image())
+def test_a_forward_set_on_the_instance_is_kept():
+    fused = fuse_checked(random_(spoiled(0)), image())
     assert not fused.report.applied
     assert fused.report.skipped
+
+
+def test_a_batch_norm_that_is_called_by_a_forward_set_on_it_is_folded_and_the_rest_is_kept():
+    fused = fuse_checked(random_(spoiled(1)), image())
+    assert len(fused.report.applied) == 1
+    assert any(node.target is operator.mul for node in fused.graph.nodes)
 
 
 def test_training_mode_is_left_alone_with_the_reason():

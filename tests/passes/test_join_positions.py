@@ -258,7 +258,7 @@ class Asked(Called):
 
     def positions(self, q):
         if q.shape[0] % HEADS:
-            raise ValueError("no heads")
+            return q
         return super().positions(q)
 
 
