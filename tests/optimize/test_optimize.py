@@ -1224,3 +1224,27 @@ def test_features_that_a_later_layer_writes_into_are_in_the_plan(asks):
     assert bool(plan.opened) == asks
     with torch.no_grad():
         torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class Resized(nn.Module):
+    """An image that is resized to the size it has, as is known only for one set of sizes."""
+
+    def __init__(self, *, asks):
+        super().__init__()
+        self.asks = asks
+        self.one, self.other = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 256, 1)
+
+    def forward(self, x):
+        size = x.shape[2:] if self.asks else (8, 8)
+        return self.other(nn.functional.interpolate(self.one(x), size, mode="bilinear"))
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_plan_has_what_the_passes_find_more_where_a_graph_asks_for_sizes(asks):
+    model, x = Resized(asks=asks).eval(), torch.randn(2, 3, 8, 8)
+    fast = optimize(model, x)
+    found = {one.name for plan in fast.report.plans for one in plan.passes if one.applied}
+    assert found == ({"move_mixing"} if asks else set())
+    with torch.no_grad():
+        for one in (x, torch.randn(3, 3, 6, 8)):
+            torch.testing.assert_close(fast(one), model(one), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A graph for one set of input shapes, where the graph for all shapes had to leave parts opaque."""
+"""A graph for one set of input shapes, where it opens parts or lets the passes do more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ..graph.modules.layers import Spread
+from ..graph.nodes.shapes import is_size
 from ..graph.report import Opaque, PassReport
 from ..graph.tracing.sized import capture_sized, closed_functions
 from . import Pass
@@ -35,12 +36,13 @@ def for_sizes(
     opaque: Sequence[Opaque],
     passes: Sequence[Pass],
 ) -> Sized | None:
-    """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts.
+    """`graph` for inputs of these shapes alone; None if that opens none of its `opaque` parts, and
+    the passes find nothing more in it.
 
     Functions that `torch.fx.wrap` keeps closed are such parts, too, and attention with masks.
     """
     closed_calls = closed_functions(graph.graph) + attention_of_unknown_sizes(graph)
-    if not opaque and not closed_calls:
+    if not opaque and not closed_calls and not any(map(is_size, graph.graph.nodes)):
         return None
     try:
         sized, closed = capture_sized(graph, inputs)
@@ -51,9 +53,11 @@ def for_sizes(
     shut = [path.removeprefix(around).lstrip(".") for path in closed]
     opened = tuple(part for part in opaque if not any(_within(part.path, path) for path in shut))
     opened += closed_calls
-    if not opened:
+    if opaque and not opened:
         return None
     reports = tuple(rewrite(sized) for rewrite in passes)
+    if not opened and not any(report.applied for report in reports):
+        return None
     for parameter in sized.parameters():
         parameter.requires_grad_(False)
     unset = tuple(name.removeprefix(around).lstrip(".") for name in sized.meta["unset"])
