@@ -75,8 +75,9 @@ _SPELLED_OUT: dict[type[nn.Module], type[nn.Module]] = {
 
 @contextlib.contextmanager
 def spelled_out(root: nn.Module) -> Iterator[None]:
-    """Let transformer layers in `root` run the code of this file, and einops' layers its functions,
-    inside the `with` block."""
+    """Let layers of `root` run other code inside the `with` block: transformers' that of this file,
+    einops' the functions of their names.
+    """
     others = _SPELLED_OUT | einops_layers()
     found = [(m, type(m)) for m in root.modules() if type(m) in others]
     for module, kind in found:
