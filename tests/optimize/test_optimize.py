@@ -320,7 +320,7 @@ def test_a_copy_returns_the_layout_that_the_model_gave(image):
     last = image.to(memory_format=torch.channels_last)
     model = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")
     model = nn.Sequential(model, nn.CircularPad2d(1)).eval()
-    fast = optimize(model, last)
+    fast = force(model, last)
     graph = fast.portable
     assert graph.code == graph.graph.python_code("self").src
     copied = pickle.loads(pickle.dumps(fast))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nhwc import Format, audit, format_of, optimize, to_format
+from nhwc import Format, audit, format_of, to_format
 from nhwc.graph.modules.mended import Cat, CircularPad, FromTokens, Pixel
 from nhwc.graph.modules.ordered import Reduced, Repeat, Softmax, order_in_memory
 from nhwc.passes import PASSES
@@ -22,6 +22,7 @@ from nhwc.passes.mend_softmax import mend_softmax
 from nhwc.passes.mend_tokens import mend_tokens
 
 from ..fusing import Block, outputs, rewrite, script
+from ..optimize.test_optimize import force
 
 
 def images(count=1, channels=8):
@@ -291,7 +292,7 @@ def test_an_optimized_circular_convolution_loses_nothing():
     conv = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
     model = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)).eval()
     x = torch.randn(1, 3, 16, 16)
-    fast = optimize(model, x)
+    fast = force(model, x)
     assert not audit(fast.portable, to_format(x, Format.CHANNELS_LAST)).lost
     torch.testing.assert_close(outputs(fast, (x,)), outputs(model, (x,)), rtol=1e-4, atol=1e-5)
 

@@ -149,7 +149,7 @@ class Detector(nn.Module):
 @torch.no_grad()
 def test_a_detector_of_near_ties_is_planned_and_saved(tmp_path):
     model, x = Detector().eval(), torch.randn(1, 3, 32, 32)
-    fast = nhwc.optimize(model, x)
+    fast = force(model, x)
     assert fast.recipes
     assert fast.report.verification.decided
     assert "what the original picked" in str(fast.report)
