@@ -276,6 +276,44 @@ def test_a_gradient_follows_its_weight():
     assert format_of(convert_(conv).weight.grad) is Format.CHANNELS_LAST
 
 
+FUSED = {
+    torch.optim.SGD: {"lr": 0.1, "momentum": 0.9},
+    torch.optim.AdamW: {"amsgrad": True},
+    torch.optim.Adagrad: {},
+}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize("back", [False, True])
+def test_an_optimizer_that_has_stepped_stays_valid(kind, back):
+    """Fused kernels add momentum in the order of memory, whatever the strides say."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 1)).double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.double)
+
+    def trained(convert):
+        model = copy.deepcopy(net)
+        optimizer = kind(model.parameters(), fused=True, **FUSED[kind])
+        for step in range(6):
+            if convert and step == 2:
+                convert_(model)
+            if convert and back and step == 4:
+                convert_(model, Format.CONTIGUOUS)
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+        return model
+
+    for plain, last in zip(trained(False).parameters(), trained(True).parameters(), strict=True):
+        torch.testing.assert_close(plain, last, rtol=0, atol=1e-12)
+
+
+def test_weights_in_shared_memory_stay_there():
+    net = nn.Conv2d(3, 8, 3).share_memory()
+    assert convert_(net).weight.is_shared()
+    assert not convert_(nn.Conv2d(3, 8, 3)).weight.is_shared()
+
+
 def test_parametrized_weights_are_computed_in_the_format():
     conv = register_parametrization(nn.Conv2d(4, 8, 3), "weight", nn.Tanh())
     want = conv.weight.detach().clone()

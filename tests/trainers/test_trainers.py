@@ -253,6 +253,31 @@ def test_accelerate(compiled, accelerate, capsys):
     torch.compiler.reset()
 
 
+def test_accelerate_goes_on_from_a_state_in_another_order(accelerate):
+    """A fused kernel walks weight and momentum side by side in memory."""
+    from nhwc.trainers.accelerate import ChannelsLast
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, 6, 6)).square().mean().backward()
+        optimizer.step()
+
+    def made():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+        return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    net, optimizer = made()
+    step(net, optimizer)
+    last, resumed = ChannelsLast(accelerate.Accelerator(cpu=True)).prepare(*made())
+    last.load_state_dict(net.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    step(net, optimizer)
+    step(last, resumed)
+    for expected, found in zip(net.parameters(), last.parameters(), strict=True):
+        torch.testing.assert_close(expected, found)
+
+
 def test_accelerate_does_not_train_what_would_spoil_memory(accelerate):
     from nhwc.trainers.accelerate import ChannelsLast
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..errors import InputError
+from ..formats.optimizers import restride_state_
 from .recipe import Recipe
 
 
@@ -30,12 +30,7 @@ _OF_THE_RECIPE = {"weight_decay", "momentum"}
 
 
 def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load `state`, then give each tensor of it the strides of its parameter.
-
-    A checkpoint's tensors are contiguous. The fused kernels walk parameter and state side by side
-    in memory, without looking at strides: beside a channels-last weight, a contiguous momentum
-    would be added to the wrong elements, and nothing would say so.
-    """
+    """Load `state`, whose tensors are contiguous, and give them the strides of the parameters."""
     own = [dict(group) for group in optimizer.param_groups]
     for group, saved in zip(own, state["param_groups"], strict=True):
         if missing := group.keys() - saved.keys():
@@ -43,12 +38,7 @@ def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
     optimizer.load_state_dict(state)
     for group, before in zip(optimizer.param_groups, own, strict=True):
         group |= {name: before[name] for name in _OF_THE_RECIPE & before.keys()}
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                values[name] = torch.empty_strided(
-                    parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device
-                ).copy_(value)
+    restride_state_(optimizer)
 
 
 def learning_rate(update: int, updates: int, recipe: Recipe) -> float:

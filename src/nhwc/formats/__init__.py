@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from ..errors import InputError
 from ..models.trees import has_strides
+from .optimizers import optimizers_of, restride_state_
 from .weights import check_memory, convolution_weights, packed_convolutions
 
 Model = TypeVar("Model", nn.Module, ExportedProgram)
@@ -191,7 +192,10 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
     >>> format_of(convert_(net)[0].weight)
     <Format.CHANNELS_LAST: 'channels_last'>
 
-    Parameters keep their identity, so optimizers, tied weights and state dicts stay as they are.
+    Parameters keep their identity, so tied weights and state dicts stay as they are, and so do
+    optimizers: what one remembers of a weight goes into the weight's new order with it. A state
+    that is loaded later has the order in which it was saved, which torch's fused optimizers do not
+    look at: load it before you convert.
 
     TorchScript (scripted, traced, frozen), graphs of torch.fx, exported programs and compiled
     models are converted too. In other code of your own a weight is found where the class itself
@@ -214,10 +218,18 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
             "Convert the model before it is quantized or optimized for inference."
         )
     check_memory(model, weights)
+    before = [weight.tensor.stride() for weight in weights]
     # Two parameters over the same memory go on sharing it.
     moved: dict[object, Tensor] = {}
     for weight in weights:
         _restride_(weight.tensor, format, moved)
+    changed = [
+        weight.tensor
+        for weight, strides in zip(weights, before, strict=True)
+        if weight.tensor.stride() != strides and weight.tensor.requires_grad
+    ]
+    for optimizer in optimizers_of(changed) if changed else ():
+        restride_state_(optimizer)
     return module
 
 
@@ -231,4 +243,6 @@ def _restride_(weight: Tensor, format: Format, moved: dict[object, Tensor]) -> N
             place = (*memory, tensor.shape, tensor.stride())
             if place not in moved:
                 moved[place] = to_format(tensor.data, format)
+                if tensor.is_shared():
+                    moved[place].share_memory_()
             tensor.data = moved[place]

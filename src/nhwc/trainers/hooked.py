@@ -18,6 +18,7 @@ from .._audit.running import image_ranks
 from .._audit.step import FirstStep, StepWatch
 from ..errors import InputError
 from ..formats import CHANNELS_LAST_OF, convert_, format_of, to_format
+from ..formats.optimizers import restride_state_
 from ..models.trees import has_strides
 from ..operators.overrun import layers_that_overrun, overrun_told
 
@@ -45,6 +46,11 @@ def _refuse(path: str, layer: nn.Conv2d, args: tuple[Any, ...]) -> None:
     if plain and graded and not torch.is_autocast_enabled("cpu"):
         told = overrun_told(path, layer)
         raise InputError(f"{told} Train in mixed precision, or without ChannelsLast.")
+
+
+def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Be a hook of the first step: a state that was loaded has the order in which it was saved."""
+    restride_state_(optimizer)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Hooked:
         for optimizer in optimizers:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if held & own:
+                self._hooks.append(optimizer.register_step_pre_hook(before_step))
                 self._hooks.append(optimizer.register_step_post_hook(self._updated))
 
     def remove(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._audit.step import FirstStep, StepWatch
 from ..render.step_text import step_text
-from .hooked import LastImages, convert_unless_sharded_, refuse_overruns
+from .hooked import LastImages, before_step, convert_unless_sharded_, refuse_overruns
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
@@ -54,6 +54,7 @@ class LightningHooks:
         if self.first_step is None and self._watch is None:
             self._watch = StepWatch(pl_module)
             for optimizer in trainer.optimizers:
+                self._handles.append(optimizer.register_step_pre_hook(before_step))
                 self._handles.append(optimizer.register_step_post_hook(self._updated))
             if "torch._dynamo" in sys.modules:
                 # What is compiled runs as it was written, this once.
