@@ -1,5 +1,7 @@
 """Code that others have put in the place of torch's own, and hooks on all modules, keep running."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,40 @@ def test_what_others_have_put_in_the_place_of_a_layers_code_is_run(place, monkey
     monkeypatch.setattr(owner, name, doubled(getattr(owner, name)))
     expected = net(x)
     assert not torch.equal(expected, plain)
+    fused = nhwc.fuse(net)
+    torch.testing.assert_close(fused(x), expected)
+    torch.testing.assert_close(nhwc.optimize(net, x)(x), expected)
+    (opaque,) = fused.report.opaque
+    assert opaque.reason == f"others have replaced {place}, which a graph would not run"
+
+
+class Pointwise(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+
+    def forward(self, x):
+        return self.function(self.conv(x))
+
+
+POINTWISE = {
+    "torch.nn.functional.relu": (F, "relu", lambda x: F.relu(x)),
+    "torch.nn.functional.gelu": (F, "gelu", lambda x: F.gelu(x)),
+    "torch.sigmoid": (torch, "sigmoid", lambda x: torch.sigmoid(x)),
+    "torch.softmax": (torch, "softmax", lambda x: torch.softmax(x, 1)),
+    "Tensor.relu": (torch.Tensor, "relu", lambda x: x.relu()),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "by_partial"), [*((one, False) for one in POINTWISE), ("torch.sigmoid", True)]
+)
+def test_a_function_that_others_have_replaced_is_run_once(place, by_partial, monkeypatch):
+    owner, name, function = POINTWISE[place]
+    net, x = Pointwise(function).eval(), torch.rand(2, 3, 8, 8)
+    replacement = doubled(getattr(owner, name))
+    monkeypatch.setattr(owner, name, functools.partial(replacement) if by_partial else replacement)
+    expected = net(x)
     fused = nhwc.fuse(net)
     torch.testing.assert_close(fused(x), expected)
     torch.testing.assert_close(nhwc.optimize(net, x)(x), expected)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx, jit, nn
 from torch.nn import functional
 
@@ -66,17 +69,31 @@ def replaced_in_torch() -> str | None:
         return "there are hooks on all modules, which a graph would not call"
     kinds = [one for one in vars(nn).values() if isinstance(one, type)]
     bases = {base for kind in kinds for base in kind.__mro__} - {object, *HOLDERS}
-    places: list[tuple[Any, tuple[str, ...]]] = [(functional, _FUNCTIONS)]
+    places: list[tuple[Any, Iterable[str]]] = [
+        (functional, _LAYERS),
+        (torch, _OPERATORS),
+        (torch.Tensor, _OPERATORS & vars(torch.Tensor).keys()),
+    ]
     for owner, names in places + [(base, (*CALLED, "__call__")) for base in bases]:
         for name in names:
-            space = getattr(vars(owner).get(name), "__globals__", {"__name__": "torch."})
-            if not str(space.get("__name__")).startswith(("torch.", "nhwc.")):
+            if not _is_of_torch(vars(owner).get(name)):
                 return f"others have replaced {owner.__name__}.{name}, which a graph would not run"
     return None
 
 
-_FUNCTIONS = ("batch_norm", "conv1d", "conv2d", "conv3d", "linear")
-"""Functions that torch's layers call, and that folding takes for what they are."""
+def _is_of_torch(called: Any) -> bool:
+    space = getattr(called, "__globals__", {"__name__": type(called).__module__})
+    return str(space.get("__name__")).partition(".")[0] in ("torch", "nhwc", "builtins")
+
+
+def _functions_in(owner: Any) -> set[str]:
+    kinds = types.FunctionType, types.BuiltinFunctionType
+    return {one for one in dir(owner) if one[0] != "_" and isinstance(getattr(owner, one), kinds)}
+
+
+_LAYERS = _functions_in(functional)
+_OPERATORS = _functions_in(torch._C._VariableFunctions) & vars(torch).keys()
+"""A graph names these and calls what stands there, and passes take them for what they are."""
 
 
 def calls_otherwise(module: nn.Module) -> bool:
