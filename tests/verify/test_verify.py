@@ -11,6 +11,7 @@ from nhwc.errors import VerificationError
 from nhwc.verify import flatten, observe, verify
 from nhwc.verify.comparing import lost_nans
 from nhwc.verify.inputs import random_inputs
+from nhwc.verify.luck import proves_nothing
 from nhwc.verify.picking import decides
 from nhwc.verify.widened import widened
 
@@ -318,3 +319,16 @@ def test_a_model_that_keeps_tensors_in_lists_runs_in_float64_too():
     assert truth.exact is not None
     assert truth.exact[0]["output"].dtype is torch.float64
     assert model.one.dtype is torch.float32
+
+
+def test_an_answer_that_cancels_but_for_roundings_is_as_right_as_any_other():
+    class Centred(nn.Module):
+        def forward(self, x):
+            return (x - x.mean(3, keepdim=True)).mean(3)
+
+    net, x = Centred(), torch.randn(2, 3, 16, 15)
+    truth = observe(net, [(x,)])
+    found = verify(truth, net)
+    assert found.passed
+    assert found.astray
+    assert not proves_nothing(found, truth, net)

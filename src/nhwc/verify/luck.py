@@ -62,6 +62,8 @@ def _is_steady(found: Verification, truth: Answers, model: nn.Module) -> bool:
     eager = max((check.eager_error for check in found.checks), default=0.0)
     if not math.isfinite(eager):
         return False
+    # What cancels but for roundings is any number of times as large as it is in float64.
+    eager = min(eager, 1.0)
     moved = 0.0
     for place, inputs in enumerate(truth.inputs):
         near = observe(model, _near(inputs), wide=False)
