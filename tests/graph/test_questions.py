@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import operator
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from operator import is_not
 
 import pytest
@@ -807,3 +808,17 @@ def test_a_resize_is_called_with_its_image_first_and_all_else_by_name(resize):
     assert {"size", "antialias"} <= call.kwargs.keys()
     for one in (fuse(model), optimize(model, X)):
         torch.testing.assert_close(outputs(one, (X,)), outputs(model, (X,)), rtol=1e-4, atol=1e-4)
+
+
+def test_code_in_threads_of_its_own_stays_a_call():
+    class Threaded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self.conv, x).result()
+
+    (opaque,) = fuse(Threaded()).report.opaque
+    assert opaque.reason.startswith("it runs code in threads of its own")

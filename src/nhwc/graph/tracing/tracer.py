@@ -314,6 +314,8 @@ class Tracer(fx.Tracer):
             if users and (reason := self._why_running(frame)):
                 self.refuse(reason)
             frame = frame.f_back
+            if frame is None:
+                raise fx.proxy.TraceError("it runs code in threads of its own")
 
     def _why_running(self, frame: FrameType) -> str:
         """Say why this code must not be traced: it asks what a traced value cannot answer."""
