@@ -454,3 +454,30 @@ class Quotes(nn.Module):
 def test_what_pythons_own_functions_keep_is_no_state_of_a_model():
     linecache.clearcache()
     assert nhwc.fuse(Quotes().eval()).report.opaque == ()
+
+
+COUNT = 0
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x, kept={}):  # noqa: B006
+        global COUNT
+        COUNT += 1
+        Counting.calls += 1
+        kept[len(kept)] = x.shape
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "verb", [nhwc.optimize, nhwc.audit, functools.partial(nhwc.audit, compare=True)]
+)
+def test_the_runs_of_a_verb_leave_nothing_outside_of_the_model(verb):
+    model, x = Counting().eval(), torch.rand(1, 3, 8, 8)
+    verb(model, x)
+    assert (COUNT, Counting.calls, Counting.forward.__defaults__) == (0, 0, ({},))

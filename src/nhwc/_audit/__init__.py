@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from ..displayed import Displayed
 from ..formats import CHANNELS_LAST_OF, Format, convert_, format_of
 from ..formats.weights import convolution_weights
+from ..graph.effects.outside import outside_put_back
 from ..machine.environment import Environment
 from ..machine.timing import Comparison, interleave
 from ..models.kinds import module_of
@@ -160,7 +161,7 @@ def audit(
     model = module_of(model, "audit")
     check(model, inputs, kwargs)
     # Another thread's audit of the same model would see the weights that this one converts.
-    with turn:
+    with turn, outside_put_back(model):
         if convert is None:
             convert = not _begun(model, (inputs, kwargs))
         device = _device(model, inputs, kwargs)

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..errors import InputError, VerificationError
 from ..graph import check_copies, graphs
+from ..graph.effects.outside import outside_put_back
 from ..graph.tracing.copies import own_copy
 from ..machine.environment import Environment, beside
 from ..machine.forks import check_threads
@@ -85,6 +86,7 @@ def optimize(
         torch.inference_mode(False),
         torch.no_grad(),
         preserved(model, weights=1 << 26),
+        outside_put_back(model),
         beside(tensors),
     ):
         environment, ledger = _here(example_inputs, remeasure=remeasure)
