@@ -161,6 +161,9 @@ NOTHING_TO_CALL = """
     operator.call operator.methodcaller operator.attrgetter aten.from_file.default
     aten.save.default aten.set_.source_Storage aten.__class__.default aten.add.__class__
     aten.set_data.default aten.empty_quantized.default
+    torch.embedding_bag torch.nn.functional.embedding_bag aten.embedding_bag.default
+    torch.special.legendre_polynomial_p torch.special.chebyshev_polynomial_t torch.special.zeta
+    torch.polygamma torch.special.polygamma aten.polygamma.default
     prim.Print.default nhwc.load math.__loader__
 """
 
@@ -174,7 +177,8 @@ def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, targe
 @pytest.mark.parametrize(
     "name",
     ["apply_", "map_", "numpy", "storage", "data_ptr", "backward", "register_hook", "set_", "type",
-     "share_memory_", "resize_", "__class__", "__reduce_ex__", "format", "requires_grad_", "new"],
+     "share_memory_", "resize_", "__class__", "__reduce_ex__", "format", "requires_grad_", "new",
+     "polygamma_"],
 )  # fmt: skip
 def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
     with pytest.raises(FileError, match="the method"):

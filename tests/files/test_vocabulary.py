@@ -45,7 +45,15 @@ def test_no_name_says_that_it_does_more_than_compute(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["CTCLoss", "FractionalMaxPool2d", "LazyConv2d", "SyncBatchNorm", "RNNBase", "DataParallel"],
+    [
+        "CTCLoss",
+        "EmbeddingBag",
+        "FractionalMaxPool2d",
+        "LazyConv2d",
+        "SyncBatchNorm",
+        "RNNBase",
+        "DataParallel",
+    ],
 )
 def test_a_layer_that_does_more_than_compute_is_none_of_a_file(name):
     assert hasattr(torch.nn, name)

@@ -32,8 +32,10 @@ _NOT = re.compile(
     r"\w*(mkldnn|cudnn|miopen|fbgemm|vulkan|distributed)\w*|quantized_\w*|smm|sspaddmm|hspmm|"
     r"indices|c?(row|col)_indices|values_copy|sparse_dim|dense_dim|to_dense|"
     r"quantize_\w*|q_\w*|int_repr|"
-    # Losses and poolings that index by labels or samples torch does not check.
-    r"ctc_loss|fractional_\w*"
+    # Losses, poolings and bags that index by labels, samples or offsets torch does not check.
+    r"ctc_loss|fractional_\w*|embedding_bag|"
+    # Loops as long as a number of a tensor says.
+    r"special_\w*(polynomial|polygamma|zeta)\w*|polygamma_?"
 )
 """Names of operators that are left out, by the property that the name tells."""
 

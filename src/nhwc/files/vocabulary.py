@@ -60,7 +60,10 @@ _ROOMS = (
     ("torch.linalg", torch.linalg),
 )
 
-_APART = ("Lazy", "RNNBase", "RNNCellBase", "SyncBatchNorm", "CTCLoss", "FractionalMaxPool")
+_APART = (
+    *("Lazy", "RNNBase", "RNNCellBase", "SyncBatchNorm"),
+    *("CTCLoss", "EmbeddingBag", "FractionalMaxPool"),
+)
 """Classes of torch.nn whose names begin like this are left out: lazy ones, base classes, one that
 communicates with other processes, and those that index by numbers which torch does not check."""
 
