@@ -660,6 +660,7 @@ def graph_of(build):
         lambda g, x: g.create_node("get_attr", 'a"), print("b'),
         lambda g, x: g.create_node("call_module", "a.__class__", (x,)),
         lambda g, x: g.create_node("placeholder", "y=print(1), z"),
+        lambda g, x: g.create_node("placeholder", "y=1, z"),
         lambda g, x: g.create_node("placeholder", "y", (x,)),
         lambda g, x: g.create_node("placeholder", "torch"),
         lambda g, x: g.create_node("placeholder", "*y"),
@@ -679,6 +680,19 @@ def test_the_code_of_a_graph_is_one_function(written, monkeypatch):
     code.src = written.format(code.src)
     monkeypatch.setattr(graph, "python_code", lambda _: code)
     with pytest.raises(Foreign, match="more than one function"):
+        check_code(graph)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("def", "@print\ndef"), ("):", ") -> print(1):"), ("x):", "*x):"), ("x):", "*, x):")],
+)
+def test_the_code_of_a_graph_begins_with_its_arguments_alone(old, new, monkeypatch):
+    graph = graph_of(lambda g, x: x)
+    code = graph.python_code("self")
+    code.src = code.src.replace(old, new, 1)
+    monkeypatch.setattr(graph, "python_code", lambda _: code)
+    with pytest.raises(Foreign, match="its code begins with"):
         check_code(graph)
 
 

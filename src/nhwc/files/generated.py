@@ -58,9 +58,8 @@ def _check_signature(function: ast.FunctionDef, graph: fx.Graph) -> None:
     given = function.args
     plain = [*given.defaults, *(d for d in given.kw_defaults if d)]
     expected = ["self", *(str(n.target) for n in graph.find_nodes(op="placeholder"))]
-    simple = not (given.vararg or given.kwarg or given.posonlyargs or given.kwonlyargs)
     found = [argument.arg for argument in given.args]
-    if not simple or found != expected or function.decorator_list or function.returns:
+    if found != expected or function.decorator_list or function.returns:
         raise Foreign(f"its code begins with {ast.unparse(given)[:60]!r}")
     for part in (one for default in plain for one in ast.walk(default)):
         fits = isinstance(
