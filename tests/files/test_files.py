@@ -774,7 +774,8 @@ def test_inputs_in_lists_and_dicts_are_read_as_they_were(given):
     "text",
     ["", "[", "]", "[7", "[7]]", "[7 8]", "7, 8", "{'a' 7}", "{'a': }", "{a: 7}", "{7.5: 7}",
      "{[1]: 7}", "(7]", "[,]", "[7: 8]", "'a", "['a", "[__import__('os')]", "OrderedDict",
-     "OrderedDict[7]", "Sample(7)", "[" * 40 + "]" * 40, "[7, " * 5000],
+     "OrderedDict[7]", "Sample(7)", "[" * 40 + "]" * 40, "[7, " * 5000, "7'", "['a''b']",
+     "{'a', 7}", "1j", "3x-4 float32", "1x" * 16 + "1 float32", "7" + " " * 10_000],
 )  # fmt: skip
 def test_what_no_input_is_written_as_is_foreign(text):
     with pytest.raises((Foreign, SyntaxError, ValueError, TypeError)):

@@ -112,7 +112,7 @@ def examples_in(text: Any) -> Any:
     if not isinstance(text, str) or len(text) > _LENGTH:
         raise Foreign(f"the input {str(text)[:40]!r}")
     tokens = deque(_TOKEN.findall(text))
-    if "".join(tokens) != text or not text:
+    if "".join(tokens) != text:
         raise Foreign(f"the input {text[:40]!r}")
     try:
         found = _value(tokens, 0)
