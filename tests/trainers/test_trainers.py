@@ -1,5 +1,6 @@
 """Channels last in the loops of Lightning, transformers and accelerate, with the real packages."""
 
+import copy
 import doctest
 import importlib
 import logging
@@ -271,7 +272,7 @@ def test_accelerate_goes_on_from_a_state_in_another_order(accelerate):
     step(net, optimizer)
     last, resumed = ChannelsLast(accelerate.Accelerator(cpu=True)).prepare(*made())
     last.load_state_dict(net.state_dict())
-    resumed.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     step(net, optimizer)
     step(last, resumed)
     for expected, found in zip(net.parameters(), last.parameters(), strict=True):
