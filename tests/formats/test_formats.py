@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 
 import nhwc
-from nhwc import Format, convert_, format_of, to_format
+from nhwc import Format, audit, convert_, format_of, to_format
 from nhwc.formats import CHANNELS_LAST_OF, strides_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.complex64)
@@ -306,6 +306,17 @@ def test_an_optimizer_that_has_stepped_stays_valid(kind, back):
 
     for plain, last in zip(trained(False).parameters(), trained(True).parameters(), strict=True):
         torch.testing.assert_close(plain, last, rtol=0, atol=1e-12)
+
+
+def test_an_audit_leaves_what_an_optimizer_remembers_as_it_is():
+    net = nn.Conv2d(3, 8, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True)
+    net(torch.randn(1, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    remembered = optimizer.state[net.weight]["momentum_buffer"]
+    audit(net, torch.randn(1, 3, 8, 8), compare=True, backward=True, reorders=True)
+    assert optimizer.state[net.weight]["momentum_buffer"] is remembered
+    assert format_of(remembered) is Format.CONTIGUOUS
 
 
 def test_weights_in_shared_memory_stay_there():

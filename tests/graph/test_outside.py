@@ -223,7 +223,7 @@ def test_what_only_tensors_without_values_leave_outside_closes_no_plan():
     net = NotesTypes().eval()
     (plan,) = nhwc.optimize(net, x).report.plans
     assert [part.path for part in plan.opened] == [""]
-    assert list(BY_TYPE) == [torch.Tensor]
+    assert not BY_TYPE
 
 
 def test_what_each_call_leaves_outside_is_left_by_a_call(monkeypatch):
@@ -456,7 +456,7 @@ def test_what_pythons_own_functions_keep_is_no_state_of_a_model():
     assert nhwc.fuse(Quotes().eval()).report.opaque == ()
 
 
-COUNT = 0
+RUNS = 0
 
 
 class Counting(nn.Module):
@@ -467,8 +467,8 @@ class Counting(nn.Module):
         self.layer = nn.Conv2d(3, 4, 3)
 
     def forward(self, x, kept={}):  # noqa: B006
-        global COUNT
-        COUNT += 1
+        global RUNS
+        RUNS += 1
         Counting.calls += 1
         kept[len(kept)] = x.shape
         return self.layer(x)
@@ -480,4 +480,4 @@ class Counting(nn.Module):
 def test_the_runs_of_a_verb_leave_nothing_outside_of_the_model(verb):
     model, x = Counting().eval(), torch.rand(1, 3, 8, 8)
     verb(model, x)
-    assert (COUNT, Counting.calls, Counting.forward.__defaults__) == (0, 0, ({},))
+    assert (RUNS, Counting.calls, Counting.forward.__defaults__) == (0, 0, ({},))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..displayed import Displayed
-from ..formats import CHANNELS_LAST_OF, Format, convert_, format_of
+from ..formats import CHANNELS_LAST_OF, Format, format_of, restride_weights_
 from ..formats.weights import convolution_weights
 from ..graph.effects.outside import outside_put_back
 from ..machine.environment import Environment
@@ -250,9 +250,8 @@ def _compare(
 ) -> tuple[Comparison, Agreement]:
     """Time contiguous against channels last on two copies, in turns, and hold their values."""
     plain, last = _copy_of(model), _copy_of(model)
-    if convolution_weights(model):
-        convert_(plain, Format.CONTIGUOUS)
-        convert_(last)
+    restride_weights_(plain, Format.CONTIGUOUS)
+    restride_weights_(last, Format.CHANNELS_LAST)
     formats = {"contiguous": Format.CONTIGUOUS, "channels_last": Format.CHANNELS_LAST}
     runs = {
         name: Run(copied, inputs, kwargs, format=format, backward=backward)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, ModelFailed, NhwcError, advice_on, is_out_of_memory
-from ..formats import CHANNELS_LAST_OF, Format, convert_, to_format
+from ..formats import CHANNELS_LAST_OF, Format, restride_weights_, to_format
 from ..formats.weights import convolution_weights, packed_convolutions
 from ..graph.code.reached import values_named_by
 from ..models.kinds import check_devices, check_initialized
@@ -69,8 +69,7 @@ class Run:
 def weights_in(model: nn.Module, format: Format) -> Iterator[None]:
     """`model` with its weights in `format`, the constants of frozen TorchScript among them."""
     kept = [(weight.tensor, weight.tensor.data) for weight in convolution_weights(model)]
-    if kept:
-        convert_(model, format)
+    restride_weights_(model, format)
     try:
         yield
     finally:

@@ -210,27 +210,33 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
             f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
             "For a tensor there is nhwc.to_format(x, format)."
         )
-    weights = convolution_weights(model)
-    if not weights and (packed := packed_convolutions(model)):
+    packed = packed_convolutions(model)
+    if packed and not convolution_weights(model):
         raise InputError(
             f"every convolution of the {type(module).__name__} holds its weight packed for one "
             f"kernel ({packed[0] or 'the model itself'}): there is no format to change. "
             "Convert the model before it is quantized or optimized for inference."
         )
+    changed = restride_weights_(model, format)
+    for optimizer in optimizers_of(changed) if changed else ():
+        restride_state_(optimizer)
+    return module
+
+
+def restride_weights_(model: nn.Module, format: Format) -> list[Tensor]:
+    """Give the weights of convolutions this format; return those whose strides are others now.
+
+    What optimizers remember of them stays in the order that it has.
+    """
+    weights = convolution_weights(model)
     check_memory(model, weights)
     before = [weight.tensor.stride() for weight in weights]
     # Two parameters over the same memory go on sharing it.
     moved: dict[object, Tensor] = {}
     for weight in weights:
         _restride_(weight.tensor, format, moved)
-    changed = [
-        weight.tensor
-        for weight, strides in zip(weights, before, strict=True)
-        if weight.tensor.stride() != strides and weight.tensor.requires_grad
-    ]
-    for optimizer in optimizers_of(changed) if changed else ():
-        restride_state_(optimizer)
-    return module
+    together = zip(weights, before, strict=True)
+    return [one.tensor for one, strides in together if one.tensor.stride() != strides]
 
 
 def _restride_(weight: Tensor, format: Format, moved: dict[object, Tensor]) -> None:
