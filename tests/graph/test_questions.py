@@ -18,6 +18,7 @@ from nhwc import fuse, load, optimize, save
 from nhwc.graph import capture
 from nhwc.graph.code import reached
 from nhwc.graph.tracing.sized import capture_sized
+from nhwc.models.vision import import_torchvision_if_present
 
 from ..fusing import Block, outputs, random_, script
 from .asserting import (
@@ -650,6 +651,34 @@ def test_an_error_for_sizes_says_its_text_or_its_line():
         fuse(Block(raising, c=nn.Conv2d(3, 3, 1)).eval())(higher)
     with pytest.raises(RuntimeError, match=r"^if h % 2 or w % 2: \(asserting.py:\d+\)$"):
         fuse(Block(raising_odd, c=nn.Conv2d(3, 3, 1)).eval())(higher)
+
+
+def test_what_einops_makes_of_an_image_is_known_not_to_be_none():
+    einops = pytest.importorskip("einops")
+
+    def run(self, x):
+        y = einops.rearrange(self.c(x), "b c h w -> b h w c")
+        return y if y is None else y * 2
+
+    model = Block(run, c=nn.Conv2d(3, 3, 1)).eval()
+    fused = fuse(model)
+    assert not fused.report.opaque
+    for x in (X, torch.randn(4, 3, 3, 5)):
+        torch.testing.assert_close(fused(x), model(x))
+
+
+def test_blocks_of_timms_swin_which_ask_for_a_mask_are_traced():
+    import_torchvision_if_present()  # timm needs it.
+    swin = pytest.importorskip("timm.models.swin_transformer")
+    model = swin.SwinTransformerBlock(8, (8, 8), num_heads=2, window_size=4, shift_size=2).eval()
+    fused = fuse(model)
+    assert not fused.report.opaque
+    for batch in (1, 3):
+        x = torch.randn(batch, 8, 8, 8)
+        torch.testing.assert_close(fused(x), model(x))
+    for net in (model, fused):
+        with pytest.raises(RuntimeError):
+            net(torch.randn(1, 12, 8, 8))
 
 
 NOT_ASSERTING = [raising_its_own, raising_and_counting, raising_at_times]

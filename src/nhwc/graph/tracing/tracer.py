@@ -54,6 +54,9 @@ _RECORDED: tuple[Callable[..., Any], ...] = (
 _TO_INPUT = ("__getitem__", "expand", "narrow", "repeat", "to", "type")
 """Methods by which tables, of positions say, get the size or the type of an input."""
 
+_TENSOR = (Tensor, "Tensor", "torch.Tensor")
+"""What a function that is called from a graph may be declared to return, which is never None."""
+
 _BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
@@ -354,8 +357,9 @@ class Tracer(fx.Tracer):
             inside = isinstance(owner, fx.Node) and self._may_be_none(owner)
             return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
         home = getattr(node.target, "__module__", None) or "torch"
-        ours = home.startswith(("torch", "_operator", "builtins", "math", "nhwc"))
-        return node.op == "call_function" and not ours
+        known = home.startswith(("torch", "_operator", "builtins", "math", "nhwc", "einops"))
+        declared = getattr(node.target, "__annotations__", {}).get("return") in _TENSOR
+        return node.op == "call_function" and not (known or declared)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         name = self._names.get(attr_val) if isinstance(attr_val, Tensor) else None
