@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import operator
+from collections.abc import Callable, Collection
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..code.questions import asks_for_none, assigned_in
 from ..code.reached import OURS, TORCH, methods_of, takes_module
+
+_TENSOR = (Tensor, "Tensor", "torch.Tensor")
+"""What a function that is called from a graph may be declared to return, which is never None."""
 
 
 def argument_asked(module: nn.Module) -> str:
@@ -64,3 +69,24 @@ def _asking_method(module: nn.Module, code: CodeType) -> str:
         ):
             return f"in {other.__name__}"
     return ""
+
+
+def may_be_none(
+    node: fx.Node, opaque: Collection[str], owner_may: Callable[[fx.Node], bool]
+) -> bool:
+    """Whether `node` may return None: `opaque` parts may, and a part of what `owner_may` tells."""
+    if node.op == "placeholder":
+        return node.prev.op == "placeholder"  # The first argument is the model's input.
+    if node.op == "call_module":
+        return node.target in opaque
+    if node.op == "call_method":
+        return not hasattr(Tensor, str(node.target))
+    if node.target in (operator.getitem, getattr):
+        owner, key = node.args[:2]
+        of_input = isinstance(owner, fx.Node) and owner.op == "placeholder"
+        inside = isinstance(owner, fx.Node) and owner_may(owner)
+        return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
+    home = getattr(node.target, "__module__", None) or "torch"
+    known = home.startswith(("torch", "_operator", "builtins", "math", "nhwc", "einops"))
+    declared = getattr(node.target, "__annotations__", {}).get("return") in _TENSOR
+    return node.op == "call_function" and not (known or declared)

@@ -41,9 +41,9 @@ from ..nodes.memory import seen_later
 from ..nodes.writes import targets_of, written_into
 from .assigned import assigned
 from .doubts import RESETS
+from .modes import SEEDS, modes
 from .noted import Noted, name_of
 from .traced import check_writes
-from .tracer import SEEDS, modes
 from .transformers import is_spelled_out, spelled_out
 
 MOST = 5000

@@ -25,37 +25,28 @@ from ..effects.outside import Outside
 from ..effects.replaced import replaced
 from ..effects.state import State
 from ..modules.leaves import IN_OWN_CALL, calls_otherwise, is_leaf, opaque_by_nature
-from ..nodes.memory import OF_OWN, memory_of
-from ..nodes.names import is_constant, is_sayable
+from ..nodes.memory import OF_OWN
+from ..nodes.names import is_sayable
 from ..nodes.results import is_lost, made_by
 from ..nodes.shapes import is_size
 from ..nodes.writes import may_be_view, written_into
 from ..plain import all_plain, is_derived
 from .doubts import Doubts
 from .explained import explain
-from .nones import argument_asked, arguments_asked, result_asked
-from .rearranging import einops_functions, einops_loaded
+from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
+from .modes import SEEDS, modes
+from .nones import argument_asked, arguments_asked, may_be_none, result_asked
+from .rearranging import einops_loaded
 from .traced import (
     TracedParameter,
     TracedValue,
     check_writes,
 )
 from .transformers import is_spelled_out, spelled_out
-
-_WRITES_INTO_OWN = "it writes a traced value into a tensor that it made"
-
-_RECORDED: tuple[Callable[..., Any], ...] = (
-    *(torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros),
-    *(torch.cat, torch.stack, F.interpolate),
-)
-"""Functions that do not notice a traced argument if it is a size, a device or a whole list."""
-
+from .written import Written
 
 _TO_INPUT = ("__getitem__", "expand", "narrow", "repeat", "to", "type")
 """Methods by which tables, of positions say, get the size or the type of an input."""
-
-_TENSOR = (Tensor, "Tensor", "torch.Tensor")
-"""What a function that is called from a graph may be declared to return, which is never None."""
 
 _BY_PLACE = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
@@ -71,15 +62,14 @@ class Tracer(fx.Tracer):
     def __init__(
         self, state: State, across: dict[nn.Module, str], *, believed: bool = True
     ) -> None:
-        wrapped = (*_untraceable_functions(), *_RECORDED)
+        wrapped = (*untraceable_functions(), *RECORDED)
         super().__init__(autowrap_functions=wrapped)
         self._autowrap_search += [torch, F, *filter(None, [einops_loaded()])]
         self.opaque: dict[str, str] = {}
         self.believed = believed
         self._state, self._across = state, across
         self._names: dict[Tensor, str] = {}
-        self._constants: dict[fx.Node, tuple[Tensor, int]] = {}
-        self._writes: list[tuple[fx.Node, fx.Node]] = []
+        self._written = Written()
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
@@ -110,11 +100,11 @@ class Tracer(fx.Tracer):
         for node in list(graph.nodes):
             if (node.op, node.target) == ("call_method", "type") and not node.users:
                 graph.erase_node(node)
-            if node.target in _RECORDED:
+            if node.target in RECORDED:
                 # fx would generate code that wraps a name with a dot in it, which fails.
                 node.meta.pop("is_wrapped", None)
             if node.target is F.interpolate:
-                _spell_out(node)
+                spell_out(node)
         return graph
 
     def _seeing(self) -> contextlib.AbstractContextManager[None]:
@@ -180,7 +170,7 @@ class Tracer(fx.Tracer):
         """Raise if the graph is not all that the traced code did, which began in this state."""
         self.check_refusal()
         check_writes(self.graph)
-        self._check_constants()
+        self._written.check(self._names)
         (state or self._state).check()
 
     def create_args_for_root(
@@ -345,21 +335,7 @@ class Tracer(fx.Tracer):
 
     def _may_be_none(self, node: fx.Node) -> bool:
         """Whether `node` may return None, as far as is known."""
-        if node.op == "placeholder":
-            return node.prev.op == "placeholder"  # The first argument is the model's input.
-        if node.op == "call_module":
-            return node.target in self.opaque
-        if node.op == "call_method":
-            return not hasattr(Tensor, str(node.target))
-        if node.target in (operator.getitem, getattr):
-            owner, key = node.args[:2]
-            of_input = isinstance(owner, fx.Node) and owner.op == "placeholder"
-            inside = isinstance(owner, fx.Node) and self._may_be_none(owner)
-            return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
-        home = getattr(node.target, "__module__", None) or "torch"
-        known = home.startswith(("torch", "_operator", "builtins", "math", "nhwc", "einops"))
-        declared = getattr(node.target, "__annotations__", {}).get("return") in _TENSOR
-        return node.op == "call_function" and not (known or declared)
+        return may_be_none(node, self.opaque, self._may_be_none)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         name = self._names.get(attr_val) if isinstance(attr_val, Tensor) else None
@@ -367,8 +343,8 @@ class Tracer(fx.Tracer):
             return attr_val
         if not isinstance(attr_val, nn.Parameter):
             # What the graph writes into a buffer is not there yet.
-            written = {one.target for _, one in self._writes if not one._erased}
-            return self.create_proxy("get_attr", name, (), {}) if name in written else attr_val
+            written = self._written.writes_into(name)
+            return self.create_proxy("get_attr", name, (), {}) if written else attr_val
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy(
                 *("get_attr", name, (), {}),
@@ -390,14 +366,14 @@ class Tracer(fx.Tracer):
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
-            self._constants[result] = a, a._version
+            self._written.take(result, a)
         return result
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if kind == "call_method" or (kind == "call_function" and _is_of_no_user(target)):
+        if kind == "call_method" or (kind == "call_function" and is_of_no_user(target)):
             self._check_counted(args[0])
             args = (*map(all_plain, args[:2]), *args[2:])
-        other = _typed_like(args[0]) if kind == "call_method" and target == "type" else None
+        other = typed_like(args[0]) if kind == "call_method" and target == "type" else None
         if other is not None:
             target, args = "type_as", ((args[0][0], self.proxy(other)), *args[1:])
         unsayable = [key for key in args[1] if not (is_sayable(key) and key.isidentifier())]
@@ -418,12 +394,7 @@ class Tracer(fx.Tracer):
         if kind == "call_module":
             result.node.meta["may_return_input"] = self._may_return_input(str(target))
         written = self._written_into(result.node)
-        targets = [one for one in tree_leaves(written) if isinstance(one, fx.Node)]
-        self._writes += [(result.node, one) for one in targets]
-        if any(map(is_constant, targets)):
-            raise fx.proxy.TraceError(_WRITES_INTO_OWN)
-        if any(one.meta.get(OF_OWN) for one in memory_of(*targets)):
-            raise fx.proxy.TraceError("it writes into a part of a tensor that it keeps")
+        self._written.note(result.node, written)
         if isinstance(written, fx.Node) and returns_what_it_writes(target):
             # From now on the written value stands for the result of the write.
             for value in tree_leaves(args):
@@ -457,24 +428,6 @@ class Tracer(fx.Tracer):
         self._renamed.append((value, value.node))
         value.node = node
 
-    def _check_constants(self) -> None:
-        """Refuse code that writes into a tensor after the graph has taken it as a constant."""
-        for node, (tensor, version) in self._constants.items():
-            if not node._erased and tensor._version != version:
-                raise fx.proxy.TraceError("it writes into a tensor that it used before")
-        # Each run writes into a copy of a constant, which no other tensor in its memory shows.
-        made = [node for node in self._constants if is_constant(node) and not node._erased]
-        written = self._written() if made else set()
-        held = [*self._names, *(tensor for tensor, _ in self._constants.values())]
-        for node in written.intersection(made):
-            tensor, _ = self._constants[node]
-            if any(one is not tensor and _is_alias_of(one, tensor) for one in held):
-                raise fx.proxy.TraceError(_WRITES_INTO_OWN)
-
-    def _written(self) -> set[fx.Node]:
-        """All in whose memory the graph so far may write."""
-        return memory_of(*(one for node, one in self._writes if not node._erased))
-
     def _erase_after(self, before: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
             if node is before:
@@ -491,10 +444,6 @@ def _is_traced(value: Any) -> bool:
     return isinstance(value, tuple | list) and any(map(_is_traced, value))
 
 
-def _is_alias_of(one: Tensor, other: Tensor) -> bool:
-    return torch._C._is_alias_of(one, other)  # type: ignore[attr-defined,no-any-return]
-
-
 class _InThisThread:
     """True in the thread that made it."""
 
@@ -503,45 +452,3 @@ class _InThisThread:
 
     def __bool__(self) -> bool:
         return threading.get_ident() == self._thread
-
-
-def modes() -> tuple[object, ...]:
-    """Return the global modes that a graph would not set: gradients and autocast."""
-    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
-    return torch.is_grad_enabled(), *kinds
-
-
-_KINDS = ("cpu", "cuda")
-
-SEEDS = "it seeds torch's random numbers, or draws some itself"
-
-
-def _is_of_no_user(function: Callable[..., Any]) -> bool:
-    """Whether it is a function of torch's or of Python's, not one that user code wrapped."""
-    home = str(getattr(function, "__module__", ""))
-    return home.partition(".")[0] in ("torch", "_operator", "builtins", "math")
-
-
-def _spell_out(resize: fx.Node) -> None:
-    """Name all arguments of a call of F.interpolate but the image, as torch does within it."""
-    given = inspect.signature(F.interpolate).bind(*resize.args, **resize.kwargs)
-    given.apply_defaults()
-    named = dict(given.arguments)
-    resize.args, resize.kwargs = (named.pop("input"),), named
-
-
-def _typed_like(given: tuple[Any, ...]) -> fx.Node | None:
-    """The y of `x.type(y.type())`; None for other calls of `type`. No file holds a type's name."""
-    named = getattr(given[1], "node", None) if len(given) == 2 else None
-    if not isinstance(named, fx.Node) or (named.op, named.target) != ("call_method", "type"):
-        return None
-    return named.all_input_nodes[0] if len(named.args) == 1 else None
-
-
-def _untraceable_functions() -> tuple[Callable[..., Any], ...]:
-    """Return the functions that timm, if loaded, declares untraceable, its padding, and einops'."""
-    declared, padding = map(sys.modules.get, ("timm.layers._fx", "timm.layers.padding"))
-    found = tuple(declared.get_notrace_functions()) if declared else ()
-    found += einops_functions()
-    # `pad_same` computes with sizes in plain Python, inside layers that should be traced.
-    return (*found, padding.pad_same) if padding else found
