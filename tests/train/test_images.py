@@ -181,6 +181,14 @@ def test_synthetic_images_differ_and_their_labels_cover_the_classes():
     assert (drawn[0][0] != drawn[1][0]).any()
 
 
+def test_transparent_colours_of_a_palette_are_seen_without_a_warning(tmp_path):
+    image = Image.new("RGB", (16, 16), (200, 100, 0)).convert("P")
+    image.save(tmp_path / "plain.png")
+    image.save(tmp_path / "transparent.png", transparency=bytes([0, 128, 255]))
+    plain, transparent = (decode(tmp_path / f"{n}.png", 8, None) for n in ("plain", "transparent"))
+    assert (transparent == plain).all()
+
+
 @pytest.mark.parametrize("kind", [np.uint16, np.int32])
 def test_deep_shades_keep_their_order(tmp_path, kind):
     ramp = np.linspace(0, 65535, 64).astype(kind).repeat(64).reshape(64, 64).T

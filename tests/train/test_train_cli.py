@@ -172,6 +172,16 @@ def test_skipped_images_are_named_once(folder, capsys):
     assert err.count("red/0.png is not a readable image") == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.parametrize("words", [["--skip-corrupt"], []])
+def test_a_name_with_an_end_of_line_stays_in_one(folder, capsys, words):
+    (folder / "train" / "red" / "new\nline.png").write_bytes(b"")
+    # All 37 images in one batch.
+    run(folder, *QUICK, "-b", 37, "--epochs", 1, "-o", "out", *words)
+    err = capsys.readouterr().err
+    assert "red/new\\nline.png is not a readable image" in err
+
+
 def test_a_corrupt_image_ends_the_command(folder, capsys):
     (folder / "train" / "red" / "0.png").write_bytes(b"")
     assert run(folder, *QUICK, "-o", "out") == 2

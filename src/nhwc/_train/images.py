@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import numpy as np
 
 from ..errors import InputError, missing
+from ..shown import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -121,6 +122,9 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         with Image.open(path) as image:
             box = middle_box(image.size) if rng is None else random_box(image.size, rng)
             box = _decode_smaller(image, box, size)
+            image.load()
+            # RGB shows what is transparent; Pillow warns of a palette with more than one such.
+            image.info.pop("transparency", None)
             rgb = _in_bytes(image).convert("RGB")
             out = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
     except MemoryError:
@@ -129,7 +133,8 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         # Drop the path at the end of Pillow's message; ours begins with it.
         said = getattr(error, "strerror", None) or str(error)
         reason = said.split(" '")[0].split(": ")[0]
-        raise InputError(f"{path} is not a readable image ({reason})") from None
+        name = printable(str(path), keep="")
+        raise InputError(f"{name} is not a readable image ({reason})") from None
     if rng is not None and rng.random() < 0.5:
         out = out.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(out)
