@@ -79,6 +79,31 @@ def test_a_name_that_the_locale_cannot_spell_is_escaped(model_file, encoding):
     assert shown in done.stdout.decode(encoding)
 
 
+@pytest.mark.parametrize(
+    ("format", "within"), [("html", 'content: "✕ "'), ("junit", "nétz→.py:lossy")]
+)
+def test_a_document_that_says_utf_8_is_utf_8_in_any_locale(model_file, format, within):
+    file = model_file.with_name("nétz→.py")
+    file.write_text(model_file.read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "nhwc", *audit_line(file, "lossy", "--format", format)],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert within in done.stdout.decode("utf-8")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_name_with_an_end_of_line_stays_in_one(model_file, capsys):
+    file = model_file.with_name("of\nme.py")
+    own = "class Own(nn.Module):\n    def forward(self, x):\n        return x.tril()\n"
+    file.write_text(model_file.read_text() + own)
+    assert main(audit_line(file, "Own")) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{file}:Own".replace("\n", r"\n"))
+    assert out.count(r"of\nme.py:") == 2
+
+
 def test_a_dash_is_standard_output(model_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(audit_line(model_file, "clean", "-o", "-")) == 0

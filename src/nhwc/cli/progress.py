@@ -14,6 +14,9 @@ from ..errors import InputError
 from ..render.text import duration, to_show
 from ..shown import obeys, printable
 
+_OF_UTF_8 = ("<!doctype html>", "<?xml")
+"""How documents begin that say of themselves that they are UTF-8, whatever the locale is."""
+
 
 def note(text: str) -> None:
     """Print a note about the work on stderr; stdout is for data."""
@@ -35,11 +38,16 @@ def put(text: str) -> None:
     If its reader has gone (`nhwc audit ... | head`, a terminal that was closed), the work goes on
     without a word: a verdict is still to be told by the exit status, and a model to be trained.
     """
-    # A character that an old locale lacks is escaped, as Python does on stderr.
-    encoding = sys.stdout.encoding or "utf-8"
-    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    text = text if text.endswith("\n") else f"{text}\n"
     try:
-        print(text, end="" if text.endswith("\n") else "\n", flush=True)
+        if text.startswith(_OF_UTF_8) and hasattr(sys.stdout, "buffer"):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+        else:
+            # A character that an old locale lacks is escaped, as Python does on stderr.
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
     except BrokenPipeError:
         drop(sys.stdout)
     except OSError as error:

@@ -7,6 +7,7 @@ from collections import Counter
 from .._audit import Audit
 from .._audit.divergence import Agreement
 from .._audit.findings import KINDS, Finding
+from ..shown import printable
 from ..watch.effects import short_name
 from .audit_reorders_text import reorders_text
 from .text import milliseconds, paint, plural, shape, size, wrap
@@ -25,8 +26,9 @@ _KNOWN_TO_DIFFER = {
 def audit_text(audit: Audit, *, color: bool = False) -> str:
     """Render the verdict, then one paragraph per finding."""
     inputs = ", ".join(shape(dims) for dims in audit.inputs)
-    head = wrap(f"{audit.model}  {inputs}  {audit.environment}", "", "  ")
-    lines = [head.replace(audit.model, paint(audit.model, "bold", color), 1)]
+    name = printable(audit.model, keep="")
+    head = wrap(f"{name}  {inputs}  {audit.environment}", "", "  ")
+    lines = [head.replace(name, paint(name, "bold", color), 1)]
     verdict = wrap(_verdict(audit), "", "  ")
     lines.append(verdict.replace("clean", paint("clean", "green", color), 1))
     for finding in audit.findings:
@@ -87,7 +89,7 @@ def _finding(audit: Audit, finding: Finding, color: bool) -> list[str]:
     head = wrap(f"{label} {called}  {cost}".rstrip(), "", "    ")
     head = head.replace(label, paint(label, _COLORS.get(finding.kind, "yellow"), color), 1)
     lines = [head.replace(called, paint(called, "bold", color), 1)]
-    lines.append(f"    {paint(place, 'blue', color)}")
+    lines.append(f"    {paint(printable(place, keep=''), 'blue', color)}")
     if finding.site.source:
         lines.append(f"    {paint(finding.site.source, 'dim', color)}")
     lines.append(wrap(f"{what_happened(audit, finding)}. {finding.remedy}", "    "))
