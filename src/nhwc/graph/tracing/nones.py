@@ -13,8 +13,10 @@ from torch import Tensor, fx, nn
 from ..code.questions import asks_for_none, assigned_in
 from ..code.reached import OURS, TORCH, methods_of, takes_module
 
-_TENSOR = (Tensor, "Tensor", "torch.Tensor")
-"""What a function that is called from a graph may be declared to return, which is never None."""
+_OF_WINDOWS = ("window_reverse", "grid_reverse")
+"""Functions of timm that make an image of its windows. What others are declared to return they need
+not: one that is declared to return a tensor returns the None that it was given.
+"""
 
 
 def argument_asked(module: nn.Module) -> str:
@@ -88,5 +90,6 @@ def may_be_none(
         return inside or (of_input and isinstance(key, str) and not hasattr(Tensor, key))
     home = getattr(node.target, "__module__", None) or "torch"
     known = home.startswith(("torch", "_operator", "builtins", "math", "nhwc", "einops"))
-    declared = getattr(node.target, "__annotations__", {}).get("return") in _TENSOR
-    return node.op == "call_function" and not (known or declared)
+    name = getattr(node.target, "__name__", "")
+    known = known or (home.startswith("timm.") and name.startswith(_OF_WINDOWS))
+    return node.op == "call_function" and not known
