@@ -845,10 +845,21 @@ def test_hooks_run_and_stay():
     assert len(net[0]._forward_hooks) == 1
 
 
-def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel():
-    net = nn.Sequential(weight_norm(nn.Conv2d(3, 4, 3)))
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("norm", "undo"),
+    [
+        (weight_norm, torch.nn.utils.parametrize.remove_parametrizations),
+        (torch.nn.utils.weight_norm, torch.nn.utils.remove_weight_norm),
+    ],
+)
+def test_a_weight_computed_on_every_call_is_told_from_a_slow_kernel(norm, undo):
+    net = nn.Sequential(norm(nn.Conv2d(3, 4, 3)))
     (finding,) = audit(net, torch.rand(2, 3, 8, 8)).findings
     assert "copies its weight" in finding.remedy
+    assert undo.__name__ in finding.remedy
+    undo(net[0], "weight")
+    assert audit(nhwc.convert_(net), last(2, 3, 8, 8), convert=False).clean
 
 
 @pytest.mark.parametrize("channels", [4, 8])

@@ -62,7 +62,8 @@ def _remedy(call: Call, effect: Effect) -> str:
         return (
             f"`{name}` copies its weight to channels last on every call, because the weight is "
             "computed anew each time (a parametrization or a standardized convolution). For "
-            "inference compute it once: torch.nn.utils.parametrize.remove_parametrizations."
+            "inference compute it once (torch.nn.utils.parametrize.remove_parametrizations, or "
+            "torch.nn.utils.remove_weight_norm for the older weight_norm), then call nhwc.convert_."
         )
     if effect is Effect.KEEPS:
         return slow or (
