@@ -203,6 +203,22 @@ def test_the_picture_of_a_suite_has_a_panel_per_batch_and_the_published_range():
     assert "#fde9c8" in svg
 
 
+def test_a_name_with_an_end_of_line_stays_in_one():
+    case = Case("of\nme.py:net", ((1, 3, 8, 8),), 1)
+    assert bench_text(Benchmark(HERE, (row(case),))).startswith(r"of\nme.py:net ")
+
+
+def test_bars_are_long_enough_to_see_beside_a_noisy_interval():
+    made = one().rows[0]
+    noisy = measured("compile", 0.04, noise=6.0)
+    result = Benchmark(HERE, (Row(made.case, (*made.measured, noisy)),))
+    assert made.comparison("optimized", "eager").ratio < 3
+    assert result.rows[0].comparison("compile", "eager").interval[1] > 30
+    shape = r'<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+) [^"]*"[^>]*style="fill: #0e8f84"'
+    left, right = map(float, re.search(shape, bench_plot(result, "svg").decode()).groups())
+    assert right - left > 50
+
+
 def test_pictures_are_the_same_for_the_same_result():
     assert bench_plot(one(), "svg") == bench_plot(one(), "svg")
 

@@ -155,7 +155,9 @@ def _colour(variant: str) -> str:
 def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
     bars = _bars(panel, result)
     single = len(panel) == 1
-    reach = max((bar[2].interval[1] for bar in bars), default=1.0)
+    longest = max([1.0, *(bar[2].ratio for bar in bars)])
+    # A noisy interval may be a hundred bars long: beside it they would be too short to see.
+    reach = min(2 * longest, max([longest, *(bar[2].interval[1] for bar in bars)]))
     published = panel[0].published
     if published and published.low and published.high:
         axis.axvspan(published.low, max(published.high, published.low + 0.01), color=BAND, zorder=0)
@@ -171,7 +173,7 @@ def _draw(axis: Any, panel: list[Row], result: Benchmark) -> None:
         if found.before is not found.after and (low, high) != (1.0, 1.0):
             axis.plot([low, high], [place, place], color=INK, lw=1.1, zorder=3)
         axis.text(
-            max(high, found.ratio) + 0.015 * reach, place, text, va="center",
+            min(max(high, found.ratio), reach) + 0.015 * reach, place, text, va="center",
             fontsize=9 if single else 7, color=INK if colour == OURS else FAINT, zorder=4,
             bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
         )  # fmt: skip

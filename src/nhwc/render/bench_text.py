@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from .._bench import Benchmark, Changes, Row
 from .._bench.engines import find_engine
+from ..shown import printable
 from . import bench_words as words
 from .text import plural, width, wrap
 
@@ -18,7 +19,7 @@ def bench_text(result: Benchmark) -> str:
     lines: list[str] = []
     if len(result.rows) == 1 and not result.rows[0].failure:
         row = result.rows[0]
-        lines += [str(row.case), "", *_one(row, result.baseline), ""]
+        lines += [printable(str(row.case), keep=""), "", *_one(row, result.baseline), ""]
         lines += [wrap(line, "") for line in _lines(row, result)]
     elif result.rows:
         cases = [row.case for row in result.rows]

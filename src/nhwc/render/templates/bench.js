@@ -4,11 +4,12 @@ const shown = (row) =>
   single ? row.variants : [row.own, row.peer, "channels_last"]
     .filter((name, i, all) => name && all.indexOf(name) === i)
     .map((name) => row.variants.find((v) => v.variant === name)).filter(Boolean);
-const reach = Math.max(1.2, ...data.rows.flatMap((row) => [
-  ...shown(row).map((v) => (v.interval ? Math.max(v.ratio, v.interval[1]) : 0)),
-  row.published && row.published.high ? row.published.high : 0,
-]));
-const at = (ratio) => (100 * ratio) / reach + "%";
+const compared = data.rows.flatMap(shown).filter((v) => v.interval);
+const published = data.rows.map((row) => (row.published && row.published.high) || 0);
+const longest = Math.max(1.2, ...compared.map((v) => v.ratio), ...published);
+/* A noisy interval may be a hundred bars long: beside it they would be too short to see. */
+const reach = Math.min(2 * longest, Math.max(longest, ...compared.map((v) => v.interval[1])));
+const at = (ratio) => (100 * Math.min(ratio, reach)) / reach + "%";
 
 function bar(variant) {
   const sure = variant.interval && variant.interval[0] !== variant.interval[1];
@@ -17,7 +18,7 @@ function bar(variant) {
     make("span", { title: variant.label }, variant.label),
     make("div", { class: "track" },
       make("i", { class: "fill", style: `width:${at(variant.ratio)}` }),
-      sure ? make("i", { class: "sure", style: `left:${at(variant.interval[0])};width:${at(variant.interval[1] - variant.interval[0])}` }) : "",
+      sure ? make("i", { class: "sure", style: `left:${at(variant.interval[0])};right:calc(100% - ${at(variant.interval[1])})` }) : "",
       make("b", { style: `left:${at(end)}` }, `${variant.ratio.toFixed(2)}x` + (single ? `  ${variant.ms} ms` : ""))));
 }
 
