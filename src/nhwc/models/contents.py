@@ -60,7 +60,7 @@ def with_contents(
         kept = [with_contents(held, known, homes) for held in inside]
         return Contents(value, kept) if any(isinstance(one, Contents) for one in kept) else value
     if is_object(value):
-        if homes is not None and not isinstance(value, _OPEN) and home_of(value) not in homes:
+        if homes is not None and not is_watched(value, homes):
             return value
         fields = fields_of(value).items()
         return Contents(value, {key: with_contents(held, known, homes) for key, held in fields})
@@ -202,6 +202,11 @@ def is_object(value: Any) -> bool:
     if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, Enum)):
         return False
     return issubclass(kind, _OPEN) or home_of(value) not in LIBRARIES
+
+
+def is_watched(value: Any, homes: Collection[str]) -> bool:
+    """Whether the contents of an object are told, for modules of these packages."""
+    return isinstance(value, _OPEN) or home_of(value) in homes
 
 
 def home_of(value: Any) -> str:

@@ -6,7 +6,7 @@ import dis
 import inspect
 import types
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from .reached import behind
 
@@ -16,6 +16,7 @@ class Accesses:
 
     For `self.part.calls` that is "part", for `self.parts[0].calls` it is "parts[]", and where
     nothing is known it is empty. A variable stands for what was read last when it was assigned to.
+    The field is ANY where code computes its name, or takes all fields as a dict.
     """
 
     def __init__(self) -> None:
@@ -24,12 +25,20 @@ class Accesses:
         self._filled: set[str] = set()
         self._behind: dict[str, list[str]] = {}
 
-    def note(self, code: types.CodeType) -> None:
-        """Follow the names that are loaded in a row: `x[key] = value` may fill each of them."""
+    def note(self, code: types.CodeType, own: str = "") -> None:
+        """Follow the names that are loaded in a row: `x[key] = value` may fill each of them.
+
+        The variable `own` of a method, which holds what the method belongs to, stands as SELF.
+        """
         row: list[str] = []
         copied: list[str] = []
-        for step in dis.get_instructions(code):
+        by_name: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        steps = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+        for place, step in enumerate(steps):
             name, said = step.opname, step.argval
+            if name in ("LOAD_GLOBAL", "LOAD_NAME") and said in (*_BY_NAME, "attrgetter"):
+                length, field = _owner_and_field(steps[place + 1 :])
+                by_name[place + length].append((said, field))
             if name in ("STORE_ATTR", "DELETE_ATTR"):
                 for owner in self._owners(row or copied) or [""]:
                     self._stored[owner].add(str(said))
@@ -37,11 +46,9 @@ class Accesses:
             elif name in ("LOAD_ATTR", "LOAD_METHOD"):
                 for owner in self._owners(row) or [""]:
                     self.read[owner].add(str(said))
+                    if said not in _BY_NAME:
+                        self._note_by_name(str(said), owner, ANY)
                 row = [*row, str(said)]
-            elif name == "LOAD_CONST" and row and isinstance(said, str):
-                by_name = {"getattr": self.read, "setattr": self._stored, "delattr": self._stored}
-                for owner in self._owners(row):
-                    by_name.get(row[0].removesuffix("[]"), defaultdict(set))[owner].add(said)
             elif name in ("BINARY_SUBSCR", "GET_ITER") or step.argrepr == "[]":
                 row = [*(f"{one}[]" for one in row), "[]"]
             elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
@@ -55,9 +62,21 @@ class Accesses:
                 row = [str(names[-1])] if name == "STORE_FAST_LOAD_FAST" else []
             elif name.startswith("LOAD_") and name != "LOAD_CONST":
                 for local in map(str, said if isinstance(said, tuple) else (said,)):
-                    row = [*row, *self._behind.get(local, ()), local]
+                    row = [*row, *self._behind.get(local, ()), SELF if local == own else local]
+            elif name.startswith("CALL") and "type" in row:
+                row = [*row, "__class__"]
             elif name not in _SKIPPED:
                 row = []
+            for builtin, field in by_name[place]:
+                for owner in self._owners(row) or [""]:
+                    self._note_by_name(builtin, owner, field)
+
+    def _note_by_name(self, said: str, owner: str, field: str) -> None:
+        """Note what code does that says `getattr(owner, field)` or `owner.__dict__`."""
+        if said in _READING:
+            self.read["" if said.startswith("__get") else owner].add(field)
+        if said in _STORING:
+            self._stored["" if said.startswith("__set") else owner].add(field)
 
     def _owners(self, row: list[str]) -> list[str]:
         """What a field is read off behind `row`."""
@@ -90,12 +109,38 @@ def by_method(kind: type, method: str) -> tuple[set[str], set[str]]:
         for one in functions:
             if not isinstance(one, types.FunctionType) or not one.__code__.co_argcount:
                 continue
-            told, own = Accesses(), one.__code__.co_varnames[0]
-            told.note(one.__code__)
-            filled = {field for field in told.read[own] if told.fills(field)}
-            read, written = read | told.read[own], written | told.stored(own) | filled
-            todo += told.read[own]
+            told = Accesses()
+            told.note(one.__code__, one.__code__.co_varnames[0])
+            filled = {field for field in told.read[SELF] if told.fills(field)}
+            read, written = read | told.read[SELF], written | told.stored(SELF) | filled
+            todo += told.read[SELF]
     return read, written
+
+
+def _owner_and_field(steps: Sequence[dis.Instruction]) -> tuple[int, str]:
+    """How many steps say the first argument of a call, and the text that is the second, or ANY."""
+    depths = [0]
+    for step in steps:
+        if step.opname in ("PRECALL", "CALL", "CALL_FUNCTION") and step.arg == depths[-1]:
+            break
+        depths.append(depths[-1] + dis.stack_effect(step.opcode, step.arg, jump=False))
+    # Where a depth occurs last, all that lies below stays until the call.
+    ends = [len(depths) - 1 - depths[::-1].index(depth) for depth in (1, 2) if depth in depths]
+    if len(ends) == 2 and ends[1] == ends[0] + 1 and isinstance(steps[ends[0]].argval, str):
+        return ends[0], steps[ends[0]].argval if steps[ends[0]].opname == "LOAD_CONST" else ANY
+    return ends[0] if ends else 0, ANY
+
+
+SELF = "<self>"
+"""Stands for the module or object whose method some code is."""
+
+ANY = "*"
+"""Stands for a field whose name is not known."""
+
+_READING = ("getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter")
+_STORING = ("setattr", "delattr", "vars", "__dict__", "__setattr__", "__delattr__")
+_BY_NAME = ("getattr", "hasattr", "vars", "setattr", "delattr")
+"""What code says that reads or stores fields by their names, and the functions among it."""
 
 
 CHANGING = {
@@ -104,4 +149,4 @@ CHANGING = {
 }
 """Methods that change a container."""
 
-_SKIPPED = ("CACHE", "EXTENDED_ARG", "FOR_ITER", "LOAD_CONST", "NOP", "PUSH_NULL")
+_SKIPPED = ("CACHE", "FOR_ITER", "LOAD_CONST", "NOP", "PRECALL", "PUSH_NULL")

@@ -122,6 +122,23 @@ def takes_module(module: nn.Module, method: types.FunctionType) -> bool:
     )
 
 
+def own_methods(module: nn.Module) -> set[types.CodeType]:
+    """The code of functions that get the module, or its class, as their first argument."""
+    members = [one for kind in type(module).__mro__ if is_users(kind) for one in vars(kind).items()]
+    bound = vars(module).get("forward")
+    found: set[types.CodeType] = set()
+    for name, value in [*members, ("forward", bound if hasattr(bound, "__self__") else None)]:
+        todo = behind(None if isinstance(value, staticmethod) else value)
+        while todo:
+            one = todo.pop()
+            if isinstance(one, types.FunctionType) and one.__code__ not in found:
+                found.add(one.__code__)
+                inside = filter(is_users, filter(inspect.isfunction, closed_over(one).values()))
+                # Decorators enclose each other, and the method that they are put on.
+                todo += (of for of in inside if of.__name__ == name or of.__closure__)
+    return found
+
+
 def _followed(
     module: nn.Module,
     others: Iterable[str],

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 
 from torch import jit, nn
 
-from ...models.contents import slots_of
+from ...models.contents import home_of, is_object, is_watched, slots_of
+from ..code.accesses import ANY
 from ..code.reached import is_users
 from ..modules.leaves import hooks_of, is_leaf
 from .touched import CALLED, Methods, PartCode, Place, reached_from
@@ -43,6 +44,8 @@ def read_across(model: nn.Module) -> dict[nn.Module, str]:
             found[part] = f"it reads {name}, which other code of the model writes"
         elif name := written.elsewhere(part):
             found[part] = f"it writes {name} of a part that is not in it"
+        elif name := written.unseen(part):
+            found[part] = f"its forward may change {name}, whose class is of another package"
         elif name := min(written.slots(part), default=""):
             found[part] = f"its forward changes self.{name}, which lies in __slots__"
     return found
@@ -65,8 +68,9 @@ class _Written:
         self._perhaps: dict[Place, set[nn.Module]] = defaultdict(set)
         for part, code in codes.items():
             for place in code.written_by(part):
-                self._surely[place].add(part)
                 self._perhaps[place].add(part)
+                if place[1] != ANY:
+                    self._surely[place].add(part)
         self._objects = {id(one): one for one in reached_from([model])}
         called = {name for code in codes.values() for name in code.others}
         kinds = {type(one) for one in self._objects.values() if is_users(type(one))}
@@ -77,28 +81,54 @@ class _Written:
 
     def read_by(self, part: nn.Module, code: PartCode) -> str:
         """The name of what `part` reads and others write; '' if there is nothing."""
-        written = {place for place in self._perhaps if part not in self._surely[place]}
-        for place, name in code.read_by(part).items():
-            if place in written:
+        written = {
+            place
+            for place, writers in self._perhaps.items()
+            if part not in self._surely[place] and (place[1] != ANY or writers - {part})
+        }
+        fields: dict[int, set[str]] = defaultdict(set)
+        for owner, field in written:
+            fields[owner].add(field)
+        for (owner, field), name in code.read_by(part).items():
+            if _meet({field}, fields[owner]):
                 return name
-        fields = {field for _, field in written}
-        for field in code.own & fields:
+        for field in _meet(code.own, fields[id(part)]):
             # Whoever holds the part, and alone leads to it, shows while it is traced what it sets.
             for writer in self._perhaps[id(part), field] - {part}:
-                if (id(part), field) in written and part in _around(writer, self._model):
+                if part in _around(writer, self._model):
                     return f"self.{field}"
+        for kind in type(part).__mro__:
+            for field in _meet(code.of_classes, fields[id(kind)]):
+                if self._perhaps[id(kind), field] - {part}:
+                    return f"{kind.__name__}.{field}"
         perhaps = {
             (place, field)
             for place, field in written
             if place != id(part) and place in self._objects and self._perhaps[place, field] - {part}
-            if field in code.read_in(type(self._objects[place]))
+            if self._may_read(code, self._objects[place], field)
         }
         reached = {id(one) for one in reached_from([part, *code.values])} if perhaps else ()
-        return next((field for place, field in perhaps if place in reached), "")
+        found = next((field for place, field in perhaps if place in reached), "")
+        return "fields of an object" if found == ANY else found
+
+    @staticmethod
+    def _may_read(code: PartCode, owner: object, field: str) -> bool:
+        """Code that computes names of fields of modules reads their parts and settings mostly."""
+        read = code.read_in(type(owner))
+        return field in read if isinstance(owner, nn.Module) else bool(_meet(read, {field}))
 
     def slots(self, part: nn.Module) -> list[str]:
         """The `__slots__` of `part` that its code may write."""
-        return [name for name in slots_of(part) if part in self._surely[id(part), name]]
+        return [name for name in slots_of(part) if part in self._perhaps[id(part), name]]
+
+    def unseen(self, part: nn.Module) -> str:
+        """A field that `part` may write where no trace of it looks; '' if there is none."""
+        homes = {home_of(one) for one in part.modules()}
+        for (place, field), writers in self._perhaps.items():
+            owner = self._objects.get(place)
+            if part in writers and is_object(owner) and not is_watched(owner, homes):
+                return f"{type(owner).__name__}.{field}"
+        return ""
 
     def elsewhere(self, part: nn.Module) -> str:
         """A field that `part` may write in modules that are not in it; '' if there is none."""
@@ -108,6 +138,13 @@ class _Written:
         within = {*map(id, part.modules())}
         modules = {key for key, one in self._objects.items() if isinstance(one, nn.Module)}
         return next((field for place, field in places if place in modules - within and field), "")
+
+
+def _meet(read: set[str], written: set[str]) -> set[str]:
+    """Those of the written fields that are read; the items of a container are no field."""
+    if ANY in read:
+        return written - {""}
+    return written & {*read, ANY} if read - {""} else written & read
 
 
 def _around(writer: nn.Module, model: nn.Module) -> set[nn.Module]:

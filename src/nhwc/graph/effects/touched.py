@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...models.contents import fields_of, is_object
 from ...models.trees import CONTAINERS
-from ..code.accesses import Accesses, by_method
-from ..code.reached import closed_over, codes_in, functions_of, is_users, names_in
+from ..code.accesses import ANY, SELF, Accesses, by_method
+from ..code.reached import closed_over, codes_in, functions_of, is_users, names_in, own_methods
 from ..modules.leaves import HOLDERS, definer, hooks_of
 from .outside import is_users_class, stored_by
 
@@ -81,8 +81,9 @@ class PartCode:
         self._read_in: dict[type, set[str]] = {}
         self._cells: set[Place] = set()
         self._set: set[Place] = set()
-        self._selves: set[str] = set()
+        firsts: set[str] = set()
         hooks = [one for one in hooks_of(part) if isinstance(one, types.FunctionType)]
+        with_part = own_methods(part).union(one.__code__ for one in hooks)
         for one in filter(is_users, (*functions_of(part), *hooks)):
             code, space, cells = one.__code__, one.__globals__, one.__closure__ or ()
             self._named.setdefault(id(space), (space, set()))[1].update(names_in(code))
@@ -94,13 +95,16 @@ class PartCode:
             self._cells |= enclosed
             stored = stored_by(code, ("DEREF",))
             self._set |= {place for place in enclosed if place[1] in stored}
-            self._selves |= {*code.co_varnames[: min(code.co_argcount, 1)]}
+            first = "".join(code.co_varnames[: min(code.co_argcount, 1)])
+            firsts.add(first)
             for inner in codes_in(code):
-                self._accesses.note(inner)
-        self.own = {field for name in self._selves for field in self._accesses.read[name]}
+                self._accesses.note(inner, first if code in with_part else "")
+        # A function may be called with the part.
+        self.own = {field for name in (SELF, *firsts) for field in self._accesses.read[name]}
+        self.of_classes = self._accesses.read["__class__"] | self.own
         # What tensors have as well is read off tensors most often.
-        self.others = self._accesses.read_off_others(self._selves) - {*dir(Tensor)}
-        self._stored = self._accesses.stored_in_others(self._selves)
+        self.others = self._accesses.read_off_others({SELF}) - {*dir(Tensor)}
+        self._stored = self._accesses.stored_in_others({SELF})
         self.values = [
             space[n] for space, names in self._named.values() for n in names & space.keys()
         ]
@@ -130,8 +134,7 @@ class PartCode:
 
     def written_by(self, part: nn.Module) -> set[Place]:
         found = {*self._set}
-        for name in self._selves:
-            found |= {(id(part), field) for field in self._accesses.stored(name)}
+        found |= {(id(part), field) for field in self._accesses.stored(SELF)}
         for name, value in self._within_reach(part):
             if isinstance(value, CONTAINERS):
                 found |= {(id(value), "")} if self._accesses.fills(name) else set()
@@ -148,11 +151,13 @@ class PartCode:
     def written_in_others(
         self, part: nn.Module, writing: Mapping[type, Mapping[str, set[str]]]
     ) -> Iterator[Place]:
-        """What the code may write in objects, in whatever way it comes to them."""
+        """What the code may write in classes and objects, in whatever way it comes to them."""
+        for kind in filter(is_users, type(part).__mro__):
+            yield from ((id(kind), field) for field in self._accesses.stored("__class__"))
         known = any(names[name] for names in writing.values() for name in self.others)
         for owner in reached_from([part, *self.values]) if self._stored or known else ():
             names = writing.get(type(owner), {})
-            fields = self._stored.intersection(_fields(owner))
+            fields = self._stored & {*_fields(owner), ANY}
             for field in fields.union(*(names.get(name, ()) for name in self.others)):
                 yield id(owner), field
 
@@ -191,8 +196,9 @@ def _held(value: Any) -> tuple[Any, str]:
 
 
 def _fields(owner: Any) -> set[str]:
-    slots = (owner._parameters, owner._buffers) if isinstance(owner, nn.Module) else ()
-    return {*fields_of(owner)}.union(*slots)
+    if isinstance(owner, nn.Module):
+        return {*fields_of(owner), *owner._parameters, *owner._buffers}
+    return {*fields_of(owner)}.union(*map(vars, filter(is_users, type(owner).__mro__)))
 
 
 _OPERATORS = ("__call__", "__getitem__", "__setitem__")
