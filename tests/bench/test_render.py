@@ -223,6 +223,16 @@ def test_pictures_are_the_same_for_the_same_result():
     assert bench_plot(one(), "svg") == bench_plot(one(), "svg")
 
 
+@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0", "a/folder/" * 20 + "net.py:shufflenet"])
+def test_no_name_is_cut_off_at_the_edge_of_the_picture(name):
+    image = pytest.importorskip("matplotlib.image")
+    cases = Case(name, ((4, 3, 224, 224),), 2), Case("resnet18", ((4, 3, 288, 288),), 2)
+    result = Benchmark(HERE, tuple(map(row, cases)))
+    picture = image.imread(io.BytesIO(bench_plot(result, "png")))
+    assert (picture[:, :10] == 1).all()
+    assert not (picture[:, 10:60] == 1).all()
+
+
 def test_without_matplotlib_the_pip_line_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingPackage, match=r"pip install 'nhwc\[plot\]'"):

@@ -54,7 +54,8 @@ def bench_plot(result: Benchmark, format: str = "svg") -> bytes:
         tallest = max(len(_bars(panel, result)) for panel in panels)
         single = len(rows) == 1
         height = 2.3 + (0.42 * tallest if single else 0.14 * (tallest + len(rows) / len(panels)))
-        figure = Figure(figsize=(4.6 + 4.8 * len(panels), height), dpi=150)
+        width = 4.6 + 4.8 * len(panels)
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, panel in zip(axes, panels, strict=True):
             _draw(axis, panel, result)
@@ -93,11 +94,16 @@ def _bars(panel: list[Row], result: Benchmark) -> list[Bar]:
         group = _group(row, result.baseline)
         for position, (comparison, colour, text) in enumerate(group):
             named = position == (len(group) - 1) // 2
-            name = words.short(row.case, cases) if named else ""
+            name = _end_of(words.short(row.case, cases)) if named else ""
             bars.append((name, place, comparison, colour, text))
             place += 1.0
         place += 1.0
     return bars
+
+
+def _end_of(name: str) -> str:
+    """A name, or its end: a path may be wider than the picture."""
+    return name if len(name) <= 48 else f"...{name[-45:]}"
 
 
 def _one(row: Row, baseline: str) -> list[Bar]:
@@ -202,17 +208,17 @@ def _frame(figure: Any, result: Benchmark, height: float) -> None:
     """Title above, machine and versions underneath."""
     cases = [row.case for row in result.rows]
     single = len(cases) == 1
-    top, bottom = (0.95 if single else 1.25) / height, 0.95 / height
-    figure.text(
-        0.02, 1 - 0.22 / height, _title(result, cases), fontsize=13, weight="bold", va="top"
-    )
-    figure.text(0.02, 1 - 0.5 / height, _legend(result), fontsize=8.5, color=FAINT, va="top")
+    title = textwrap.wrap(_title(result, cases), int(7.5 * figure.get_figwidth()))
+    below = 0.28 + 0.22 * len(title)
+    top, bottom = (below + 0.3) / height, 0.4 / height
+    head = "\n".join(title)
+    figure.text(0.02, 1 - 0.22 / height, head, fontsize=13, weight="bold", va="top")
+    figure.text(0.02, 1 - below / height, _legend(result), fontsize=8.5, color=FAINT, va="top")
     machine = printable(words.environment(result), keep="")
     foot = "\n".join(textwrap.wrap(machine, 120 if single else 190))
     figure.text(0.02, 0.12 / height, foot, fontsize=7.5, color=FAINT, va="bottom")
-    figure.subplots_adjust(
-        left=0.25 if single else 0.15, right=0.97, top=1 - top, bottom=bottom, wspace=0.45
-    )
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0.01, bottom, 0.97, 1 - top - bottom), wspace=0.05)
 
 
 def _title(result: Benchmark, cases: list[Case]) -> str:
