@@ -133,8 +133,8 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
         # Drop the path at the end of Pillow's message; ours begins with it.
         said = getattr(error, "strerror", None) or str(error)
         reason = said.split(" '")[0].split(": ")[0]
-        name = printable(str(path), keep="")
-        raise InputError(f"{name} is not a readable image ({reason})") from None
+        fault = f"{path} is not a readable image ({reason})"
+        raise InputError(printable(fault, keep="")) from None
     if rng is not None and rng.random() < 0.5:
         out = out.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(out)

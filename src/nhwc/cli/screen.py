@@ -11,7 +11,6 @@ from .._train import Point, Recipe
 from .._train.distributed import rank_and_world
 from ..machine.environment import Environment
 from ..render.train_text import log_line
-from ..shown import printable
 from .progress import ProgressLine, note, put
 
 
@@ -67,4 +66,4 @@ class OnceEach:
     def __call__(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            note(f"skipped: {printable(text, keep='')}")
+            note(f"skipped: {text}")

@@ -210,14 +210,13 @@ def convert_(module: Model, format: Format = Format.CHANNELS_LAST) -> Model:
             f"cannot convert a {type(module).__name__} in place: it is no torch.nn.Module. "
             "For a tensor there is nhwc.to_format(x, format)."
         )
-    packed = packed_convolutions(model)
-    if packed and not convolution_weights(model):
+    changed = restride_weights_(model, format)
+    if not changed and (packed := packed_convolutions(model)) and not convolution_weights(model):
         raise InputError(
             f"every convolution of the {type(module).__name__} holds its weight packed for one "
             f"kernel ({packed[0] or 'the model itself'}): there is no format to change. "
             "Convert the model before it is quantized or optimized for inference."
         )
-    changed = restride_weights_(model, format)
     for optimizer in optimizers_of(changed) if changed else ():
         restride_state_(optimizer)
     return module
