@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -107,22 +108,33 @@ def preserved(model: nn.Module, *, weights: int = 0) -> Iterator[None]:
         parameters = list(model.parameters())
         restores = [_remember_parameter(parameter) for parameter in parameters]
         restores += [_remember_data(buffer) for buffer in model.buffers()]
-        restores += [_remember_slots(module) for module in model.modules()]
+        modules = list(model.modules())
+        restores += [_remember_slots(module) for module in modules if slots_of(module)]
         # Sparse tensors have no `nbytes`.
         if sum(p.numel() * p.itemsize for p in parameters if not is_lazy(p)) <= weights:
             restores += map(_remember_data, parameters)
         known = {id(tensor) for tensor in (*parameters, *model.buffers())}
-        homes = {home_of(module) for module in model.modules()}
-        held = [with_contents(vars(module), known, homes) for module in model.modules()]
+        homes = {home_of(module) for module in modules}
+        # Most attributes of a module are dictionaries of hooks, and empty: no copy tells more.
+        empty = [one for part in modules for one in vars(part).values() if _is_empty(one)]
+        known.update(map(id, empty))
+        held = [with_contents(vars(module), known, homes) for module in modules]
         devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
         try:
             with undrawn(devices):
                 yield
         finally:
+            for one in empty:
+                if one:
+                    one.clear()
             for one in held:
                 put_back(one)
             for restore in reversed(restores):
                 restore()
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) in (dict, OrderedDict, list, set) and not value
 
 
 @contextlib.contextmanager

@@ -71,13 +71,13 @@ class _Problem:
 
     def _conversions(self, choice: Choice, value: fx.Node) -> float:
         """A value is converted once, however many read it in the other layout."""
-        seen = self.record.values.get(value)
-        has = written(choice, self.record, value)
-        readers = self.readers.get(value, ())
-        users = [choice[user].implementation for user in readers if user in choice]
-        ours = value in choice and choice[value].implementation.ours
-        switches = value in choice and any(user.ours != ours for user in users)
-        converts = has is not None and bool({user.reads for user in users} - {has, None})
+        seen, has = self.record.values.get(value), written(choice, self.record, value)
+        source, switches, converts = choice.get(value), False, False
+        for reader in self.readers.get(value, ()):
+            if reader in choice:
+                one = choice[reader].implementation
+                switches |= source is not None and source.implementation.ours != one.ours
+                converts |= has is not None and one.reads not in (has, None)
         if not isinstance(seen, Seen):
             # Several tensors at once cannot be converted or handed over: a whole second forbids it.
             return 1.0 if switches or converts else 0.0
