@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from ..kernels.language import isa as isas
 from ..machine.environment import available_cores
 from .implementation import Implementation
 from .scene import Scene
@@ -59,7 +60,8 @@ def _sort(layer: Layer, one: Implementation) -> object:
 def _alike(layer: Layer) -> object:
     spec = layer.spec
     if isinstance(spec, Convolution):
-        return spec.weight[2:], spec.stride, spec.groups
+        rest = spec.weight[0] // spec.groups % isas.host().panel_columns
+        return spec.weight[2:], spec.stride, spec.groups, rest
     return spec.name if isinstance(spec, OperatorSpec) else type(spec)
 
 

@@ -141,6 +141,16 @@ def test_kernels_lie_in_a_table_by_number(fresh, isa):
     assert address_of(both, isa) == table
 
 
+def test_of_a_table_only_what_is_called_is_compiled(fresh, isa):
+    another = replace(ADD_ONE, name="add_another")
+    both = Kernels("both", lambda isa: (ADD_ONE, another))
+    numbers = (ctypes.c_int64 * 2).from_address(address_of(both.only([1, 1]), isa))
+    assert list(numbers) == [0, address_of(another, isa)]
+    assert works(numbers[1])
+    assert [*fresh] == ["add_another"]
+    assert both.only([1]) == both.only([1, 1]) != both
+
+
 def test_several_processes_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("NHWC_CACHE", str(tmp_path))
     code = "from tests.kernels.language.test_compiler import ADD_ONE, works\n"

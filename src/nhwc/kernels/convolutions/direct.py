@@ -38,7 +38,7 @@ from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Stored, clamp
 from ..layers.ending import ENDING, activate_tile, ending
 from ..product import rows
-from ..product.microkernel import ADD, FINAL, TILE, TileCall, even, tiles_of
+from ..product.microkernel import ADD, FINAL, TileCall, even, tiles_for, tiles_of
 from ..product.weights import after, pack_convolution
 from ..tape.steps import Scratch, Step, View, step
 from .parts import run_of, segments_of, split
@@ -214,7 +214,7 @@ def direct_steps(
             weights=packed,
             bias=after(packed, spec.groups * spec.depth * padded_k),
             scratch=Scratch(4 * scratch_floats, per_thread=True),
-            tile=TILE,
+            tile=tiles_for(k),
             pixels=spec.pixels,
             k=k,
             groups=spec.groups,

@@ -45,7 +45,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, largest, tiles_of
+from ..product.microkernel import FINAL, TileCall, largest, tiles_for, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
 from ..tape.steps import Scratch, Step, View, step
@@ -119,7 +119,7 @@ def expanded_depthwise_step(
         weights=pack_depthwise(weight, isa),
         bias=pad_channels(bias, c),
         scratch=Scratch(4 * scratch_floats, per_thread=True),
-        tile=TILE,
+        tile=tiles_for(c),
         n=n,
         h=h,
         w=w,

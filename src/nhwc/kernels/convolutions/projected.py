@@ -37,7 +37,7 @@ from ..language.values import Value
 from ..language.vectors import Emitter
 from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp, emit_activations
 from ..layers.ending import ENDING, activate_tile, ending
-from ..product.microkernel import FINAL, TILE, TileCall, largest
+from ..product.microkernel import FINAL, TileCall, largest, tiles_for
 from ..product.weights import pack_convolution, pad_channels
 from ..tape.steps import Scratch, Step, View, step
 from .depthwise import OutputRow, TiledRow, Window, emit_row
@@ -98,7 +98,7 @@ def projected_depthwise_step(
         project_weights=packed,
         project_bias=packed[c * isa.padded(k) :],
         scratch=Scratch(4 * scratch_floats, per_thread=True),
-        tile=TILE,
+        tile=tiles_for(k),
         n=n,
         h=h,
         w=w,

@@ -53,7 +53,7 @@ from torch import Tensor
 from ..language import isa as isas
 from ..layers.activations import clamp
 from ..layers.ending import ending
-from ..product.microkernel import TILE
+from ..product.microkernel import tiles_for
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, step
@@ -183,7 +183,7 @@ def winograd_steps(
         bias=after(packed, spec.groups * form.numbers * deep * isa.padded(k)),
         shared=Scratch(64 if alone else 4 * block_floats * cut.blocks),
         own=Scratch(4 * own_floats, per_thread=True),
-        tile=TILE,
+        tile=tiles_for(isa.padded(k)),
         n=spec.n,
         c=c,
         k=k,

@@ -7,9 +7,9 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,19 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels of an instruction set that others call by number, through a table of addresses."""
+    """Kernels of an instruction set that others call by number, through a table of addresses.
+
+    Those that are not `called` are not compiled, and have no address in it.
+    """
 
     name: str
     members: Callable[[Isa], tuple[Kernel, ...]] = field(repr=False)
+    called: tuple[int, ...] | None = None
+
+    def only(self, numbers: Iterable[int]) -> Kernels:
+        """The same ones, of which others call those with these numbers alone."""
+        called = sorted({*numbers})
+        return replace(self, name=f"{self.name}{called}", called=tuple(called))
 
     @property
     def address(self) -> int:
@@ -99,10 +108,13 @@ def _made(kernel: Kernel | Kernels, isa: Isa) -> tuple[int, Any]:
     """The address, and what must live as long as anyone may call it."""
     if isinstance(kernel, Kernel):
         return _load(kernel, isa)
-    members = kernel.members(isa)
+    members = dict(enumerate(kernel.members(isa)))
+    table = (ctypes.c_int64 * len(members))()
+    called = tuple(members) if kernel.called is None else kernel.called
     with ThreadPoolExecutor(len(members)) as pool:
-        addresses = list(pool.map(address_of, members, itertools.repeat(isa)))
-    table = (ctypes.c_int64 * len(addresses))(*addresses)
+        made = pool.map(address_of, map(members.__getitem__, called), itertools.repeat(isa))
+        for number, address in zip(called, made, strict=True):
+            table[number] = address
     return ctypes.addressof(table), table
 
 

@@ -37,7 +37,7 @@ from ...errors import InputError
 from ..language import isa as isas
 from ..language.isa import Isa
 from ..language.loops import padded
-from ..product.microkernel import TILE
+from ..product.microkernel import tiles_for
 from ..tape.steps import Scratch, Step, View, held, step
 from .heads import APART, ATTENTION, Attended, floats_of
 
@@ -155,7 +155,7 @@ def attention_step(
         row_parts=parts,
         scratch=Scratch(4 * floats, per_thread=True),
         scratch_floats=floats,
-        tile=TILE,
+        tile=tiles_for(size.keys, size.outputs),
     )
 
 

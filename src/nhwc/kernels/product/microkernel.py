@@ -32,7 +32,8 @@ What is multiplied was packed for it:
 
 No loop can run over registers: there is a function for each number of rows and for each width of a
 panel, in steps of the `least` vector. Those of one width are a kernel of their own. `TILE` is the
-table of these, compiled once, which convolutions call through its address (`TileCall`).
+table of these, compiled once, which convolutions call through its address (`TileCall`); each asks
+for the widths that it has (`tiles_for`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..language import isa as isas
 from ..language.compiler import Args, Kernel, Kernels
 from ..language.isa import Isa
 from ..language.loops import emit_moved
@@ -138,6 +140,14 @@ def _of_each_width(isa: Isa) -> tuple[Kernel, ...]:
 
 
 TILE = Kernels("tile", _of_each_width)
+
+
+def tiles_for(*columns: int) -> Kernels:
+    """Those of `TILE` that products with so many columns call; others need not be compiled."""
+    isa = isas.host()
+    ends = [count % isa.panel_columns for count in columns]
+    whole = [isa.panel_columns for count in columns if count >= isa.panel_columns]
+    return TILE.only((width - 1) // isa.least for width in (*ends, *whole) if width)
 
 
 class TileCall:
