@@ -196,6 +196,10 @@ def test_a_corrupt_image_ends_the_command(folder, capsys):
         ([], "give either DATA"),
         (["images", "--synthetic"], "give either DATA"),
         (["nowhere"], "no such folder: nowhere"),
+        (
+            ["images", "-a", f"{FILE}:lazy"],
+            "0.weight, 0.bias and 2 more of Sequential has no shape",
+        ),
         (["images/train"], "Pass images: train/ and val/"),
         (["images", "-b", "999"], "has 36 images, less than one batch of 999"),
         (["images", "--size", "tiny"], "size 'tiny' is no size"),

@@ -107,6 +107,23 @@ class _Dies(nn.Module):
         return self.net(images)
 
 
+def synchronized() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 10)
+    )
+
+
+def idle() -> nn.Module:
+    """Has two parameters that its loss does not use."""
+    net = plain()
+    net[2].spare = nn.Conv2d(3, 4, 1)
+    return net
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(10))
+
+
 class LayoutCopies(TorchDispatchMode):
     """Lists the operators that give a 4-D or 5-D tensor another layout than it had."""
 

@@ -33,6 +33,7 @@ from .._train.recipe import OPTIMIZERS, PRECISIONS
 from ..errors import InputError
 from ..formats import convert_
 from ..machine.environment import available_cores, usable_device
+from ..models.kinds import check_initialized
 from ..render.train_text import log_line
 from ..shown import misfit
 from ..zoo import load_model
@@ -152,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             classes=args.classes or len(data.classes),
         )
+        check_initialized(model)
         if rank_and_world()[0] == 0:
             note(headline(args.arch, model, recipe, args.batch_size, device))
             if habits:
