@@ -73,11 +73,19 @@ def test_a_lost_process_ends_the_run_with_its_reason(tmp_path):
     [
         (["no/such/folder"], "no/such/folder"),
         (["--synthetic", "--momentum", "-3"], "momentum"),
-        (["--synthetic", "-a", f"{FILE}:unlucky", "--size", 16, "--classes", 10], "no luck here"),
+        (["--synthetic", "-a", f"{FILE}:unlucky", "--size", 16], "no luck here"),
+        (
+            ["--synthetic", "-a", f"{FILE}:synchronized", "--size", 16],
+            "1 is a SyncBatchNorm, which torch has for several processes on GPUs alone. Train in",
+        ),
+        (
+            ["--synthetic", "-a", f"{FILE}:idle", "--size", 16, "--max-batches", 1],
+            "2.spare.weight, 2.spare.bias got no gradient",
+        ),
     ],
 )
 def test_an_error_is_said_once_by_whoever_has_it(words, says):
-    done = torchrun("-m", "nhwc", "train", *words, "-b", 4, "--workers", 0)
+    done = torchrun("-m", "nhwc", "train", *words, "-b", 4, "--classes", 10, "--workers", 0)
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len([line for line in errors if says in line]) == 1, done.stderr

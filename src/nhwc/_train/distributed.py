@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import InputError, ProcessLost
 from ..formats import Format, convert_
+from ..models.trees import some
 from ..shown import first_line
 
 
@@ -92,13 +94,38 @@ def parallel(model: nn.Module, device: torch.device) -> nn.Module:
     """Wrap `model` for this group: gradients are averaged over the processes."""
     if rank_and_world()[1] == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
-
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.SyncBatchNorm) and device.type == "cpu":
+            raise InputError(
+                f"{path or 'the model'} is a SyncBatchNorm, which torch has for several processes "
+                "on GPUs alone. Train in one process, or with BatchNorm."
+            )
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
+
+
+def check_averaged(model: nn.Module) -> None:
+    """Refuse gradients that DistributedDataParallel has not averaged: it waits for all of them.
+
+    Without this, torch raises its own error in the next forward pass, after an update in which each
+    process took its own gradients.
+    """
+    for module in model.modules():
+        if not isinstance(module, DistributedDataParallel):
+            continue
+        if module.find_unused_parameters or module.static_graph:
+            continue
+        named = module.module.named_parameters()
+        awaited = [(n, p) for n, p in named if n not in module.parameters_to_ignore]
+        idle = [name for name, p in awaited if p.requires_grad and p.grad is None]
+        if idle:
+            raise InputError(
+                f"{some(idle)} got no gradient, and several processes wait for that of each "
+                "parameter. Set requires_grad to False there, or train in one process."
+            )
 
 
 def shard_(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..errors import InputError, ModelFailed, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, MEMORY_FORMATS
-from .distributed import speaks_of_peers
+from .distributed import check_averaged, rank_and_world, speaks_of_peers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -78,6 +78,7 @@ class TrainingStep:
         self.model, self.optimizer = model, optimizer
         self.loss, self.dtype, self.clip, self.average = loss, dtype, clip, average
         self.scaler = torch.amp.GradScaler(enabled=dtype is torch.float16)
+        self._updated = False
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, share: float = 1.0, update: bool = True
@@ -95,6 +96,9 @@ class TrainingStep:
         return loss.detach(), logits_of(output).detach()
 
     def _update(self) -> None:
+        if not self._updated and rank_and_world()[1] > 1:
+            check_averaged(self.model)
+        self._updated = True
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
