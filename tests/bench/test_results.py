@@ -98,6 +98,17 @@ def test_judgement(share, low, high, judgement):
     assert made.judgement == judgement
 
 
+def test_a_figure_that_noise_alone_may_have_made_is_not_reproduced():
+    before, after = measured("eager", 1.0), measured("channels_last", 1 / 1.2)
+    wild = tuple((3.0,) if place % 2 else (0.5,) for place in range(len(after.turns)))
+    claim = Published(1.08, 4.0, "eager", "channels_last", "somewhere")
+    case = Case("net", ((1, 3, 8, 8),), 1)
+    noisy = Row(case, (before, dataclasses.replace(after, turns=wild)), published=claim)
+    found = noisy.comparison("channels_last", "eager")
+    assert (found.ratio >= 1.08, found.verdict) == (True, "too noisy to tell")
+    assert noisy.judgement == "too noisy to tell"
+
+
 def test_judgement_without_the_variant_it_is_about():
     claim = Published(1.2, 1.2, "eager", "fused", "somewhere")
     assert row(CASE, {"eager": 1.0}, published=claim).judgement == "not measured"

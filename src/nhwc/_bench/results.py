@@ -176,7 +176,8 @@ class Row:
         top = self.published.high or math.inf
         if low > top:
             return "exceeded"
-        if found.ratio >= bottom and (self.published.low or found.verdict == "faster"):
+        known = self.published.low and found.verdict != "too noisy to tell"
+        if found.ratio >= bottom and (known or found.verdict == "faster"):
             return "reproduced"
         return "not here" if high < bottom else "too noisy to tell"
 
