@@ -15,6 +15,7 @@ from ..models.trees import tensors_of
 from ..plan import Plan
 from ..plan.recognize import is_opaque
 from ..plan.specs import Layer, OperatorSpec
+from ..verify import cloned
 from .report import Fallback
 
 
@@ -25,7 +26,7 @@ def fallbacks(plan: Plan, graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_of(tuple(inputs)))
     with torch.no_grad():
-        seconds = plan.program.step_seconds(inputs) if on_cpu else {}
+        seconds = plan.program.step_seconds(cloned(tuple(inputs))) if on_cpu else {}
     whole = sum(seconds.values())
     found: dict[tuple[str, str], list[Layer]] = defaultdict(list)
     for layer in plan.layers:
