@@ -310,6 +310,15 @@ def test_mixed_heads_of_an_attention_lose_nothing():
     torch.testing.assert_close(outputs(changed, (images(2),)), outputs(model, (images(2),)))
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean", "amax", "amin"])
+def test_a_number_has_a_first_dimension_to_be_reduced_over(kind):
+    block = Block(lambda self, x: x * getattr(self.scale, kind)(0)).eval()
+    block.scale = nn.Parameter(torch.tensor(3.0))
+    changed, [report] = rewrite(block, mend_reduction)
+    assert not report.applied
+    torch.testing.assert_close(outputs(changed, (images(),)), outputs(block, (images(),)))
+
+
 def test_dimensions_of_size_one_come_first():
     assert order_in_memory(images(1)) == [0, 2, 3, 1]
     assert order_in_memory(torch.stack((images(1), images(1)), dim=1)) == [0, 3, 4, 1, 2]

@@ -34,7 +34,7 @@ def mend_reduction(gm: fx.GraphModule) -> PassReport:
         dims = _dims(given.get("dim"))
         plain = given.keys() <= {"input", "dim", "keepdim"} and type(keepdim) is bool and dims
         rank = ranks.get(value) if isinstance(value, fx.Node) else None
-        kept = rank is not None and _leaves_an_image(rank, dims, keepdim=keepdim)
+        kept = bool(rank and _leaves_an_image(rank, dims, keepdim=keepdim))
         if not plain or not (kept or (keepdim and _leaves_a_map(node, dims))):
             continue
         sites.append(Site(name_of(node), kind, True))
