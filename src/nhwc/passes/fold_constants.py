@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 from ..graph import attribute, called, clean, filled, fresh_name, targets_of
 from ..graph.nodes.computed import is_computed_from_arguments
 from ..graph.nodes.memory import exposed, memory_of
+from ..graph.nodes.names import CONSTANT, is_constant
 from ..graph.report import PassReport, Site
 from ..machine.host_memory import apart
 from ._folding_sites import name_of
@@ -51,16 +53,20 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
     """Compute `constants` in their order, and drop each value when nothing needs it any more."""
     sites = []
     values: dict[fx.Node, Any] = {}
+    recast = _Recast()
     readers = {node: constants.keys() & node.users.keys() for node in constants}
     for node in constants:
         if node.op == "get_attr":
             value = attribute(gm, str(node.target)).detach()
+            recast.take(node, value)
         else:
             value = _evaluate(node, values)
+            recast.compute(node, value)
             read = len(readers[node]) < len(node.users) and node.target not in _MADE
             if isinstance(value, Tensor) and read:
                 sites.append(Site(name_of(node), "constant", True))
-                _replace(gm, node, value, constants)
+                kind = "" if recast.follows(node, value) else f"{CONSTANT}_"
+                _replace(gm, node, value, constants, f"{kind}{node.name}_constant")
         if readers[node]:
             values[node] = value
         for made_of in node.all_input_nodes:
@@ -68,6 +74,41 @@ def _fold(gm: fx.GraphModule, constants: dict[fx.Node, None]) -> list[Site]:
             if not readers[made_of]:
                 del values[made_of]
     return sites
+
+
+class _Recast:
+    """What the constants would be in a model cast to another type, without their numbers.
+
+    `module.to(dtype)` casts buffers. A constant may be one only if the code, on weights that were
+    cast, would compute it in that type: not what it casts itself, makes of whole numbers, or takes
+    for complex, of which a cast leaves the real part.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, Any] = {}
+
+    def take(self, node: fx.Node, value: Tensor) -> None:
+        other = torch.float32 if value.dtype == torch.float64 else torch.float64
+        cast = value.is_floating_point() and not is_constant(node)
+        kind = other if cast else value.dtype
+        self._known[node] = torch.empty_like(value, dtype=kind, device="meta")
+
+    def compute(self, node: fx.Node, value: Any) -> None:
+        if node.target in _MADE:
+            self._known[node] = torch.empty_like(value, device="meta")
+            return
+        if not isinstance(value, Tensor):
+            self._known[node] = value
+        # Torch may be unable to compute it without numbers, or on this device.
+        with contextlib.suppress(Exception):
+            self._known[node] = _evaluate(node, self._known)
+
+    def follows(self, node: fx.Node, value: Tensor) -> bool:
+        """Whether a cast of `value` is what the code would compute; assumed if it is unknown."""
+        if not value.is_floating_point():
+            return not value.is_complex()
+        known = self._known.get(node, value)
+        return known is value or known.dtype != value.dtype
 
 
 def _writes_into_own(node: fx.Node) -> bool:
@@ -81,10 +122,10 @@ def _evaluate(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
 
 
 def _replace(
-    gm: fx.GraphModule, node: fx.Node, value: Tensor, constants: Collection[fx.Node]
+    gm: fx.GraphModule, node: fx.Node, value: Tensor, constants: Collection[fx.Node], name: str
 ) -> None:
     """Store `value` as a buffer, and let every user of `node` that is no constant read that."""
-    name = fresh_name(gm, f"{node.name}_constant")
+    name = fresh_name(gm, name)
     gm.register_buffer(name, apart(value.detach()))
     with gm.graph.inserting_before(node):
         constant = gm.graph.get_attr(name)

@@ -100,5 +100,9 @@ def _fresh(name: str, holder: nn.Module | None, own: Set[str]) -> str:
 
 def is_constant(node: fx.Node) -> bool:
     """Whether this is a tensor that the code made without its inputs."""
-    name = str(node.target).rpartition(".")[2]
-    return node.op == "get_attr" and name.startswith(CONSTANT)
+    return node.op == "get_attr" and is_made(str(node.target))
+
+
+def is_made(path: str) -> bool:
+    """Whether the tensor at `path` is one that the code makes, in a type that no cast changes."""
+    return path.rpartition(".")[2].startswith(CONSTANT)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from .edit import filled
+from .names import is_made
 
 _NOTED = ("is_wrapped", "may_return_input", "seen")
 """What later traces and passes ask of a node."""
@@ -31,6 +32,21 @@ class PickledGraph(fx.GraphModule):
     True
     """
 
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Cast no constant: the code makes it in its own type, whatever type the weights have."""
+        made = []
+        for path, value in [*self.named_buffers(remove_duplicate=False)]:
+            if is_made(path) and _is_castable(value):
+                holder, _, name = path.rpartition(".")
+                buffers = self.get_submodule(holder)._buffers
+                made.append((buffers, name, value))
+                buffers[name] = _as_whole_numbers(value)
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            for buffers, name, value in made:
+                buffers[name] = _as_it_was(buffers[name], value)
+
     def __reduce__(self) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "_graph"}
         return _unpickled, (type(self).__name__, state, [*map(_row_of, self.graph.nodes)])
@@ -39,6 +55,27 @@ class PickledGraph(fx.GraphModule):
     def _deepcopy_init(cls) -> Callable[..., None]:
         """What `copy.deepcopy` makes the copy with, which would be a `GraphModule` by name."""
         return functools.partial(cls.__init__, class_name=cls.__name__)
+
+
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _is_castable(value: torch.Tensor) -> bool:
+    cast = value.is_floating_point() or value.is_complex()
+    return cast and value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+
+
+def _as_whole_numbers(value: torch.Tensor) -> torch.Tensor:
+    """The bytes of `value` as a tensor that is moved like any other, and not cast."""
+    real = torch.view_as_real(value) if value.is_complex() else value
+    return real.view(_WHOLE[real.element_size()])
+
+
+def _as_it_was(whole: Any, value: torch.Tensor) -> torch.Tensor:
+    if whole.dtype not in _WHOLE.values():
+        return value.to(whole.device)
+    real = whole.view(value.dtype.to_real())
+    return torch.view_as_complex(real) if value.is_complex() else real
 
 
 class _Row(NamedTuple):

@@ -1,0 +1,85 @@
+"""fold_constants: what is computed of weights keeps the type that the code gives it."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import nhwc
+
+from ..optimize.test_optimize import won_by
+
+
+class _Code(nn.Module):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+        self.layer = nn.Conv2d(3, 4, 1)
+        self.weight = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
+        self.pairs = nn.Parameter(torch.rand(4, 8, 5, 2))
+        self.register_buffer("places", torch.arange(8))
+
+    def forward(self, x):
+        return self.code(self, self.layer(x))
+
+
+def _filtered(m, y):
+    return torch.fft.irfft2(torch.fft.rfft2(y.float()) * torch.view_as_complex(m.pairs.float()))
+
+
+def _like_the_places(m, y):
+    return y + torch.zeros_like(m.weight, dtype=m.weight.dtype).add(m.places)
+
+
+KEPT = {
+    "cast by the code": lambda m, y: y.float() * (m.weight.float() * 2),
+    "of whole numbers": lambda m, y: y + torch.sin(m.places / 10),
+    "complex": _filtered,
+    "made by the code": lambda m, y: y + torch.linspace(0, 1, 8),
+    "wider than the weights": lambda m, y: y.double() - m.weight.double().exp(),
+}
+CAST = {
+    "of weights": lambda m, y: y * m.weight.exp(),
+    "in the type of weights": lambda m, y: y + m.places.to(m.weight.dtype),
+    "in the type of zeros": _like_the_places,
+}
+
+
+def _loaded(graph):
+    file = io.BytesIO()
+    pickle.dump(graph, file)
+    file.seek(0)
+    return pickle.load(file)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("what", [*KEPT, *CAST])
+@torch.no_grad()
+def test_a_cast_of_the_result_is_the_result_of_the_cast(what, kind):
+    torch.manual_seed(0)
+    model, x = _Code((KEPT | CAST)[what]).eval(), torch.randn(1, 3, 8, 8)
+    fused = nhwc.fuse(model)
+    truth = copy.deepcopy(model).to(kind)(x.to(kind))
+    for graph in (fused, copy.deepcopy(fused), won_by("graph", model, x)):
+        found = graph.to(kind)(x.to(kind))
+        torch.testing.assert_close(found, truth, rtol=0.02, atol=0.04)
+
+
+@torch.no_grad()
+def test_the_type_is_kept_in_a_pickle_and_in_a_file(tmp_path):
+    class Filtered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pairs = nn.Parameter(torch.rand(3, 8, 5, 2))
+
+        def forward(self, x):
+            return torch.fft.irfft2(torch.fft.rfft2(x) * torch.view_as_complex(self.pairs))
+
+    model, x = Filtered().eval(), torch.randn(1, 3, 8, 8)
+    nhwc.save(won_by("graph", model, x), tmp_path / "filtered.nhwc")
+    truth = copy.deepcopy(model).to(torch.float64)(x.double())
+    for other in (_loaded(nhwc.fuse(model)), nhwc.load(tmp_path / "filtered.nhwc")):
+        torch.testing.assert_close(other.to(torch.float64)(x.double()), truth, rtol=1e-5, atol=1e-5)
