@@ -388,6 +388,14 @@ def test_what_torch_refuses_for_its_channels_is_folded_into_no_answer(layers, re
         fused(image())
 
 
+def test_a_convolution_whose_weight_is_computed_is_told_as_one():
+    block = Block(lambda self, x: self.n(F.conv2d(x, self.c.weight * x.mean())), c=conv(), n=norm())
+    fused = fuse_checked(block, image())
+    assert fused.report.skipped[0].reason == (
+        "a weight or an argument of conv2d() is computed while the model runs"
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_conv_keeps_its_dtype_beside_a_float32_norm(dtype):
     model = random_(nn.Sequential(nn.Conv2d(4, 6, 3, bias=False), norm()))

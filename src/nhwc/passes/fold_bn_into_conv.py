@@ -176,6 +176,8 @@ def _other_follower(calls: list[fx.Node], norm: nn.Module) -> str | None:
 
 def _lone(before: fx.Node | None) -> str:
     source = name_of(before) if before is not None else "nowhere"
+    if source.endswith("()") and source.rpartition(".")[2].startswith("conv"):
+        return f"a weight or an argument of {source} is computed while the model runs"
     return f"its input comes from {source}, not from a convolution"
 
 
