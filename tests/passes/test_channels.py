@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import nhwc
-from nhwc.graph.modules.folded import FrozenConv2d
+from nhwc.graph.modules.folded import PromotedFrozenConv2d
 from nhwc.graph.modules.mended import ChannelNorm
 from nhwc.passes._matching import arithmetic
 from nhwc.passes.fold_constants import fold_constants
@@ -117,7 +117,7 @@ def test_a_layer_called_twice_keeps_its_weights():
 def test_a_product_that_adds_a_batch_still_adds_one():
     model = random_(Scaled(nn.Conv2d(6, 8, 3), 1, 8, 1, 1))
     changed, _ = rewrite(model, fold_scale)
-    assert isinstance(changed.layer, FrozenConv2d)
+    assert isinstance(changed.layer, PromotedFrozenConv2d)
     assert changed(IMAGE[0]).shape == (1, 8, 3, 2)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..graph.modules.folded import FOLDED, FrozenConv2d
+from ..graph.modules.folded import FOLDED, PROMOTED, FrozenConv2d, PromotedFrozenConv2d
 from ..machine.host_memory import apart, trim
 
 _LARGE = 1 << 22
@@ -71,7 +71,23 @@ def frozen(folded: nn.Module) -> Any | None:
     if not isinstance(folded, nn.Conv2d):
         return None
     layer = twin(folded)
-    layer.__class__ = FrozenConv2d
+    layer.__class__ = PromotedFrozenConv2d if isinstance(folded, PROMOTED) else FrozenConv2d
+    return layer
+
+
+def promoted(folded: nn.Module) -> Any:
+    """Make `folded` return what its sum or product with a tensor of its weights' type has as type.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     promoted(nn.Linear(4, 4))(torch.ones(2, 4)).dtype
+    torch.float32
+    """
+    if isinstance(folded, PROMOTED):
+        return folded
+    layer = twin(folded)
+    frozen = isinstance(folded, FrozenConv2d)
+    kinds = (PromotedFrozenConv2d,) if frozen else PROMOTED
+    layer.__class__ = next(k for k in kinds if isinstance(folded, k.__bases__[-1]))
     return layer
 
 

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from ..graph import erase, module_of, replace_module
 from ..graph.modules.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after, fold_before, frozen, scale_and_shift, undoable
+from ._arithmetic import fold_after, fold_before, frozen, promoted, scale_and_shift, undoable
 from ._folding_sites import (
     called_again,
     calls_of,
@@ -96,6 +96,10 @@ def _folded(layer: Any, norm: Any, batches: bool) -> tuple[nn.Module | None, str
     folded = fold_after(layer, scale, shift)
     if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
+    if is_frozen_batch_norm(norm):
+        if norm.weight.dtype != layer.weight.dtype:
+            return None, f"the norm is {norm.weight.dtype}, the weights are {layer.weight.dtype}"
+        folded = promoted(folded)
     if batches:
         return folded, None
     if is_frozen_batch_norm(norm):

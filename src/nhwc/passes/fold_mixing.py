@@ -17,9 +17,11 @@ import torch
 from torch import fx, nn
 
 from ..graph import erase, module_of, replace_module
+from ..graph.modules.folded import PROMOTED
 from ..graph.modules.leaves import is_leaf
 from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
+from ._arithmetic import promoted
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
 from ._matching import is_own, numbers_given, shape_given, size_read
 from ._ranks import ranks_of
@@ -107,6 +109,8 @@ def _folded(first: Any, second: Any) -> nn.Module | None:
         return None
     kind = next(kind for kind in _KINDS if isinstance(first, kind))
     folded: nn.Module = layer(kind, tensors, {}).train(first.training)
+    if isinstance(second, PROMOTED):
+        folded = promoted(folded)
     return folded.requires_grad_(first.weight.requires_grad)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..graph import attribute, erase, module_of, replace_module
-from ..graph.modules.folded import FrozenConv2d
+from ..graph.modules.folded import FrozenConv2d, PromotedFrozenConv2d
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
-from ._arithmetic import fold_after, frozen
+from ._arithmetic import fold_after, frozen, promoted
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -45,6 +45,8 @@ def fold_scale(gm: fx.GraphModule) -> PassReport:
         shape = "x".join(map(str, found.constant.shape))
         what = f"{name_of(layer_node)} {'+' if found.is_sum else '*'} {shape}"
         folded, reason = _folded(layer_node, layer, found)
+        if folded is not None and not writes_first(node.target):
+            folded = promoted(folded)
         if folded is not None and not permuted and found.constant.ndim == layer.weight.ndim:
             # Given one image, it returned a batch of one; the folded layer must as well.
             folded = frozen(folded)
@@ -100,7 +102,8 @@ def _fits(layer: Any, factor: Tensor, permuted: bool) -> bool:
 
 def _folded(node: fx.Node, layer: Any, found: _WithConstant) -> tuple[nn.Module | None, str]:
     # One that returns a single image as a batch of one adds as it multiplies: to all its pixels.
-    undoes = None if isinstance(layer, FrozenConv2d) else folded_before(layer)
+    frozen_one = isinstance(layer, FrozenConv2d | PromotedFrozenConv2d)
+    undoes = None if frozen_one else folded_before(layer)
     reason = layer_unfit(layer) or undoes or weight_read_elsewhere(node) or called_again(node)
     if reason is None and found.constant.dtype != layer.weight.dtype:
         name = "summand" if found.is_sum else "factor"

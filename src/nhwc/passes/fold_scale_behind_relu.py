@@ -17,7 +17,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..graph import add_module, attribute, erase, module_of, replace_module
 from ..graph.report import PassReport, Site
-from ._arithmetic import fold_after
+from ..operators.kinds import writes_first
+from ._arithmetic import fold_after, promoted
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -31,11 +32,15 @@ from ._reporting import reported
 
 
 class _Affine(NamedTuple):
-    """The nodes behind a ReLU that multiply and add, the last one last, and their numbers."""
+    """The nodes behind a ReLU that multiply and add, the last one last, and their numbers.
+
+    A number in a dimension of its own `promotes` the result to its type.
+    """
 
     nodes: tuple[fx.Node, ...]
     factor: Tensor
     shift: Tensor
+    promotes: bool
 
 
 def fold_scale_behind_relu(gm: fx.GraphModule) -> PassReport:
@@ -69,7 +74,8 @@ def _behind(gm: fx.GraphModule, node: fx.Node) -> _Affine | None:
     like = found[0][1]
     factor = product[1] if product else torch.ones_like(like)
     shift = total[1] if total else torch.zeros_like(like)
-    return _Affine(tuple(one[0] for one in found), factor, shift)
+    promotes = any(number.ndim and not writes_first(node.target) for node, number in found)
+    return _Affine(tuple(one[0] for one in found), factor, shift, promotes)
 
 
 def _with_number(
@@ -84,7 +90,7 @@ def _with_number(
     number = attribute(gm, str(other.target))
     if not isinstance(number, Tensor) or number.is_meta or number.numel() != 1 or number.ndim > 1:
         return None
-    return node, number.detach().flatten()
+    return node, number.detach()
 
 
 def _folded(layer_node: fx.Node, relu: fx.Node, found: _Affine) -> tuple[nn.Module | None, str]:
@@ -110,7 +116,7 @@ def _folded(layer_node: fx.Node, relu: fx.Node, found: _Affine) -> tuple[nn.Modu
     folded = fold_after(layer, factor, shift)
     if folded is None:
         return None, f"the folded weights do not fit {layer.weight.dtype}"
-    return folded, ""
+    return promoted(folded) if found.promotes else folded, ""
 
 
 def _bound(gm: fx.GraphModule, layer: fx.Node, relu: fx.Node, found: _Affine) -> None:

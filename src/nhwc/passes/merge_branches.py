@@ -16,16 +16,18 @@ computed that was not computed before. The weights are added in float64 and roun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, module_of
+from ..graph.modules.folded import PROMOTED, SummedConv2d
 from ..graph.modules.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
-from ._arithmetic import frozen, scale_and_shift, with_weights
+from ..operators.kinds import writes_first
+from ._arithmetic import frozen, promoted, scale_and_shift, twin, with_weights
 from ._folding_sites import (
     called_again,
     folded_before,
@@ -82,7 +84,8 @@ class _Conv:
 class _Sum:
     """convolutions(source) + own * source + shift; `inner` are the nodes that compute it.
 
-    A node comes before those it reads. The result is `batched` if even that of one image is.
+    A node comes before those it reads. The result is `batched` if even that of one image is. It
+    `promotes` to the widest of these types; None stands for that of the source.
     """
 
     convs: tuple[_Conv, ...] = ()
@@ -91,6 +94,7 @@ class _Sum:
     has_own: bool = False
     inner: tuple[fx.Node, ...] = field(default=())
     batched: bool = False
+    promotes: frozenset[torch.dtype | None] = frozenset()
 
     @property
     def branches(self) -> int:
@@ -104,6 +108,7 @@ class _Sum:
             self.has_own or other.has_own,
             (*self.inner, *other.inner),
             self.batched or other.batched,
+            self.promotes | other.promotes,
         )
 
     def times(self, factor: Numbers) -> _Sum:
@@ -114,6 +119,7 @@ class _Sum:
             self.has_own,
             self.inner,
             self.batched,
+            self.promotes,
         )
 
 
@@ -128,21 +134,20 @@ class _Tree:
         if type(value) in (int, float):
             return _Sum(shift=float(value))
         if value is self.source:
-            return _Sum(own=1.0, has_own=True)
+            return _Sum(own=1.0, has_own=True, promotes=frozenset({None}))
         if not isinstance(value, fx.Node) or not (root or _read_once(value)):
             return None
         found = self._computed(value)
         if found is None:
             return None
-        return _Sum(
-            found.convs, found.own, found.shift, found.has_own, (value, *found.inner), found.batched
-        )
+        return replace(found, inner=(value, *found.inner))
 
     def _computed(self, node: fx.Node) -> _Sum | None:
         layer = module_of(node)
         if isinstance(layer, nn.Conv2d):
             alone = node.args == (self.source,) and not node.kwargs
-            return _Sum((_Conv(node),), shift=_bias(layer)) if alone else None
+            own = frozenset({layer.weight.dtype} if isinstance(layer, PROMOTED) else ())
+            return _Sum((_Conv(node),), shift=_bias(layer), promotes=own) if alone else None
         if layer is not None:
             return self._normed(node, layer) if is_batch_norm(layer) else None
         kind = arithmetic(node)
@@ -153,7 +158,8 @@ class _Tree:
         first, second = (self.read(one, root=False) for one in node.args)
         if first is None or second is None or kind not in ("add", "sub"):
             return None
-        return first.plus(second if kind == "add" else second.times(-1.0))
+        total = first.plus(second if kind == "add" else second.times(-1.0))
+        return replace(total, promotes=first.promotes) if writes_first(node.target) else total
 
     def _normed(self, node: fx.Node, norm: nn.Module) -> _Sum | None:
         value = input_of(node)
@@ -173,9 +179,13 @@ class _Tree:
             factor = self._factor(other)
             if factor is not None:
                 found = self.read(value, root=False)
-                batched = isinstance(factor, Tensor) and factor.ndim == 4
-                scaled = found and found.times(_flat(factor))
-                return scaled.plus(_Sum(batched=batched)) if scaled else None
+                if found is None:
+                    return None
+                scaled = found.times(_flat(factor))
+                if not isinstance(factor, Tensor) or not factor.ndim:
+                    return scaled
+                own = () if writes_first(node.target) else (factor.dtype,)
+                return scaled.plus(_Sum(batched=factor.ndim == 4, promotes=frozenset(own)))
         return None
 
     def _factor(self, value: Any) -> Numbers | None:
@@ -187,20 +197,19 @@ class _Tree:
         held = attribute(self.gm, str(value.target))
         if not isinstance(held, Tensor) or held.is_meta or not held.is_floating_point():
             return None
-        held = held.detach().double()
         spread = held.ndim in (3, 4) and held.shape == (
             *[1] * (held.ndim - 3),
             len(held.flatten()),
             1,
             1,
         )
-        return held if spread or held.shape in ((), (1,)) else None
+        return held.detach() if spread or held.shape in ((), (1,)) else None
 
 
 def _flat(factor: Numbers) -> Numbers:
     if not isinstance(factor, Tensor):
         return factor
-    return float(factor) if factor.numel() == 1 else factor.flatten()
+    return float(factor) if factor.numel() == 1 else factor.double().flatten()
 
 
 def _bias(layer: Any) -> Numbers:
@@ -237,6 +246,7 @@ def _merged(root: fx.Node, source: fx.Node, found: _Sum) -> tuple[nn.Module | No
         *(check(one.node) for one in found.convs for check in _NODE_CHECKS),
         *(check(one.layer) for one in found.convs for check in (layer_unfit, folded_before)),
         *(_unlike(one.layer, widest) for one in found.convs),
+        _of_other_type(found.promotes - {None, widest.weight.dtype}),
         _own_unfit(widest) if found.has_own else None,
         written_between([source], source, root),
     )
@@ -250,7 +260,22 @@ def _merged(root: fx.Node, source: fx.Node, found: _Sum) -> tuple[nn.Module | No
     merged = with_weights(widest, weight, bias)
     if merged is None:
         return None, f"the merged weights do not fit {widest.weight.dtype}"
+    merged = _typed(merged, found.promotes)
     return (frozen(merged) if found.batched else merged), ""
+
+
+def _of_other_type(types: frozenset[torch.dtype | None]) -> str | None:
+    return f"a factor is {min(map(str, types))}, and the weights are not" if types else None
+
+
+def _typed(conv: Any, promotes: frozenset[torch.dtype | None]) -> Any:
+    """`conv`, whose result has the type of the sum that it stands for."""
+    if promotes - {None}:
+        return promoted(conv)
+    if promotes or isinstance(conv, PROMOTED):
+        conv = twin(conv)
+        conv.__class__ = SummedConv2d if promotes else nn.Conv2d
+    return conv
 
 
 _NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (called_again, weight_read_elsewhere)

@@ -24,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, bound, erase, erase_unused, module_of
+from ..graph.modules.folded import PROMOTED
 from ..graph.modules.leaves import is_leaf, opaque_by_nature
 from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
+from ._arithmetic import promoted
 from ._folding_sites import input_of, is_batch_norm, layer_unfit, name_of, written_between
 from ._matching import activation_of, is_own
 from ._reporting import reported
@@ -284,6 +286,8 @@ def _mixed(node: fx.Node, conv: Any, image: fx.Node, weight: Tensor, bias: Any) 
     """A call of the convolution that `node` calls, with some of its columns."""
     tensors = {"weight": weight.contiguous()} | ({} if bias is None else {"bias": bias})
     mixing = layer(nn.Conv2d if weight.ndim == 4 else nn.Conv3d, tensors, {})
+    if isinstance(conv, PROMOTED):
+        mixing = promoted(mixing)
     mixing.train(conv.training).weight.requires_grad_(conv.weight.requires_grad)
     call = add_module(node.graph, f"{node.name}_part", mixing, (image,))
     call.meta = dict(node.meta)

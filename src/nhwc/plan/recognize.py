@@ -12,6 +12,12 @@ from ..graph.modules.folded import (
     FoldedConv3d,
     FoldedLinear,
     FrozenConv2d,
+    PromotedConv1d,
+    PromotedConv2d,
+    PromotedConv3d,
+    PromotedFrozenConv2d,
+    PromotedLinear,
+    SummedConv2d,
 )
 from ..graph.modules.layers import LAYERS, BatchNorm, Fused, StatisticsNorm
 from ..graph.modules.leaves import computes_as, runs_hooks
@@ -25,6 +31,10 @@ from .specs import Affine, Convolution, Layer, Linear, OperatorSpec
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 """By the dimensions of what they are given: rows, signals, images and volumes."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_OURS = (
+    *(FoldedConv1d, FoldedConv2d, FoldedConv3d, FrozenConv2d),
+    *(PromotedConv1d, PromotedConv2d, PromotedConv3d, PromotedFrozenConv2d, SummedConv2d),
+)
 
 
 def layers_of(graph: fx.GraphModule, record: Record) -> list[Layer]:
@@ -112,8 +122,8 @@ def specified(
             return None
         weighted: dict[str, Any] = {"weight": tuple(op.weight.shape), "bias": op.bias is not None}
         return Convolution(**common, **weighted, **geometry)
-    flat = isinstance(op, FoldedLinear) and rank == 2
-    if flat or computes_as(op, nn.Linear):
+    ours = isinstance(op, PromotedLinear) or (isinstance(op, FoldedLinear) and rank == 2)
+    if ours or computes_as(op, nn.Linear):
         return Linear(**common, weight=tuple(op.weight.shape), bias=op.bias is not None)
     if (
         type(op) in (BatchNorm, StatisticsNorm, _BATCH_NORMS.get(rank))
@@ -128,7 +138,7 @@ def specified(
 
 def _is_convolution(op: Any) -> bool:
     """Whether it is a convolution of ours, or of torch, or a subclass that computes as its base."""
-    if type(op) in (FoldedConv1d, FoldedConv2d, FoldedConv3d, FrozenConv2d):
+    if type(op) in _OURS:
         return True
     kind = next((kind for kind in _CONVOLUTIONS if isinstance(op, kind)), None)
     return kind is not None and all(

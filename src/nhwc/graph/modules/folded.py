@@ -1,8 +1,11 @@
-"""Layers with a batch norm folded in that also serve inputs without a batch dimension.
+"""Layers with what came after them folded in, that give what both gave for any input.
 
 A batch norm scales dimension 1 of its input. In a batch that is the channels; in a single signal
 (C, L) it is the positions, which the folded weights do not scale. So these layers use the folded
 weights for batches, and for any other input undo the fold and then apply the batch norm.
+
+Under autocast a layer returns half precision, and a sum or product with a float32 tensor is float32
+again. A layer into which one of these is folded returns that type, too.
 """
 
 from typing import Any
@@ -79,7 +82,21 @@ class FoldedConv3d(FoldedConv, nn.Conv3d):
     """The fold serves (N, C, D, H, W); in (C, D, H, W) the batch norm scales D."""
 
 
-class FoldedConvTranspose(Folded):
+class Transposing(Leaf):
+    """What the transposed convolutions share."""
+
+    def convolved(self: Any, image: Tensor, bias: Tensor | None, more: list[int]) -> Tensor:
+        """The convolution of `image`, so many rows and columns `more` than it must have."""
+        rest = (self.stride, self.padding, more, self.groups, self.dilation)
+        # Autocast knows these by name, and not what they call.
+        if self.weight.dim() == 3:
+            return torch.conv_transpose1d(image, self.weight, bias, *rest)
+        if self.weight.dim() == 4:
+            return torch.conv_transpose2d(image, self.weight, bias, *rest)
+        return torch.conv_transpose3d(image, self.weight, bias, *rest)
+
+
+class FoldedConvTranspose(Transposing, Folded):
     """The `forward` that the transposed convolutions share."""
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -89,15 +106,7 @@ class FoldedConvTranspose(Folded):
             input, output_size, self.stride, self.padding, self.kernel_size, dims - 2, self.dilation
         )
         image = input if batch else input.unsqueeze(0)
-        bias = self.bias if batch else None
-        rest = (self.stride, self.padding, more, self.groups, self.dilation)
-        # Autocast knows these by name, and not what they call.
-        if dims == 3:
-            result = torch.conv_transpose1d(image, self.weight, bias, *rest)
-        elif dims == 4:
-            result = torch.conv_transpose2d(image, self.weight, bias, *rest)
-        else:
-            result = torch.conv_transpose3d(image, self.weight, bias, *rest)
+        result: Tensor = self.convolved(image, self.bias if batch else None, more)
         if batch:
             return result
         layer = (self.scale, self.shift, self.bias_before)
@@ -124,6 +133,92 @@ class FrozenConv2d(Leaf, nn.Conv2d):
         return result if input.dim() == 4 else result.unsqueeze(0)
 
 
+def promoted(result: Tensor, like: Tensor) -> Tensor:
+    """`result` in the type that its sum with `like` has."""
+    return result.to(torch.promote_types(result.dtype, like.dtype))
+
+
+class PromotedFrozenConv2d(Leaf, nn.Conv2d):
+    """A FrozenConv2d whose result has the type of the norm, if that is wider."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        result = promoted(self._conv_forward(input, self.weight, self.bias), self.weight)
+        return result if input.dim() == 4 else result.unsqueeze(0)
+
+
+class SummedConv2d(Leaf, nn.Conv2d):
+    """A convolution into which its input was summed: the result has that type, if it is wider."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return promoted(self._conv_forward(input, self.weight, self.bias), input)
+
+
+class PromotedLinear(Leaf, nn.Linear):
+    """A linear layer with a tensor folded in: the result has its type, if that is wider."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return promoted(F.linear(input, self.weight, self.bias), self.weight)
+
+
+class PromotedConv(Leaf):
+    """The `forward` of convolutions whose result has the type of what was folded in."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        return promoted(self._conv_forward(input, self.weight, self.bias), self.weight)
+
+
+class PromotedConv1d(PromotedConv, nn.Conv1d):
+    """For signals."""
+
+
+class PromotedConv2d(PromotedConv, nn.Conv2d):
+    """For images."""
+
+
+class PromotedConv3d(PromotedConv, nn.Conv3d):
+    """For volumes."""
+
+
+class PromotedConvTranspose(Transposing):
+    """The `forward` of transposed convolutions whose result has the type of what was folded in."""
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        more = self._output_padding(
+            input,
+            output_size,
+            self.stride,
+            self.padding,
+            self.kernel_size,
+            self.weight.dim() - 2,
+            self.dilation,
+        )
+        return promoted(self.convolved(input, self.bias, more), self.weight)
+
+
+class PromotedConvTranspose1d(PromotedConvTranspose, nn.ConvTranspose1d):
+    """For signals."""
+
+
+class PromotedConvTranspose2d(PromotedConvTranspose, nn.ConvTranspose2d):
+    """For images."""
+
+
+class PromotedConvTranspose3d(PromotedConvTranspose, nn.ConvTranspose3d):
+    """For volumes."""
+
+
+PROMOTED: tuple[type[nn.Module], ...] = (
+    PromotedConv1d,
+    PromotedConv2d,
+    PromotedConv3d,
+    PromotedConvTranspose1d,
+    PromotedConvTranspose2d,
+    PromotedConvTranspose3d,
+    PromotedFrozenConv2d,
+    PromotedLinear,
+)
+"""Those whose result is at least of the type of their weights."""
+
 FOLDED: tuple[type[nn.Module], ...] = (
     FoldedConv1d,
     FoldedConv2d,
@@ -133,5 +228,6 @@ FOLDED: tuple[type[nn.Module], ...] = (
     FoldedConvTranspose3d,
     FoldedLinear,
     FrozenConv2d,
+    PromotedFrozenConv2d,
 )
-"""All layers of this file that a graph may hold."""
+"""Those that give another result for an input without a batch than torch's layer would."""

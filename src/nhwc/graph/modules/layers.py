@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ...errors import InputError
 from ..plain import as_plain
-from .folded import FOLDED
+from .folded import FOLDED, PROMOTED, SummedConv2d
 from .frames import FromFrames, ToFrames
 from .leaf import Leaf
 from .mended import (
@@ -232,6 +232,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     Spread,
     StatisticsNorm,
     ToFrames,
-    *FOLDED,
+    SummedConv2d,
+    *dict.fromkeys((*FOLDED, *PROMOTED)),
 )
 """All of them, for whoever stores a graph and builds it again."""

@@ -12,6 +12,9 @@ from ...graph.modules.folded import (
     FoldedConvTranspose1d,
     FoldedConvTranspose2d,
     FoldedConvTranspose3d,
+    PromotedConvTranspose1d,
+    PromotedConvTranspose2d,
+    PromotedConvTranspose3d,
 )
 from ...kernels.convolutions.transposed import (
     Transposed,
@@ -34,8 +37,10 @@ TRANSPOSED = (
     nn.ConvTranspose3d,
     FoldedConvTranspose2d,
     FoldedConvTranspose3d,
+    PromotedConvTranspose2d,
+    PromotedConvTranspose3d,
 )
-OF_SIGNALS = (nn.ConvTranspose1d, FoldedConvTranspose1d)
+OF_SIGNALS = (nn.ConvTranspose1d, FoldedConvTranspose1d, PromotedConvTranspose1d)
 
 
 def transposed(call: OperatorCall) -> tuple[Implementation, ...]:
