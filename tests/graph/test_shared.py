@@ -2,7 +2,9 @@
 
 import copy
 import operator
+from collections import deque
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,10 @@ class Holds(nn.Module):
     def __init__(self, memo):
         super().__init__()
         self.conv, self.memo, self.memos = nn.Conv2d(3, 3, 1), memo, [memo]
+
+    @classmethod
+    def share(cls, value):
+        cls.shared_1 = value
 
 
 class Writes(Holds):
@@ -159,9 +165,19 @@ CLASS_READERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "write", [to_own_class, to_own_class_by_name, to_own_class_of_a_field], ids=lambda f: f.__name__
-)
+def to_class_above(self, value):
+    type(self).__mro__[0].shared_1 = value
+
+
+def by_method_of_class(self, value):
+    self.share(value)
+
+
+CLASS_WRITERS = [to_own_class, to_own_class_by_name, to_own_class_of_a_field]
+CLASS_WRITERS += [to_class_above, by_method_of_class]
+
+
+@pytest.mark.parametrize("write", CLASS_WRITERS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("read", CLASS_READERS.values(), ids=CLASS_READERS)
 def test_what_a_part_writes_in_its_class_another_of_the_class_reads(write, read):
     def forward(self, x):
@@ -191,3 +207,137 @@ def test_names_that_code_computes_close_no_part_where_nothing_is_written():
 def test_what_a_function_writes_in_an_object_is_not_written_in_the_part():
     fused = assert_handed_on(Memo(), by_function, lambda self: 1.0)
     assert [part.path for part in fused.report.opaque] == ["0"]
+
+
+def assert_right(net):
+    x = torch.rand(2, 3, 4, 4)
+    fused = nhwc.fuse(net.eval())
+    # Both runs go on with what lies in classes; each copy has its own containers.
+    for scale in (1, 2, 3):
+        torch.testing.assert_close(fused(x * scale), net(x * scale))
+
+
+def base(self, value):
+    type(self).__base__.shared_1 = value
+
+
+def bases(self, value):
+    type(self).__bases__[0].shared_1 = value
+
+
+def order(self, value):
+    type(self).__mro__[1].shared_1 = value
+
+
+@pytest.mark.parametrize("write", [base, bases, order], ids=lambda one: one.__name__)
+def test_what_a_part_writes_in_a_class_above_its_own_another_reads(write):
+    above = type("Above", (Reads,), {"read": lambda self: self.shared_1})
+    below = type("Below", (above,), {"forward": Writes.forward, "write": write})
+    assert_right(nn.Sequential(below(None), above(None)))
+
+
+def in_a_method_of_a_class(self, value):
+    Store.put(value)
+
+
+def in_a_static_method(self, value):
+    Store.put_plainly(value)
+
+
+def in_a_method_of_an_object_s_class(self, value):
+    self.memo.put(value)
+
+
+class Store:
+    kept = 1.0
+
+    @classmethod
+    def put(cls, value):
+        cls.kept = value
+
+    @staticmethod
+    def put_plainly(value):
+        Store.kept = value
+
+
+@pytest.mark.parametrize(
+    "write",
+    [in_a_method_of_a_class, in_a_static_method, in_a_method_of_an_object_s_class],
+    ids=lambda one: one.__name__,
+)
+def test_what_a_class_keeps_of_what_a_part_gives_it_another_reads(write):
+    assert_handed_on(Store(), write, lambda self: Store.kept)
+    assert_handed_on(Store(), write, lambda self: self.memo.kept)
+    assert isinstance(Store.kept, torch.Tensor), "a traced value is dead afterwards"
+
+
+class ByNumber(Holds):
+    def forward(self, x):
+        y = self.conv(x)
+        for place, part in enumerate(self.memos):
+            y = y * getattr(part, f"level_{place}")
+        return y
+
+
+class Leveled(Holds):
+    level_0 = 1.0
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.level_0 = y.mean()
+        return y
+
+
+def test_what_parts_in_a_list_keep_is_read_by_names_that_code_computes():
+    leveled = Leveled(None)
+    assert_right(nn.Sequential(leveled, ByNumber(leveled)))
+
+
+class Kind(type):
+    level = 1.0
+
+
+class OfKind(metaclass=Kind):
+    pass
+
+
+def test_what_a_part_writes_in_the_class_of_a_class_another_reads():
+    def write(self, value):
+        Kind.level = value
+
+    assert_handed_on(None, write, lambda self: OfKind.level)
+
+
+CHANGES = {
+    "items of an array": (numpy.ones(1), lambda self: self.memo.__setitem__(0, self.memo[0] + 1)),
+    "an array filled": (numpy.ones(1), lambda self: self.memo.fill(self.memo[0] + 1)),
+    "bytes": (bytearray(b"12"), lambda self: self.memo.reverse()),
+    "a list turned": ([1, 2], lambda self: self.memo.reverse()),
+    "a queue turned": (deque([1, 2, 3]), lambda self: self.memo.rotate(1)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_part_changes_in_place_another_reads(name):
+    memo, change = CHANGES[name]
+
+    def write(self, value):
+        change(self)
+
+    kinds = type("Writer", (Writes,), {"write": write}), type("Reader", (Reads,), {"read": first})
+    assert_right(nn.Sequential(*(kind(memo) for kind in kinds)))
+
+
+def test_an_array_that_a_part_adds_to_another_reads():
+    class Adds(Holds):
+        def forward(self, x):
+            self.memo += 1
+            return self.conv(x)
+
+    memo = numpy.ones(1)
+    reads = type("Reader", (Reads,), {"read": first})
+    assert_right(nn.Sequential(Adds(memo), reads(memo)))
+
+
+def first(self):
+    return float(self.memo[0])

@@ -25,11 +25,13 @@ class Accesses:
         self._filled: set[str] = set()
         self._behind: dict[str, list[str]] = {}
 
-    def note(self, code: types.CodeType, own: str = "") -> None:
+    def note(self, code: types.CodeType, own: str = "", stands_as: str = "") -> None:
         """Follow the names that are loaded in a row: `x[key] = value` may fill each of them.
 
-        The variable `own` of a method, which holds what the method belongs to, stands as SELF.
+        The variable `own` of a method, which holds what the method belongs to, stands as SELF, and
+        that of a class's method as OWN_CLASS.
         """
+        stands_as = stands_as or SELF
         row: list[str] = []
         copied: list[str] = []
         by_name: dict[int, list[tuple[str, str]]] = defaultdict(list)
@@ -42,13 +44,17 @@ class Accesses:
             if name in ("STORE_ATTR", "DELETE_ATTR"):
                 for owner in self._owners(row or copied) or [""]:
                     self._stored[owner].add(str(said))
+                if _adds_in_place(steps[:place]):
+                    self._filled.add(str(said))
                 row = copied = []
             elif name in ("LOAD_ATTR", "LOAD_METHOD"):
                 for owner in self._owners(row) or [""]:
                     self.read[owner].add(str(said))
                     if said not in _BY_NAME:
                         self._note_by_name(str(said), owner, ANY)
-                row = [*row, str(said)]
+                row = [*row, OWN_CLASS if said in _BASES else str(said)]
+            elif row[-1:] == [OWN_CLASS] and name in ("BINARY_SUBSCR", "GET_ITER"):
+                continue
             elif name in ("BINARY_SUBSCR", "GET_ITER") or step.argrepr == "[]":
                 row = [*(f"{one}[]" for one in row), "[]"]
             elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
@@ -62,9 +68,9 @@ class Accesses:
                 row = [str(names[-1])] if name == "STORE_FAST_LOAD_FAST" else []
             elif name.startswith("LOAD_") and name != "LOAD_CONST":
                 for local in map(str, said if isinstance(said, tuple) else (said,)):
-                    row = [*row, *self._behind.get(local, ()), SELF if local == own else local]
+                    row = [*row, *self._behind.get(local, ()), stands_as if local == own else local]
             elif name.startswith("CALL") and "type" in row:
-                row = [*row, "__class__"]
+                row = [*row, OWN_CLASS]
             elif name not in _SKIPPED:
                 row = []
             for builtin, field in by_name[place]:
@@ -117,6 +123,14 @@ def by_method(kind: type, method: str) -> tuple[set[str], set[str]]:
     return read, written
 
 
+def _adds_in_place(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether these end with `+=` or its like: a list or an array stays the one that it was."""
+    last = next((one for one in reversed(steps) if one.opname not in ("SWAP", "ROT_TWO")), None)
+    return last is not None and (
+        last.opname.startswith("INPLACE") or (last.opname == "BINARY_OP" and "=" in last.argrepr)
+    )
+
+
 def _owner_and_field(steps: Sequence[dis.Instruction]) -> tuple[int, str]:
     """How many steps say the first argument of a call, and the text that is the second, or ANY."""
     depths = [0]
@@ -134,6 +148,11 @@ def _owner_and_field(steps: Sequence[dis.Instruction]) -> tuple[int, str]:
 SELF = "<self>"
 """Stands for the module or object whose method some code is."""
 
+OWN_CLASS = "__class__"
+"""Stands for the class of a module, or one that it inherits from."""
+
+_BASES = ("__base__", "__bases__", "__mro__")
+
 ANY = "*"
 """Stands for a field whose name is not known."""
 
@@ -144,8 +163,20 @@ _BY_NAME = ("getattr", "hasattr", "vars", "setattr", "delattr")
 
 
 CHANGING = {
-    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
+    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft", "extendleft"),
     *("clear", "pop", "popitem", "popleft", "remove", "discard"),
+    *(
+        "reverse",
+        "sort",
+        "rotate",
+        "move_to_end",
+        "subtract",
+        "fill",
+        "put",
+        "__setitem__",
+        "__delitem__",
+        "__iadd__",
+    ),
 }
 """Methods that change a container."""
 

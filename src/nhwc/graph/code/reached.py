@@ -164,7 +164,10 @@ def _followed(
             todo += _attribute(module, name)
             # `super().forward` is none of the class's own.
             todo += [one for base in bases for one in behind(vars(base).get(name)) if above]
-        todo += [*named(function), *closed_over(function).values()]
+        values = [*named(function), *closed_over(function).values()]
+        held = [vars(one) for one in values if _is_users_class(one)]
+        members = [one[name] for one in held for name in names & one.keys()]
+        todo += [*values, *(one.__func__ for one in members if isinstance(one, staticmethod))]
     yield from found.values()
 
 

@@ -113,9 +113,10 @@ class _Written:
 
     @staticmethod
     def _may_read(code: PartCode, owner: object, field: str) -> bool:
-        """Code that computes names of fields of modules reads their parts and settings mostly."""
+        """Code that computes names of fields of modules reads their parts mostly."""
         read = code.read_in(type(owner))
-        return field in read if isinstance(owner, nn.Module) else bool(_meet(read, {field}))
+        known = isinstance(owner, nn.Module) and field in (*owner._modules, *owner._parameters)
+        return field in read if known else bool(_meet(read, {field}))
 
     def slots(self, part: nn.Module) -> list[str]:
         """The `__slots__` of `part` that its code may write."""

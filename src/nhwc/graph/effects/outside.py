@@ -23,8 +23,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from ...models.contents import Contents, is_as, is_iterator, put_back, with_contents
-from ..code.reached import codes_in, functions_of, is_of_python, names_in
+from ...models.contents import Contents, is_as, is_iterator, is_object, put_back, with_contents
+from ..code.reached import behind, closed_over, codes_in, functions_of, is_of_python, names_in
 
 _ABSENT = object()
 
@@ -55,8 +55,16 @@ class Outside:
         named: list[Any] = [kind for part in parts for kind in type(part).__mro__]
         for function in functions.values():
             named += map(function.__globals__.get, names_in(function.__code__))
+            named += closed_over(function).values()
             self._note_function(function)
-        for kind in {id(one): one for one in named if is_users_class(one)}.values():
+        named += (value for part in model.modules() for value in vars(part).values())
+        named += [kind for one in named if is_object(one) for kind in type(one).__mro__]
+        named += [type(one) for one in named if is_users_class(one)]
+        kinds = {id(one): one for one in named if is_users_class(one)}.values()
+        methods = [one for kind in kinds for name in names for one in behind(vars(kind).get(name))]
+        codes = [one.__code__ for one in methods if isinstance(one, types.FunctionType)]
+        self._stored.update(name for code in codes for name in stored_by(code))
+        for kind in kinds:
             for name in {*vars(kind)} | self._stored:
                 # Classes number their objects by counts that no code of the model reads.
                 held = vars(kind).get(name)

@@ -8,12 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
 from ...models.contents import fields_of, is_object
 from ...models.trees import CONTAINERS
-from ..code.accesses import ANY, SELF, Accesses, by_method
-from ..code.reached import closed_over, codes_in, functions_of, is_users, names_in, own_methods
+from ..code.accesses import ANY, OWN_CLASS, SELF, Accesses, by_method
+from ..code.reached import (
+    behind,
+    closed_over,
+    codes_in,
+    functions_of,
+    is_users,
+    names_in,
+    own_methods,
+)
 from ..modules.leaves import HOLDERS, definer, hooks_of
 from .outside import is_users_class, stored_by
 
@@ -22,6 +31,10 @@ Place = tuple[int, str]
 
 CALLED = (types.FunctionType, types.MethodType, functools.partial)
 """Kinds of values that code calls."""
+
+
+_FILLED = (*CONTAINERS, numpy.ndarray, bytearray)
+"""Kinds of values that code fills with others."""
 
 
 def reached_from(values: Iterable[Any]) -> list[Any]:
@@ -83,6 +96,7 @@ class PartCode:
         self._set: set[Place] = set()
         firsts: set[str] = set()
         hooks = [one for one in hooks_of(part) if isinstance(one, types.FunctionType)]
+        of_class = _class_methods(part)
         with_part = own_methods(part).union(one.__code__ for one in hooks)
         for one in filter(is_users, (*functions_of(part), *hooks)):
             code, space, cells = one.__code__, one.__globals__, one.__closure__ or ()
@@ -98,10 +112,11 @@ class PartCode:
             first = "".join(code.co_varnames[: min(code.co_argcount, 1)])
             firsts.add(first)
             for inner in codes_in(code):
-                self._accesses.note(inner, first if code in with_part else "")
+                stands_as = OWN_CLASS if code in of_class else SELF
+                self._accesses.note(inner, first if code in with_part else "", stands_as)
         # A function may be called with the part.
         self.own = {field for name in (SELF, *firsts) for field in self._accesses.read[name]}
-        self.of_classes = self._accesses.read["__class__"] | self.own
+        self.of_classes = self._accesses.read[OWN_CLASS] | self.own
         # What tensors have as well is read off tensors most often.
         self.others = self._accesses.read_off_others({SELF}) - {*dir(Tensor)}
         self._stored = self._accesses.stored_in_others({SELF})
@@ -113,7 +128,7 @@ class PartCode:
         found = {(id(space), one): one for space, names in self._named.values() for one in names}
         found |= {place: place[1] for place in self._cells}
         for name, value in self._within_reach(part):
-            if isinstance(value, CONTAINERS):
+            if isinstance(value, _FILLED):
                 found[id(value), ""] = name
             elif isinstance(value, CALLED):
                 owner, method = _held(value)
@@ -122,7 +137,8 @@ class PartCode:
                 }
             elif value is not part:
                 fields = self._accesses.read[name] | self._by_methods(name, value)[0]
-                found |= {(id(value), field): f"{name}.{field}" for field in fields}
+                for owner in _looked_in(value):
+                    found |= {(id(owner), field): f"{name}.{field}" for field in fields}
         return found
 
     def read_in(self, kind: type) -> set[str]:
@@ -136,7 +152,7 @@ class PartCode:
         found = {*self._set}
         found |= {(id(part), field) for field in self._accesses.stored(SELF)}
         for name, value in self._within_reach(part):
-            if isinstance(value, CONTAINERS):
+            if isinstance(value, _FILLED):
                 found |= {(id(value), "")} if self._accesses.fills(name) else set()
             elif isinstance(value, ContextVar):
                 found |= {(id(value), "get")} if "set" in self._accesses.read[name] else set()
@@ -153,7 +169,7 @@ class PartCode:
     ) -> Iterator[Place]:
         """What the code may write in classes and objects, in whatever way it comes to them."""
         for kind in filter(is_users, type(part).__mro__):
-            yield from ((id(kind), field) for field in self._accesses.stored("__class__"))
+            yield from ((id(kind), field) for field in self._accesses.stored(OWN_CLASS))
         known = any(names[name] for names in writing.values() for name in self.others)
         for owner in reached_from([part, *self.values]) if self._stored or known else ():
             names = writing.get(type(owner), {})
@@ -165,8 +181,9 @@ class PartCode:
         """What the methods of an object that the code names read and write in it."""
         read: set[str] = set()
         written: set[str] = set()
+        kind = value if isinstance(value, type) else type(value)
         for method in (*self._accesses.read[name], *_OPERATORS):
-            more = self._methods.of(type(value), method)
+            more = self._methods.of(kind, method)
             read, written = read | more[0], written | more[1]
         return read, written
 
@@ -182,9 +199,28 @@ class PartCode:
                     items = dict.values(value) if isinstance(value, dict) else held
                     parts = [one for one in items if isinstance(one, (nn.Module, *CALLED))]
                     yield from ((f"{name}[]", one) for one in parts)
-                known = (*CONTAINERS, *CALLED, ContextVar, nn.Module)
+                known = (*_FILLED, *CALLED, ContextVar, nn.Module)
                 if isinstance(value, known) or is_object(value) or is_users_class(value):
                     yield name, value
+
+
+def _looked_in(value: Any) -> Iterator[Any]:
+    """What Python looks in for a field of `value`: an object, and the user's classes behind it."""
+    yield value
+    own = value.__mro__ if isinstance(value, type) else ()
+    yield from (kind for kind in (*own, *type(value).__mro__) if is_users(kind))
+
+
+def _class_methods(part: nn.Module) -> set[types.CodeType]:
+    """The code of functions that get the class of the module as their first argument."""
+    members = [one for kind in type(part).__mro__ if is_users(kind) for one in vars(kind).values()]
+    return {
+        function.__code__
+        for one in members
+        if isinstance(one, classmethod)
+        for function in behind(one)
+        if isinstance(function, types.FunctionType)
+    }
 
 
 def _held(value: Any) -> tuple[Any, str]:
