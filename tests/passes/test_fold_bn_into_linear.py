@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nhwc.graph.modules.folded import FoldedLinear
+from nhwc.models.vision import import_torchvision
 
 from ..fusing import Block, assert_same, fuse_checked, has_no_norm, norms, random_, script
 
@@ -168,6 +169,13 @@ def test_must_not_fold(name):
     assert norms(fused)
     [site] = fused.report.skipped
     assert reason in site.reason
+
+
+def test_a_frozen_norm_that_makes_images_of_rows_stays():
+    frozen = import_torchvision().ops.misc.FrozenBatchNorm2d(5)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), frozen).eval()
+    fused = fuse_checked(model, torch.rand(5, 6))
+    assert "four dimensions" in fused.report.skipped[0].reason
 
 
 def test_a_scale_of_zero_is_folded_only_where_the_rank_is_known():

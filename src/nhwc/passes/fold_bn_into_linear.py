@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from ..graph import erase, module_of, replace_module
+from ..graph.modules.leaves import is_frozen_batch_norm
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, scale_and_shift, undoable
 from ._folding_sites import (
@@ -69,6 +70,8 @@ def _fold(
         or called_again(linear)
         or weight_read_elsewhere(linear)
     )
+    if is_frozen_batch_norm(batch_norm):
+        reason = "a frozen batch norm makes four dimensions of rows, and scales the second"
     others = [user for user in readers(first) if user not in (second, *rows)]
     if others:
         reason = f"the output of {name_of(first)} is also used by {name_of(others[0])}"
