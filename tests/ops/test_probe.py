@@ -116,6 +116,11 @@ def test_an_operator_that_cannot_be_checked(inputs, message):
         check_operator(torch.add, *inputs)
 
 
+def test_a_class_of_modules_is_no_operator():
+    with pytest.raises(nhwc.InputError, match="ReLU is a class of modules"):
+        check_operator(torch.nn.ReLU, torch.rand(2, 6, 5, 7))
+
+
 def test_a_copy_that_nchw_needs_as_well_is_none():
     found = check_operator(lambda x: x.permute(0, 1, 3, 2).clone(), torch.rand(2, 6, 5, 7))
     assert found.row("forward", 4).example.count("inside,") <= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..errors import InputError, advice_on
@@ -39,6 +39,10 @@ def check_operator(
     It runs in this process, in both formats, forward and backward. The inputs are copied.
     """
     name = name or str(getattr(function, "__name__", function))
+    if isinstance(function, type) and issubclass(function, nn.Module):
+        raise InputError(
+            f"operator {name} is a class of modules. Give a function of tensors that calls one."
+        )
     args, kwargs = tree_map(_leaf, (tuple(inputs), kwargs))
     sample = _Given(function, args, kwargs)
     if not sample.dims:
