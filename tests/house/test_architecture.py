@@ -1,6 +1,8 @@
 """Who may import whom: the floors of the package, of its graphs and kernels, the lowest first."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +171,11 @@ def test_a_room_without_a_floor_is_found(plant, copied):
         assert "attic" in replace(PACKAGE, root=copied).rooms()
     finally:
         (copied / "attic.py").unlink()
+
+
+def test_modules_for_users_need_no_import_of_their_own():
+    code = "import nhwc; nhwc.training.Recipe; nhwc.testing.assert_keeps_format; nhwc.trainers"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_is_sorted_and_complete():
