@@ -236,8 +236,7 @@ python benchmarks/engines.py --batch 1 --seconds 1 -o benchmarks/results/engines
 ```"""
 
 ENGINES_BATCH_4 = """\
-The models of the two suites that were raced at batch 4, on the processor of the table above; the
-command goes on with the others.
+All models of the two suites at batch 4, on the processor of the table above.
 
 ```
 python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
