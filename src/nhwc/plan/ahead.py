@@ -19,7 +19,7 @@ from ..kernels.language import isa as isas
 from ..machine.environment import available_cores
 from .implementation import Implementation
 from .scene import Scene
-from .specs import Convolution, Layer, OperatorSpec
+from .specs import Convolution, Layer, Linear, OperatorSpec
 from .stretch import together
 from .trials import sample
 
@@ -58,10 +58,12 @@ def _sort(layer: Layer, one: Implementation) -> object:
 
 
 def _alike(layer: Layer) -> object:
-    spec = layer.spec
+    spec, panel = layer.spec, isas.host().panel_columns
     if isinstance(spec, Convolution):
-        rest = spec.weight[0] // spec.groups % isas.host().panel_columns
+        rest = spec.weight[0] // spec.groups % panel
         return spec.weight[2:], spec.stride, spec.groups, rest
+    if isinstance(spec, Linear):
+        return Linear, spec.weight[0] % panel
     return spec.name if isinstance(spec, OperatorSpec) else type(spec)
 
 

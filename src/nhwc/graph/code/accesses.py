@@ -165,18 +165,8 @@ _BY_NAME = ("getattr", "hasattr", "vars", "setattr", "delattr")
 CHANGING = {
     *("append", "extend", "insert", "add", "update", "setdefault", "appendleft", "extendleft"),
     *("clear", "pop", "popitem", "popleft", "remove", "discard"),
-    *(
-        "reverse",
-        "sort",
-        "rotate",
-        "move_to_end",
-        "subtract",
-        "fill",
-        "put",
-        "__setitem__",
-        "__delitem__",
-        "__iadd__",
-    ),
+    *("reverse", "sort", "rotate", "move_to_end", "subtract", "fill", "put"),
+    *("__setitem__", "__delitem__", "__iadd__"),
 }
 """Methods that change a container."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -108,11 +107,11 @@ def _made(kernel: Kernel | Kernels, isa: Isa) -> tuple[int, Any]:
     """The address, and what must live as long as anyone may call it."""
     if isinstance(kernel, Kernel):
         return _load(kernel, isa)
-    members = dict(enumerate(kernel.members(isa)))
+    members = kernel.members(isa)
     table = (ctypes.c_int64 * len(members))()
-    called = tuple(members) if kernel.called is None else kernel.called
+    called = range(len(members)) if kernel.called is None else kernel.called
     with ThreadPoolExecutor(len(members)) as pool:
-        made = pool.map(address_of, map(members.__getitem__, called), itertools.repeat(isa))
+        made = pool.map(lambda number: address_of(members[number], isa), called)
         for number, address in zip(called, made, strict=True):
             table[number] = address
     return ctypes.addressof(table), table
