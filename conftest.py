@@ -38,6 +38,13 @@ def _one_seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _own_compiled_code():
+    """Compile anew: torch runs a function in eager that eight other tests of the worker compiled."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_width():
     """Break the lines of reports alike in every terminal, and in the workers of a parallel run."""

@@ -87,7 +87,6 @@ USES: dict[str, Callable[..., Any]] = {
 @torch.no_grad()
 def test_a_loaded_model_goes_everywhere(kind: Any, given: Any, use: str, tmp_path: Path) -> None:
     model = kind().eval()
-    torch._dynamo.reset()
     loaded = saved(force(model, *given), tmp_path / "model.nhwc")
     used = USES[use](loaded, given, tmp_path)
     torch.testing.assert_close(used(*given), model(*given), rtol=1e-4, atol=1e-4)
@@ -98,7 +97,6 @@ def test_a_loaded_model_goes_everywhere(kind: Any, given: Any, use: str, tmp_pat
 @torch.no_grad()
 def test_a_tensor_behind_what_was_left_out_goes_everywhere(use: str, tmp_path: Path) -> None:
     model, mask = Behind().eval(), torch.rand(8, 8)
-    torch._dynamo.reset()
     loaded = saved(force(model, X, kwargs={"mask": mask}), tmp_path / "model.nhwc")
     used = USES[use](loaded, (X, 1.0, mask), tmp_path)
     torch.testing.assert_close(used(X, 1.0, mask), model(X, 1.0, mask), rtol=1e-4, atol=1e-4)
