@@ -40,7 +40,7 @@ def _one_seed():
 
 @pytest.fixture(autouse=True)
 def _own_compiled_code():
-    """Compile anew: torch runs a function in eager that eight other tests of the worker compiled."""
+    """Compile anew: torch runs a function in eager that eight other tests compiled."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
