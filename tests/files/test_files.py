@@ -38,7 +38,7 @@ from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger
 from nhwc.zoo import load_model, randomize_batchnorm_
 
-from ..optimize.test_optimize import (
+from ..optimizing import (
     Branching,
     Nested,
     force,

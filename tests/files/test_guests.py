@@ -19,7 +19,7 @@ from nhwc.models.vision import import_torchvision
 from nhwc.zoo import load_model, randomize_batchnorm_
 
 from ..fusing import script
-from ..optimize.test_optimize import force
+from ..optimizing import force
 
 import_torchvision()
 timm_layers = pytest.importorskip("timm.layers")

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import nhwc
 from nhwc import InputError
 
-from ..optimize.test_optimize import force, won_by
+from ..optimizing import force, won_by
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 

@@ -19,7 +19,7 @@ from nhwc.graph.tracing.sized import capture_sized
 from nhwc.verify.inputs import random_inputs
 from nhwc.zoo import randomize_batchnorm_
 
-from ..optimize.test_optimize import close, force, runs_program
+from ..optimizing import close, force, runs_program
 
 
 @dataclass

@@ -18,7 +18,7 @@ from nhwc.machine.environment import Environment
 from nhwc.plan import make_plan
 from nhwc.plan.ledger import Ledger
 
-from ..optimize.test_optimize import won_by
+from ..optimizing import won_by
 
 X = torch.randn(2, 3, 12, 10, generator=torch.Generator().manual_seed(1))
 

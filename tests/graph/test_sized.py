@@ -25,7 +25,7 @@ from nhwc.verify import observe, verify
 from nhwc.verify.inputs import random_inputs
 from nhwc.zoo import load_model, randomize_batchnorm_
 
-from ..optimize.test_optimize import close, force, runs_program, won_by
+from ..optimizing import close, force, runs_program, won_by
 
 
 class Layers(nn.Module):

@@ -8,7 +8,7 @@ import nhwc
 from nhwc.graph import capture
 
 from ..fusing import Block, script
-from ..optimize.test_optimize import force
+from ..optimizing import force
 
 
 def layer(**options):

@@ -22,7 +22,7 @@ from nhwc.machine import host_memory as release
 from nhwc.machine.host_memory import apart, shelve
 from nhwc.optimized.stamp import Stamp
 
-from ..optimize.test_optimize import force, runs_program
+from ..optimizing import force, runs_program
 
 MB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -7,7 +7,7 @@ from torch import nn
 import nhwc
 from nhwc.zoo import randomize_batchnorm_
 
-from .test_optimize import close, force, residual
+from ..optimizing import close, force, residual
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 import nhwc
 from nhwc.zoo import randomize_batchnorm_
 
+from ..optimizing import force
 from ..processor import needing
-from .test_optimize import force
 
 NORMS = {
     "batch": nn.BatchNorm2d,

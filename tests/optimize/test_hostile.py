@@ -18,9 +18,9 @@ import nhwc
 from nhwc import InputError, ModelFailed, NhwcError
 from nhwc.zoo import randomize_batchnorm_
 
+from ..optimizing import force
 from ..processor import needing
 from .hostile import CASES, Case, Does, Halve, Own, Picture, Raising, block, image
-from .test_optimize import force
 
 _HOOKS = (
     "_forward_hooks",

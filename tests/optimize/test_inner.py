@@ -26,8 +26,8 @@ from nhwc.verify.widened import widened
 from nhwc.zoo import randomize_batchnorm_
 
 from ..browser import needs_browser, opened
+from ..optimizing import close, force, remembered, won_by
 from ..processor import computes
-from .test_optimize import close, force, remembered, won_by
 
 
 def block(inputs, outputs, **options):

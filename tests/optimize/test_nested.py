@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nhwc
 
-from .test_optimize import force
+from ..optimizing import force
 
 
 def image(size: int = 16, seed: int = 1) -> Tensor:

@@ -18,9 +18,9 @@ from nhwc.plan.specs import Convolution, Linear
 from nhwc.verify.comparing import lost_nans
 from nhwc.verify.inputs import random_inputs, without_numbers
 
+from ..optimizing import force
 from ..plan.test_native import OPERATORS, ROWS, images, lowered
 from ..special import SPECIAL, assert_same, planted
-from .test_optimize import force
 
 GELU = Activation("gelu")
 ACTIVATIONS = (

@@ -13,7 +13,7 @@ from nhwc.render.optimize_html import optimize_html
 from nhwc.render.optimize_text import optimize_text
 
 from ..browser import needs_browser, opened
-from .test_optimize import Aliasing, force, residual
+from ..optimizing import Aliasing, force, residual
 
 MODEL = """
 from torch import nn

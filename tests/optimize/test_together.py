@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .test_optimize import force
+from ..optimizing import force
 
 
 class Returns(nn.Module):

@@ -18,7 +18,7 @@ from nhwc import InputError
 from nhwc.optimized import Optimized
 from nhwc.optimized.stamp import Stamp
 
-from ..optimize.test_optimize import close, force, residual, runs_program, won_by
+from ..optimizing import close, force, residual, runs_program, won_by
 
 WINNERS = ("input", "graph", "plan")
 

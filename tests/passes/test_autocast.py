@@ -11,7 +11,7 @@ from nhwc.passes.merge_branches import merge_branches
 from nhwc.zoo import import_torchvision
 
 from ..fusing import Block, assert_same, random_, rewrite, script
-from ..optimize.test_optimize import force, runs_program
+from ..optimizing import force, runs_program
 
 IMAGE = torch.randn(2, 6, 7, 5, generator=torch.Generator().manual_seed(0))
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import nhwc
 
-from ..optimize.test_optimize import won_by
+from ..optimizing import won_by
 
 
 class _Code(nn.Module):

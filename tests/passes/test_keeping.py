@@ -22,7 +22,7 @@ from nhwc.passes.mend_softmax import mend_softmax
 from nhwc.passes.mend_tokens import mend_tokens
 
 from ..fusing import Block, outputs, rewrite, script
-from ..optimize.test_optimize import force
+from ..optimizing import force
 
 
 def images(count=1, channels=8):

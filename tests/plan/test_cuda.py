@@ -10,7 +10,7 @@ from torch import nn
 
 import nhwc
 
-from ..optimize.test_optimize import close, force, residual
+from ..optimizing import close, force, residual
 
 pytestmark = [
     pytest.mark.gpu,

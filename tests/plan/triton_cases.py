@@ -23,7 +23,7 @@ from nhwc.plan.gpu.launch import Block
 from nhwc.plan.specs import Affine, Convolution, Linear
 from nhwc.zoo import randomize_batchnorm_
 
-from ..optimize.test_optimize import force
+from ..optimizing import force
 
 DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
 LAST = torch.channels_last

@@ -24,7 +24,7 @@ from nhwc.render.page import page
 from ..browser import DESK, PHONE, cut_off, faint, needs_browser, opened, resized
 from ..made_up import HERE, measured, one, suite
 from ..ops.test_page import example_table
-from ..optimize.test_optimize import force, residual
+from ..optimizing import force, residual
 
 EVIL = "<img src=x onerror=\"document['title']='taken'\">"
 NAMES = [

@@ -8,7 +8,7 @@ import nhwc
 from nhwc.verify import observe, verify
 from nhwc.verify.decided import Picking, verify_decided
 
-from ..optimize.test_optimize import force
+from ..optimizing import force
 
 
 class Picks(nn.Module):
