@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -20,6 +21,9 @@ from torch import device as Device
 
 from ..errors import InputError
 from ..shown import first_line
+
+_ROOT = Path("/")
+_NO_LIMIT = ("max", "-1")
 
 
 def usable_device(device: Device | str) -> Device:
@@ -101,25 +105,55 @@ class Environment:
 
     def __str__(self) -> str:
         where = self.device if self.device != "cpu" else f"{self.processor} {self.instruction_set}"
-        return f"{where}, {self.threads} of {self.cores} cores, torch {self.torch}"
+        threads = f"{self.threads} of {self.cores} cores"
+        if self.threads > self.cores:
+            threads = f"{self.threads} threads where {self.cores} can run at a time: "
+            threads += f"set OMP_NUM_THREADS={self.cores}"
+        return f"{where}, {threads}, torch {self.torch}"
 
 
 def available_cores() -> int:
     """The cores this process may use; in a container they may be fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _time_allowed())))
+
+
+def _time_allowed() -> float:
+    """How many cores' time the containers around this process leave it; infinite without limit."""
+    limits = [text.split() for text in _limits("cpu", "cpu.max")]
+    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
+    limits += map(list, zip(quotas, periods, strict=False))
+    limited = [(int(quota), int(period)) for quota, period in limits if quota not in _NO_LIMIT]
+    return min((quota / period for quota, period in limited), default=math.inf)
+
+
+def _limits(controller: str, file: str) -> list[str]:
+    """What the control groups that this process is in say in `file`: its own and those around it.
+
+    A container sees its own group as the root; those of the older layout still have the path that
+    the host knows, which leads nowhere in there.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            groups = _ROOT / "sys/fs/cgroup" / (controller if controllers else "")
+            for group in (Path(path), *Path(path).parents):
+                with contextlib.suppress(OSError):
+                    found.append((groups / group.relative_to("/") / file).read_text().strip())
+    return found
 
 
 def memory_bytes() -> int:
     """The memory this process may use; in a container it may be less than the machine's."""
     if not hasattr(os, "sysconf"):
         return sys.maxsize
-    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            least = min(least, int(Path("/sys/fs/cgroup", limit).read_text()))
-    return least
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = _limits("memory", "memory.max") + _limits("memory", "memory.limit_in_bytes")
+    return min([machine, *(int(limit) for limit in limits if limit not in _NO_LIMIT)])
 
 
 @cache
