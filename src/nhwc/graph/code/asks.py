@@ -95,6 +95,19 @@ def torch_asks(frame: FrameType) -> bool:
     return compiled and called in torch.overrides.get_testing_overrides()
 
 
+def makes_text(frame: FrameType) -> bool:
+    """Whether the code of this frame calls `str`.
+
+    >>> import sys
+    >>> class Asked:
+    ...     def __str__(self):
+    ...         return "yes" if makes_text(sys._getframe(1)) else "no"
+    >>> str(Asked()), f"{Asked()}"
+    ('yes', 'no')
+    """
+    return _called(*_executed(frame))[0] is str
+
+
 @dataclass(frozen=True)
 class Assertion:
     """What code wants of a value: its `truth`, and the `error` with this `text` if it is not so."""

@@ -63,7 +63,7 @@ def mentions_of(module: nn.Module, others: Iterable[str] = ()) -> Mentions:
         if takes_module(module, function)
     }
     for function in functions_of(module, others):
-        tree = _tree(function.__code__)
+        tree = tree_of(function.__code__)
         if tree is None and function.__code__ not in methods:
             said.names.add("vars")  # The function may look into its arguments.
             continue
@@ -112,7 +112,7 @@ def may_read_later(modules: Iterable[nn.Module], name: str, kept: object) -> boo
         for function in functions_of(module):
             if name not in _said_in(function.__code__):
                 continue
-            tree = _tree(function.__code__)
+            tree = tree_of(function.__code__)
             if tree is None or any(_reads(tree, name, never_none)):
                 return True
     return False
@@ -203,7 +203,7 @@ def _asks_training(test: ast.expr) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _tree(code: types.CodeType) -> ast.FunctionDef | ast.Lambda | None:
+def tree_of(code: types.CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """Parse a function's code; None if its source cannot be found or told from other code."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(code)))
@@ -370,7 +370,7 @@ def _goes_on(call: ast.Call, node: ast.Name, reading: _Reading, said: Mentions) 
     function = vars(reading.module).get(call.func.attr)  # type: ignore[attr-defined]
     if not isinstance(function, types.FunctionType) or call.args[0] is not node:
         return False
-    tree = _tree(function.__code__)
+    tree = tree_of(function.__code__)
     if tree is None or function is reading.function:
         return False
     own = _first_argument(tree)

@@ -6,6 +6,7 @@ They record the calls made on them, and refuse those that a graph could not repe
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..nodes.shapes import is_size
 from ..plain import all_plain, as_plain
 from .asked import Asked, asking
 from .assigned import assigned
+from .memos import DeviceKey, uses_as_key
 
 
 class TracedValue(Asked, fx.Proxy):
@@ -74,6 +76,12 @@ class Attribute(Asked, fx.proxy.Attribute):
     def __getattr__(self, key: str) -> Attribute:
         self._has(key, asking())
         return Attribute(self, key)
+
+    def __str__(self) -> str:
+        frame = sys._getframe(1)
+        if object.__getattribute__(self, "attr") == "device" and uses_as_key(frame):
+            return DeviceKey("a traced device")
+        return self._as_text(frame)
 
     def _passes_for(self) -> type | None:
         owner = object.__getattribute__(self, "root")._passes_for()

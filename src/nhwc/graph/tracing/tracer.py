@@ -34,6 +34,7 @@ from ..plain import all_plain, is_derived
 from .doubts import Doubts
 from .explained import explain
 from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceable_functions
+from .memos import forget_kept
 from .modes import SEEDS, modes
 from .nones import argument_asked, arguments_asked, may_be_none, result_asked
 from .rearranging import einops_loaded
@@ -171,7 +172,9 @@ class Tracer(fx.Tracer):
         self.check_refusal()
         check_writes(self.graph)
         self._written.check(self._names)
-        (state or self._state).check()
+        state = state or self._state
+        forget_kept(state.module)
+        state.check()
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
