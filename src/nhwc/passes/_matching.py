@@ -15,6 +15,7 @@ from ..graph import bound, module_of
 from ..graph.modules.layers import Fused
 from ..graph.modules.leaves import unlike_class
 from ..graph.modules.mended import Cat, ChannelNorm
+from ..graph.nodes.edit import numbers_given
 from ..graph.nodes.seen import seen_at
 from ..operators.activations import of_call, of_module
 from ..operators.kinds import arithmetic_of
@@ -110,12 +111,6 @@ def is_made_of_pixels(node: object) -> bool:
 def is_reshaped(node: fx.Node) -> bool:
     """Whether `node` is a view of four dimensions that something else was brought to."""
     return len(shape_given(node) or ()) == 4
-
-
-def numbers_given(node: fx.Node) -> Any:
-    """What a method such as `view` or `permute` is given, one by one or as a list."""
-    given = node.args[1:]
-    return given[0] if len(given) == 1 else given
 
 
 def shape_given(node: fx.Node) -> list[Any] | None:

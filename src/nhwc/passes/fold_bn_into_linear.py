@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from ..graph import erase, module_of, replace_module
 from ..graph.modules.leaves import is_frozen_batch_norm
+from ..graph.nodes.ranks import rank_of
 from ..graph.report import PassReport, Site
 from ._arithmetic import fold_after, fold_before, scale_and_shift, undoable
 from ._folding_sites import (
@@ -29,7 +30,6 @@ from ._folding_sites import (
     tied_note,
     weight_read_elsewhere,
 )
-from ._ranks import rank_of
 from ._reporting import reported
 
 

@@ -19,12 +19,13 @@ from torch import fx, nn
 from ..graph import erase, module_of, replace_module
 from ..graph.modules.folded import PROMOTED
 from ..graph.modules.leaves import is_leaf
+from ..graph.nodes.edit import numbers_given
+from ..graph.nodes.ranks import ranks_of
 from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
 from ._arithmetic import promoted
 from ._folding_sites import folded_before, input_of, layer_unfit, name_of
-from ._matching import is_own, numbers_given, shape_given, size_read
-from ._ranks import ranks_of
+from ._matching import is_own, shape_given, size_read
 from ._reporting import reported
 from .lift_functional import layer
 from .mend_tokens import turns_tokens

@@ -9,11 +9,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..graph import clean, erase, module_of, replace_module
 from ..graph.modules.layers import Fused
+from ..graph.nodes.ranks import asks_rank
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._folding_sites import layer_unfit, name_of, written_between
 from ._matching import activation_of, is_addition, only_user
-from ._ranks import asks_rank
 
 
 def fuse_epilogue(gm: fx.GraphModule) -> PassReport:

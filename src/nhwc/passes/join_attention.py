@@ -19,9 +19,10 @@ from torch import fx, nn
 from ..graph import add_module, bound, erase, erase_unused, module_of
 from ..graph.modules.leaves import is_leaf
 from ..graph.modules.mended import Attention
+from ..graph.nodes.edit import numbers_given
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of
-from ._matching import numbers_given, permutation, shape_given
+from ._matching import permutation, shape_given
 from ._reporting import reported
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, erase
+from ..graph.nodes.ranks import rank_of
 from ..graph.nodes.seen import shape_at
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._ranks import rank_of
 from ._reporting import reported
 from .lift_functional import layer
 

@@ -13,10 +13,10 @@ from torch import fx
 
 from ..graph import add_module, bound, erase
 from ..graph.modules.frames import FromFrames, ToFrames
+from ..graph.nodes.ranks import ranks_of
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import permutation, shape_given
-from ._ranks import ranks_of
 from ._reporting import reported
 
 _SWAP = (0, 2, 1, 3, 4)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from ..graph import add_module, bound, erase, module_of, written_into
 from ..graph.modules.leaves import is_leaf
 from ..graph.modules.mended import Cat, Pixel
+from ..graph.nodes.ranks import rank_of
 from ..graph.report import PassReport, Site
 from ._folding_sites import input_of, name_of, written_between
 from ._matching import activation_of, arithmetic
-from ._ranks import rank_of
 from ._reporting import reported
 
 _NAMES = ("input", "size", "scale_factor", "mode")

@@ -13,9 +13,9 @@ from torch import fx
 
 from ..graph import add_module, bound, erase
 from ..graph.modules.ordered import Reduced
+from ..graph.nodes.ranks import ranks_of
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._ranks import ranks_of
 from ._reporting import reported
 
 _KINDS = ("sum", "mean", "amax", "amin")

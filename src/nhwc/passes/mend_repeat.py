@@ -6,9 +6,9 @@ from torch import fx
 
 from ..graph import add_module, erase
 from ..graph.modules.ordered import Repeat
+from ..graph.nodes.edit import numbers_given
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of
-from ._matching import numbers_given
 from ._reporting import reported
 
 

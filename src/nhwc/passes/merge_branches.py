@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from ..graph import add_module, attribute, module_of
 from ..graph.modules.folded import PROMOTED, SummedConv2d
 from ..graph.modules.leaves import is_frozen_batch_norm
+from ..graph.nodes.ranks import asks_rank
 from ..graph.report import PassReport, Site
 from ..operators.kinds import writes_first
 from ._arithmetic import frozen, promoted, scale_and_shift, twin, with_weights
@@ -40,7 +41,7 @@ from ._folding_sites import (
     written_between,
 )
 from ._matching import arithmetic
-from ._ranks import asks_rank, takes_batches
+from ._ranks import takes_batches
 from ._reporting import reported
 
 Numbers = float | Tensor

@@ -21,12 +21,12 @@ from ..graph import module_of, replace_module, written_into
 from ..graph.modules.leaves import computes_as, unlike_class
 from ..graph.modules.mended import Attention, SpelledAttention
 from ..graph.nodes.memory import exposed
+from ..graph.nodes.ranks import asks_rank, ranks_of
 from ..graph.nodes.seen import note_side, shape_at
 from ..graph.report import PassReport, Site
 from ..operators.kinds import is_pointwise
 from ._folding_sites import name_of
 from ._matching import activation_of
-from ._ranks import asks_rank, ranks_of
 from ._reporting import reported
 
 _PLAIN = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}

@@ -108,6 +108,22 @@ def makes_text(frame: FrameType) -> bool:
     return _called(*_executed(frame))[0] is str
 
 
+def unpacked(frame: FrameType) -> int | None:
+    """To how many variables the code of this frame assigns a value; None if it does not.
+
+    >>> import sys
+    >>> class Asked:
+    ...     def __iter__(self):
+    ...         return iter(range(unpacked(sys._getframe(1))))
+    >>> one, two, three = Asked()
+    >>> three
+    2
+    """
+    code = _instructions(frame.f_code)
+    now = code[_place(code, frame)]
+    return now.arg if now.opname == "UNPACK_SEQUENCE" else None
+
+
 @dataclass(frozen=True)
 class Assertion:
     """What code wants of a value: its `truth`, and the `error` with this `text` if it is not so."""

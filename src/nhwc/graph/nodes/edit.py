@@ -27,9 +27,22 @@ def attribute(owner: nn.Module, path: str) -> Any:
     return owner
 
 
+def held(owner: nn.Module, path: str) -> Any:
+    """As `attribute`, but what the module holds itself: a trace has another answer for tensors."""
+    home, _, name = path.rpartition(".")
+    module = owner.get_submodule(home)
+    return {**vars(module), **module._parameters, **module._buffers}[name]
+
+
 def bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of a call by name, where torch has them in this order."""
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def numbers_given(node: fx.Node) -> Any:
+    """What a method such as `view` or `permute` is given, one by one or as a list."""
+    given = node.args[1:]
+    return given[0] if len(given) == 1 else given
 
 
 def filled(arguments: Any, value_of: Callable[[fx.Node], Any]) -> Any:

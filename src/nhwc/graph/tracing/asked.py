@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import operator
 import sys
+from collections.abc import Iterator
 from keyword import iskeyword
 from pathlib import Path
 from types import CodeType, FrameType
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx
 
-from ..code.asks import asserted, custom_function_asks, python_asks, torch_asks
+from ..code.asks import asserted, custom_function_asks, python_asks, torch_asks, unpacked
 from ..code.questions import catches
 from ..code.reached import OURS, TORCH
 from ..modules.layers import RAISED, assert_holds
@@ -180,8 +181,18 @@ class Asked:
             tracer.create_proxy("call_function", assert_holds, said, {})
         return found.truth
 
+    def __iter__(self) -> Iterator[Any]:
+        tracer: Any = object.__getattribute__(self, "tracer")
+        count = unpacked(asking())
+        if count is None:
+            return tracer.iter(self)  # type: ignore[no-any-return]
+        tracer.ranks.note_unpacked(object.__getattribute__(self, "node"), count)
+        return map(self.__getitem__, range(count))
+
     def __len__(self) -> int:
-        _refuse(self, "it uses the length of a traced value")
+        tracer: Any = object.__getattribute__(self, "tracer")
+        count: int | None = tracer.ranks.sizes(object.__getattribute__(self, "node"))
+        return _refuse(self, "it uses the length of a traced value") if count is None else count
 
     def __contains__(self, item: object) -> bool:
         _refuse(self, "it looks for something in a traced value")

@@ -21,7 +21,7 @@ from torch import Tensor, fx, jit, nn
 from ..code.asks import makes_text
 from ..code.mentions import tree_of
 from ..nodes.computed import is_computed_from_arguments
-from ..nodes.edit import called, filled
+from ..nodes.edit import called, filled, held
 from ..nodes.shapes import node_of
 
 
@@ -75,13 +75,13 @@ def forget_kept(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, jit.ScriptModule):
             continue
-        for held in [value for value in vars(part).values() if type(value) is dict]:
-            for key in [key for key in held if type(key) is DeviceKey]:
-                node = node_of(held[key])
-                root: Any = getattr(getattr(held[key], "tracer", None), "root", None)
-                before = [item for item in held.items() if type(item[0]) is not DeviceKey]
+        for memo in [value for value in vars(part).values() if type(value) is dict]:
+            for key in [key for key in memo if type(key) is DeviceKey]:
+                node = node_of(memo[key])
+                root: Any = getattr(getattr(memo[key], "tracer", None), "root", None)
+                before = [item for item in memo.items() if type(item[0]) is not DeviceKey]
                 if node and _is_fixed(node) and all(_agrees(node, root, *one) for one in before):
-                    del held[key]
+                    del memo[key]
 
 
 def _is_fixed(node: fx.Node) -> bool:
@@ -103,9 +103,7 @@ def _agrees(node: fx.Node, root: nn.Module, device: Any, kept: Any) -> bool:
 
 def _value(node: fx.Node, root: nn.Module, device: str) -> Any:
     if node.op == "get_attr":
-        path, _, name = str(node.target).rpartition(".")
-        owner = root.get_submodule(path)  # Its own attributes are traced values now.
-        return {**vars(owner), **owner._parameters, **owner._buffers}[name]
+        return held(root, str(node.target))
     if _is_device(node):
         return torch.device(device)
     return called(node, *filled((node.args, node.kwargs), lambda one: _value(one, root, device)))

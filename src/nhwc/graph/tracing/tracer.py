@@ -37,6 +37,7 @@ from .functions import RECORDED, is_of_no_user, spell_out, typed_like, untraceab
 from .memos import forget_kept
 from .modes import SEEDS, modes
 from .nones import argument_asked, arguments_asked, may_be_none, result_asked
+from .ranked import SureRanks
 from .rearranging import einops_loaded
 from .traced import (
     TracedParameter,
@@ -82,6 +83,7 @@ class Tracer(fx.Tracer):
         self._names = {t: name for name, t in (*root.named_parameters(), *root.named_buffers())}
         self._doubts = Doubts(root)
         self._outside = Outside(root)
+        self.ranks = SureRanks(root, self.opaque)
         try:
             with spelled_out(root):
                 asks, may_ask = arguments_asked(root, concrete_args or {})
@@ -200,10 +202,16 @@ class Tracer(fx.Tracer):
         return forward, args
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        self.refuse("it branches on data")
+        known = self.ranks.number(obj.node)
+        return self.refuse("it branches on data") if known is None else bool(known)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        self.refuse("it loops over data")
+        count = self.ranks.sizes(obj.node)
+        return (
+            self.refuse("it loops over data")
+            if count is None
+            else map(obj.__getitem__, range(count))
+        )
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         leaf = is_leaf(m) and not is_spelled_out(m)
@@ -246,6 +254,7 @@ class Tracer(fx.Tracer):
         except Exception as error:
             self._outside.put_back()
             self._refusal = None
+            self.ranks = SureRanks(self.root, self.opaque)
             state.restore()
             for value, node in reversed(self._renamed[renamed:]):
                 value.node = node

@@ -1,0 +1,165 @@
+"""How many dimensions traced values surely have: other ones, the code would have refused by now.
+
+A convolution takes one image or a batch of them. But what is behind a BatchNorm2d, `x.flatten(2)`
+or `b, c, h, w = x.shape` has one number of dimensions alone. So there is one answer to
+`len(x.shape)`, to `x.dim() == 4`, and to how many sizes there are in `x.shape[2:]`. The same is
+true of `x.shape[1]` where a batch norm made the channels.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ..modules.leaves import definer, is_leaf
+from ..nodes.edit import held, numbers_given
+from ..nodes.ranks import Ranks, asks_rank, rank_after, rank_of_call
+from .functions import is_of_no_user
+
+_BATCHES: dict[type, int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+"""Layers that refuse any other number of dimensions."""
+
+
+class SureRanks:
+    """Answers about the values in the graph of `root`, whose `opaque` parts may return anything."""
+
+    def __init__(self, root: nn.Module, opaque: Collection[str]) -> None:
+        self._root, self._opaque = root, opaque
+        self._ranks: Ranks = {}
+
+    def note_unpacked(self, sizes: fx.Node, count: int) -> None:
+        """Note that code has assigned `x.shape` to so many variables."""
+        if _is_shape(sizes) and isinstance(sizes.args[0], fx.Node):
+            self._note(sizes.args[0], count)
+
+    def _note(self, node: fx.Node, rank: int) -> None:
+        """Note what is sure of this value, and so of what its convolutions were given."""
+        while self._ranks.get(node) is None:
+            self._ranks[node] = rank
+            keeps = isinstance(self._layer(node), (_ConvNd, *_BATCHES))
+            if not keeps or not node.args or not isinstance(node.args[0], fx.Node):
+                return
+            node = node.args[0]
+
+    def sizes(self, node: fx.Node) -> int | None:
+        """How many sizes there are in `x.shape` or `x.size()`, or in a slice of these."""
+        self._settle(node.graph)
+        return self._sizes(node)
+
+    def number(self, node: fx.Node) -> Any:
+        """What is computed from numbers of dimensions alone, if these are known; else None."""
+        self._settle(node.graph)
+        return self._number(node)
+
+    def _settle(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            if self._ranks.get(node) is None:
+                self._ranks[node] = self._rank(node)
+
+    def _sizes(self, node: fx.Node) -> int | None:
+        if _is_shape(node):
+            return self._rank_of(node.args[0])
+        if node.target is operator.add and isinstance(node.args[1], tuple):
+            whole: Any = node.args[0]
+            count = self._sizes(whole) if isinstance(whole, fx.Node) else None
+            return None if count is None else count + len(node.args[1])
+        if node.target is not operator.getitem or not isinstance(node.args[1], slice):
+            return None
+        part = node.args[1]
+        known = all(type(one) is int or one is None for one in (part.start, part.stop, part.step))
+        whole = node.args[0]
+        count = self._sizes(whole) if known and isinstance(whole, fx.Node) else None
+        return None if count is None else len(range(count)[part])
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, fx.Node):
+            return value if type(value) is int else None
+        if asks_rank(value) and not value.kwargs:
+            return self._rank_of(value.args[0])
+        of = _channels_asked(value)
+        if of is not None:
+            return self._channels(of) if self._rank_of(of) else None
+        if getattr(value.target, "__module__", "") != "_operator" or not callable(value.target):
+            return None
+        numbers = [*map(self._number, value.args)]
+        return None if None in numbers else value.target(*numbers)
+
+    def _rank_of(self, value: Any) -> int | None:
+        return self._ranks.get(value) if isinstance(value, fx.Node) else None
+
+    def _rank(self, node: fx.Node) -> int | None:
+        if node.op == "get_attr":
+            value = held(self._root, str(node.target))
+            return value.ndim if isinstance(value, Tensor) else None
+        called: Any = node.target
+        if node.op == "call_method" or (node.op == "call_function" and is_of_no_user(called)):
+            return self._rank_of_call(node)
+        layer = self._layer(node)
+        given: Any = node.args[0] if node.args else None
+        if layer is None or not isinstance(given, fx.Node):
+            return None
+        rank = _BATCHES.get(definer(type(layer), "_check_input_dim"))
+        if rank is not None:
+            self._note(given, rank)
+            return rank
+        known = self._ranks.get(given)
+        return known if isinstance(layer, _ConvNd | _BatchNorm) else rank_after(layer, known)
+
+    def _rank_of_call(self, node: fx.Node) -> int | None:
+        name = getattr(node.target, "__name__", node.target)
+        given = numbers_given(node)
+        if name in ("view", "reshape") and isinstance(given, fx.Node) and not node.kwargs:
+            return self._sizes(given)
+        if name == "matmul":
+            ranks = [self._ranks.get(one) or 0 for one in node.all_input_nodes]
+            return max(ranks) if min(ranks) >= 2 else None
+        return rank_of_call(node, self._ranks)
+
+    def _channels(self, node: fx.Node) -> int | None:
+        """How many channels an image has, of known rank, that a batch norm made or an addition."""
+        layer = self._layer(node)
+        if layer is not None and definer(type(layer), "_check_input_dim") in _BATCHES:
+            told = layer._parameters.get("weight"), layer._buffers.get("running_mean")
+            return next((len(one) for one in told if one is not None), None)
+        given = [one for one in node.args if isinstance(one, fx.Node)]
+        if isinstance(layer, nn.ReLU) or node.target in _RELUS:
+            return self._channels(given[0]) if given else None
+        if node.target not in _SUMS or len(given) != 2 or len({*map(self._rank_of, given)}) != 1:
+            return None
+        # One channel is repeated.
+        return next((found for one in given if (found := self._channels(one) or 1) > 1), None)
+
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        """The layer of torch's that this node calls, if it is one."""
+        if node.op != "call_module" or node.target in self._opaque:
+            return None
+        layer = self._root.get_submodule(str(node.target))
+        return layer if is_leaf(layer) else None
+
+
+_RELUS = (F.relu, torch.relu, "relu", "relu_")
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+
+
+def _channels_asked(node: fx.Node) -> fx.Node | None:
+    """The x of `x.shape[1]` or `x.size(1)`."""
+    if node.op == "call_method" and node.target == "size":
+        found = node.args[0] if node.args[1:] == (1,) and not node.kwargs else None
+    else:
+        read = node.target is operator.getitem and node.args[1] == 1
+        shape = node.args[0] if read else None
+        found = shape.args[0] if isinstance(shape, fx.Node) and _is_shape(shape) else None
+    return found if isinstance(found, fx.Node) else None
+
+
+def _is_shape(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "size" and len(node.args) == 1 and not node.kwargs
+    return node.target is getattr and node.args[1] == "shape"

@@ -1,0 +1,157 @@
+"""Numbers of dimensions that the code before makes sure, and answers that depend on them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nhwc.graph import capture
+
+from ..fusing import Block, assert_same, script
+
+X = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def normed(self, x):
+    return self.bn(self.conv(x))
+
+
+def length(self, x):
+    y = normed(self, x)
+    return y * len(y.shape) if len(x.size()) == 4 else y
+
+
+def rank(self, x):
+    y = F.relu(normed(self, x))
+    if y.dim() not in (3, 4) or y.ndim != 4 or y.ndim - 2 > 2:
+        return y
+    return y * 2
+
+
+def last_sizes(self, x):
+    *_, height, width = normed(self, x).shape
+    return x.reshape(-1, height * width)
+
+
+def starred(self, x):
+    y = normed(self, x).flatten(2).transpose(1, 2)
+    y = self.rows(y).view(*y.shape[:-1], 2, 2).transpose(1, 2)
+    y = (y @ y.transpose(-1, -2)).transpose(1, 2).contiguous()
+    y = y.view(y.size()[:-2] + (-1,))
+    return y.reshape(*y.shape[:-1], -1)
+
+
+def unpacked(self, x):
+    n, _, h, w = x.shape
+    y = self.conv(x)
+    return F.interpolate(y, size=[side * 2 for side in y.shape[2:]]).reshape(n, -1, 4 * h * w)
+
+
+def channels(self, x):
+    y = F.relu(normed(self, x) + normed(self, x * 2))
+    return x.mean() + y if y.shape[1] != 0 and y.size(1) == 4 else x
+
+
+ANSWERED = {f.__name__: f for f in (length, rank, last_sizes, starred, unpacked, channels)}
+
+
+def of_one_image(self, x):
+    y = self.conv(x)
+    return y * 2 if len(y.shape) == 3 else y
+
+
+def of_any(self, x):
+    return self.conv(x) * 2 if x.dim() == 3 else self.conv(x)
+
+
+def of_one_row(self, x):
+    y = self.rows(x.transpose(-1, -3)).transpose(-1, -3)
+    return y * len(y.shape)
+
+
+def of_a_broadcast(self, x):
+    y = self.conv(x) + self.conv.weight.new_ones(4, 1, 1)
+    return y * len(y.shape)
+
+
+def before_it_is_sure(self, x):
+    doubled = len(x.shape) == 4
+    _, _, _, _ = x.shape
+    return self.conv(x) * (2 if doubled else 3)
+
+
+def of_a_norm_of_any_channels(self, x):
+    y = self.free(self.conv(x))
+    return y * 2 if y.shape[1] == 4 else y
+
+
+def how_many_images(self, x):
+    y = normed(self, x)
+    return y * 2 if y.shape[0] == 2 else y
+
+
+OPEN = {
+    f.__name__: f
+    for f in (
+        *(of_one_image, of_any, of_one_row, of_a_broadcast, before_it_is_sure, how_many_images),
+        of_a_norm_of_any_channels,
+    )
+}
+
+
+def model_of(forward):
+    parts = {"conv": nn.Conv2d(3, 4, 3, padding=1), "bn": nn.BatchNorm2d(4)}
+    parts["free"] = nn.BatchNorm2d(4, affine=False, track_running_stats=False)
+    return Block(forward, **parts, rows=nn.Linear(4 if forward is starred else 3, 4)).eval()
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_what_is_sure_is_answered(name):
+    model = model_of(ANSWERED[name])
+    captured = capture(model)
+    assert not captured.opaque
+    for x in X, X[:1, :, :4, :2]:
+        assert_same(model, captured.module, x)
+    script(captured.module)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_may_be_otherwise_stays_a_call(name):
+    model = model_of(OPEN[name])
+    captured = capture(model)
+    assert captured.opaque
+    for x in X, X[:1]:
+        assert_same(model, captured.module, x)
+    if name in ("of_one_image", "of_any", "of_one_row", "of_a_broadcast"):
+        assert_same(model, captured.module, X[0])
+
+
+class Catching(nn.Module):
+    """Its unpacking proves nothing, since it goes on without."""
+
+    def forward(self, x):
+        try:
+            _, _, _, _ = x.shape
+        except ValueError:
+            return x
+        return x * 2
+
+
+class Unchecked(nn.BatchNorm2d):
+    def _check_input_dim(self, x):
+        pass
+
+
+def behind(self, x):
+    y = self.conv(self.part(x))
+    return y * len(x.shape)
+
+
+@pytest.mark.parametrize("part", [Catching(), Unchecked(3)])
+def test_code_that_goes_on_for_other_ranks_makes_nothing_sure(part):
+    model = Block(behind, conv=nn.Conv2d(3, 4, 1), part=part.eval()).eval()
+    captured = capture(model)
+    assert captured.opaque[0].path == ""
+    if isinstance(part, Catching):
+        assert_same(model, captured.module, X[0])
+    assert_same(model, captured.module, X)
