@@ -163,7 +163,8 @@ NOTHING_TO_CALL = """
     aten.set_data.default aten.empty_quantized.default
     torch.embedding_bag torch.nn.functional.embedding_bag aten.embedding_bag.default
     torch.special.legendre_polynomial_p torch.special.chebyshev_polynomial_t torch.special.zeta
-    torch.polygamma torch.special.polygamma aten.polygamma.default
+    torch.polygamma torch.special.polygamma aten.polygamma.default torch.mvlgamma
+    torch.special.multigammaln aten.mvlgamma.out
     prim.Print.default nhwc.load math.__loader__
 """
 
@@ -178,7 +179,7 @@ def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, targe
     "name",
     ["apply_", "map_", "numpy", "storage", "data_ptr", "backward", "register_hook", "set_", "type",
      "share_memory_", "resize_", "__class__", "__reduce_ex__", "format", "requires_grad_", "new",
-     "polygamma_"],
+     "polygamma_", "mvlgamma"],
 )  # fmt: skip
 def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
     with pytest.raises(FileError, match="the method"):

@@ -34,8 +34,8 @@ _NOT = re.compile(
     r"quantize_\w*|q_\w*|int_repr|"
     # Losses, poolings and bags that index by labels, samples or offsets torch does not check.
     r"ctc_loss|fractional_\w*|embedding_bag|"
-    # Loops as long as a number of a tensor says.
-    r"special_\w*(polynomial|polygamma|zeta)\w*|polygamma_?"
+    # Loops as long as a number of a tensor says, or as an argument does beside the shapes.
+    r"special_\w*(polynomial|polygamma|zeta|multigammaln)\w*|polygamma_?|mvlgamma_?"
 )
 """Names of operators that are left out, by the property that the name tells."""
 
