@@ -5,11 +5,12 @@ import math
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nhwc.errors import VerificationError
 from nhwc.verify import flatten, observe, verify
-from nhwc.verify.comparing import lost_nans
+from nhwc.verify.comparing import compare, lost_nans
 from nhwc.verify.inputs import random_inputs
 from nhwc.verify.luck import proves_nothing
 from nhwc.verify.picking import decides
@@ -332,3 +333,42 @@ def test_an_answer_that_cancels_but_for_roundings_is_as_right_as_any_other():
     assert found.passed
     assert found.astray
     assert not proves_nothing(found, truth, net)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most bytes of memory that any operator's result lies in."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return made
+
+
+def test_large_answers_are_compared_in_little_memory():
+    """A file of 640 bytes that pads an image to half a gigabyte took ten to load."""
+    old, new = torch.zeros(1 << 14, 1 << 11), torch.zeros(1 << 14, 1 << 11)
+    new[-1, -1] = 2.0
+    with Largest() as largest:
+        (check,) = compare(0, {"y": old}, {"y": new}, {"y": old}, wide=False)
+    assert check.error == 2.0
+    assert largest.bytes <= old.nbytes
+
+
+@pytest.mark.parametrize("special", [None, math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_answers_are_compared_in_pieces_as_at_once(monkeypatch, special, dtype):
+    true = torch.randn(3, 5, 7, dtype=dtype).transpose(0, 2)
+    old, new = true.clone(), true + 1e-3
+    if special is not None:
+        for one in (true, old, new):
+            one[2, 1, 0] = special
+    whole = list(compare(0, {"y": old}, {"y": new}, {"y": true}, wide=True))
+    monkeypatch.setattr("nhwc.verify.comparing._PIECE", 4)
+    assert list(compare(0, {"y": old}, {"y": new}, {"y": true}, wide=True)) == whole
+    assert whole[0].error > 0
+    new[0, 0, 0] = math.nan
+    (check,) = compare(0, {"y": old}, {"y": new}, {"y": true}, wide=True)
+    assert check.error == math.inf
