@@ -189,6 +189,13 @@ def test_transparent_colours_of_a_palette_are_seen_without_a_warning(tmp_path):
     assert (transparent == plain).all()
 
 
+def test_large_images_and_damaged_tags_are_read_without_a_warning(tmp_path, monkeypatch):
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (64, 64), (200, 100, 0)).save(path, exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    assert decode(path, 8, None).shape == (8, 8, 3)
+
+
 @pytest.mark.parametrize("kind", [np.uint16, np.int32])
 def test_deep_shades_keep_their_order(tmp_path, kind):
     ramp = np.linspace(0, 65535, 64).astype(kind).repeat(64).reshape(64, 64).T

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,14 +120,15 @@ def decode(path: Path, size: int, rng: np.random.Generator | None) -> np.ndarray
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError("it is no file")  # Of a pipe, whoever opens it waits for the writer.
-        with Image.open(path) as image:
-            box = middle_box(image.size) if rng is None else random_box(image.size, rng)
-            box = _decode_smaller(image, box, size)
-            image.load()
-            # RGB shows what is transparent; Pillow warns of a palette with more than one such.
-            image.info.pop("transparency", None)
-            rgb = _in_bytes(image).convert("RGB")
-            out = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        with warnings.catch_warnings():
+            # Of large images, of several transparent colours, of tags that nobody reads here.
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                box = middle_box(image.size) if rng is None else random_box(image.size, rng)
+                box = _decode_smaller(image, box, size)
+                image.load()
+                rgb = _in_bytes(image).convert("RGB")
+                out = rgb.resize((size, size), Image.Resampling.BILINEAR, box=box)
     except MemoryError:
         raise
     except Exception as error:  # Damaged files make Pillow raise anything.
