@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -25,7 +26,9 @@ from nhwc.cli.outputs import write_file
 from nhwc.machine import disk
 from nhwc.machine.cache import read_own, write_own
 from nhwc.machine.disk import replace_file
+from nhwc.machine.documents import Document
 from nhwc.plan.ledger import Ledger
+from nhwc.zoo.weights import read_weights
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="made with limits of Linux")
 _SIZE = 1 << 20
@@ -236,3 +239,37 @@ def test_a_checkpoint_that_memory_cannot_hold_is_not_called_damaged(tmp_path, mo
     monkeypatch.setattr(torch, "load", full)
     with pytest.raises(RuntimeError, match="allocate memory"):
         load_checkpoint(tmp_path / "c.pt")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path), lambda p: p.symlink_to("/dev/zero")],
+    ids=["pipe", "folder", "loop", "device"],
+)
+@pytest.mark.parametrize(
+    "read", [nhwc.load, load_checkpoint, read_weights, Document("a", 1, "a", "Write it.").read,
+             lambda path: nhwc.load_model(str(path))],
+    ids=["load", "checkpoint", "weights", "document", "model"],
+)  # fmt: skip
+def test_what_is_no_file_is_refused_and_nobody_is_waited_for(tmp_path, make, read):
+    path = tmp_path / "a"
+    make(path)
+    with pytest.raises(nhwc.NhwcError) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_document_may_come_through_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = json.dumps({"kind": "a", "schema": 1, "rows": [0] * 100_000}).encode()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = threading.Thread(target=pipe.write_bytes, args=[content])
+    writer.start()
+    while not select.select([reader], [], [], 0)[0]:
+        time.sleep(0.01)
+    assert len(Document("a", 1, "a", "Write it.").read(pipe)["rows"]) == 100_000
+    writer.join()
+    os.close(reader)

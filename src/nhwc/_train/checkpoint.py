@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, is_out_of_memory
 from ..formats import Format, to_format
-from ..machine.disk import put_file, why_not
+from ..machine.disk import open_file, put_file, why_not
 from ..machine.documents import misfits
 from ..shown import shown
 from .progress import Point
@@ -45,7 +45,8 @@ def save_checkpoint(path: str | Path, content: dict[str, Any]) -> None:
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote: only tensors and plain containers, never code."""
     try:
-        data = io.BytesIO(Path(path).read_bytes())
+        with open_file(path) as file:
+            data = io.BytesIO(file.read())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read checkpoint {path}: {why_not(error)}") from None
     try:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..errors import FileError, InputError, NhwcError, is_out_of_memory
 from ..formats import CHANNELS_LAST_OF, Format, format_of, to_format
-from ..machine.disk import put_file, why_not
+from ..machine.disk import open_file, put_file, why_not
 from ..machine.documents import no_constant
 from ..machine.host_memory import from_file, raw
 from ..optimized.recipes import order_of
@@ -88,7 +88,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     because the file itself may be replaced or cut meanwhile.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             header, head = _header(path, file, size)
             # Only a file whose header is true is copied.
@@ -118,7 +118,7 @@ def damaged(path: Path, why: str) -> FileError:
 def is_saved(path: str | Path) -> bool:
     """Whether a file begins as saved models do."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False

@@ -1,15 +1,21 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and reading one without waiting for anybody."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 """Linux makes a file without a name for this flag; it vanishes with the process that writes it."""
+
+_READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_UNBLOCKED = getattr(os, "O_NONBLOCK", 0)
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview], *, private: bool = False) -> None:
@@ -52,6 +58,25 @@ def put_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             file.writelines(parts)
     else:
         replace_file(Path(os.path.realpath(path)), parts)
+
+
+def open_file(path: str | Path, *, pipes: bool = False) -> BinaryIO:
+    """Open a file for reading. OSError for a device, which may never end, and for a pipe.
+
+    With `pipes`, one that a process writes to is read, as in `nhwc ops --diff <(...) new.json`;
+    one without a writer is empty, and not waited for.
+    """
+    handle = os.open(path, _READING | _UNBLOCKED)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return os.fdopen(handle, "rb")
+    if pipes and stat.S_ISFIFO(kind):
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no file", str(path))
 
 
 def _standard(path: Path) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import FileError, InputError
 from ..shown import shown
+from .disk import open_file
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Document:
     def read(self, path: str | Path) -> dict[str, Any]:
         """The document in a file."""
         try:
-            data = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
+            with open_file(path, pipes=True) as file:
+                data = json.loads(file.read(), parse_constant=no_constant)
         except FileNotFoundError:
             raise InputError(f"no such {self.noun}: {path}. {self.anew}") from None
         except OSError as error:

@@ -11,6 +11,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..machine.disk import open_file
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -68,7 +70,7 @@ _KINDS = {
 
 def _kind_by_bytes(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(16)
         if start[:4] == b"PK\x03\x04":
             with zipfile.ZipFile(path) as archive:

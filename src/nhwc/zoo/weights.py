@@ -12,6 +12,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..errors import InputError, MissingPackage, is_out_of_memory, missing
 from ..files.container import is_saved
+from ..machine.disk import open_file
 from ..shown import misfit
 from .archives import is_safetensors, kind_of
 
@@ -60,6 +61,7 @@ def _unwrap_(state: dict[str, Any], model: nn.Module) -> None:
 
 
 def _read_weights(path: str | Path) -> Any:
+    open_file(path).close()  # Whoever opens a pipe waits for its writer.
     if not is_safetensors(path):
         with warnings.catch_warnings():
             # Torch warns of a TorchScript archive, which it then refuses.
