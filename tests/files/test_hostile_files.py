@@ -164,7 +164,7 @@ NOTHING_TO_CALL = """
     torch.embedding_bag torch.nn.functional.embedding_bag aten.embedding_bag.default
     torch.special.legendre_polynomial_p torch.special.chebyshev_polynomial_t torch.special.zeta
     torch.polygamma torch.special.polygamma aten.polygamma.default torch.mvlgamma
-    torch.special.multigammaln aten.mvlgamma.out
+    torch.special.multigammaln aten.mvlgamma.out torch.lcm torch.gcd aten.lcm.default
     prim.Print.default nhwc.load math.__loader__
 """
 
@@ -179,7 +179,8 @@ def test_a_function_that_does_more_than_compute_is_refused(path, tmp_path, targe
     "name",
     ["apply_", "map_", "numpy", "storage", "data_ptr", "backward", "register_hook", "set_", "type",
      "share_memory_", "resize_", "__class__", "__reduce_ex__", "format", "requires_grad_", "new",
-     "polygamma_", "mvlgamma"],
+     "polygamma_", "mvlgamma",
+     "lcm_"],
 )  # fmt: skip
 def test_a_method_that_does_more_than_compute_is_refused(path, tmp_path, name):
     with pytest.raises(FileError, match="the method"):
@@ -456,6 +457,21 @@ def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
 ):
     monkeypatch.setattr("nhwc.files.loading._served", lambda *_: pytest.fail("it is run"))
     assert nhwc.load(tampered(path, tmp_path, change)).recipes == ()
+
+
+@pytest.mark.parametrize("target", ["torch.div", "torch.divide", "aten.div.Tensor_mode", "div_"])
+@pytest.mark.parametrize(("least", "planned"), [(-(1 << 63), False), (-7.0, True)])
+def test_a_division_of_whole_numbers_that_may_end_the_process_is_not_run(
+    path, tmp_path, target, least, planned
+):
+    def change(header):
+        op = "call_method" if target == "div_" else "call_function"
+        minus, how = {"node": "minus"}, [["rounding_mode", "trunc"]]
+        insert(header, target, {"node": "least"}, minus, op=op, kwargs=how)
+        for name, value in (("minus", -1), ("least", least)):
+            insert(header, "torch.full", [1], value, name=name)
+
+    assert bool(nhwc.load(tampered(path, tmp_path, change)).recipes) is planned
 
 
 def test_what_takes_much_in_turns_is_planned(path, tmp_path, monkeypatch):

@@ -145,6 +145,7 @@ class _Meter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         _check_pieces(func, args, kwargs)
+        _check_division(func, args, kwargs)
         result = func(*args, **kwargs)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
@@ -202,6 +203,15 @@ def _check_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     pieces = args[0].size(dim) // (1 if unbound else max(1, int(given.get("size", 1))))
     if pieces > _LEAVES:
         raise OverBudget(f"{pieces} pieces of a tensor")
+
+
+def _check_division(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Leave whole numbers undivided: torch ends the process where the least is divided by -1."""
+    if kwargs.get("rounding_mode") == "trunc" and not any(
+        isinstance(one, float) or (isinstance(one, Tensor) and one.is_floating_point())
+        for one in args
+    ):
+        raise OverBudget(f"{func} of whole numbers")
 
 
 _SPLITS = ("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor")

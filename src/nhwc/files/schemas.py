@@ -35,7 +35,9 @@ _NOT = re.compile(
     # Losses, poolings and bags that index by labels, samples or offsets torch does not check.
     r"ctc_loss|fractional_\w*|embedding_bag|"
     # Loops as long as a number of a tensor says, or as an argument does beside the shapes.
-    r"special_\w*(polynomial|polygamma|zeta|multigammaln)\w*|polygamma_?|mvlgamma_?"
+    r"special_\w*(polynomial|polygamma|zeta|multigammaln)\w*|polygamma_?|mvlgamma_?|"
+    # Whole numbers divided by what torch does not check: the least by -1 ends the process.
+    r"(gcd|lcm)_?"
 )
 """Names of operators that are left out, by the property that the name tells."""
 
