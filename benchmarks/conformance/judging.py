@@ -140,7 +140,7 @@ def _asked(case: Case, name: str, verb: Verb, expected: _Expected) -> Outcome:
         with _quiet():
             prepared = verb.prepare(given)
     except nhwc.NhwcError as error:
-        return Outcome(case.name, name, *_refusal(error, expected.answer))
+        return Outcome(case.name, name, *_refusal(case, error, expected.answer))
     except Exception as error:
         if expected.answer.error is not None and _alike(error, expected.answer.error):
             return Outcome(case.name, name, RIGHT)
@@ -293,11 +293,11 @@ def _alike(given: Exception, expected: Exception) -> bool:
     return isinstance(given, type(expected)) or isinstance(expected, type(given))
 
 
-def _refusal(error: nhwc.NhwcError, expected: Answer) -> tuple[str, str]:
+def _refusal(case: Case, error: nhwc.NhwcError, expected: Answer) -> tuple[str, str]:
     if expected.error is not None:
         return RIGHT, ""
     text = str(error).replace(_HERE, "")
-    if isinstance(error, nhwc.VerificationError):
+    if isinstance(error, nhwc.VerificationError) and not case.unset:
         return WRONG, text[:300]
     return (REFUSED, text[:300]) if "\n" not in text else (FAILED, f"many lines: {text[:300]!r}")
 

@@ -14,6 +14,7 @@ from benchmarks.conformance.page import BEGIN, END, README, page, recorded, summ
 from benchmarks.conformance.verbs import USUAL, VERBS
 from torch import nn
 
+from nhwc.errors import VerificationError
 from nhwc.machine.workers import Ended, Nursery
 from nhwc.models.vision import import_torchvision_if_present
 
@@ -158,6 +159,16 @@ def test_a_verb_that_writes_into_the_example_is_wrong():
     assert outcome.verdict == "wrong"
     assert outcome.why.startswith("the example inputs: ")
     assert after.verdict == "right"
+
+
+def test_values_that_nothing_was_written_to_may_be_refused():
+    def refuses(case):
+        raise VerificationError("two calls differ")
+
+    case = Case("", nn.ReLU(), (torch.zeros(3),))
+    for unset, verdict in ((True, "refused"), (False, "wrong")):
+        [outcome] = judge(replace(case, unset=unset), {"refuses": Verb(refuses)})
+        assert outcome.verdict == verdict
 
 
 class Steep(nn.Module):

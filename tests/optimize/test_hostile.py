@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -438,3 +439,19 @@ def test_what_each_call_counts_outside_of_the_model_is_named():
     said = "each call of CountsOutside writes CALLS, which lies outside of the model"
     with pytest.raises(nhwc.VerificationError, match=said):
         nhwc.optimize(CountsOutside().eval(), image())
+
+
+class ReadsTheClock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return self.conv(x) * (1 + time.perf_counter_ns() % 1_000_003)
+
+
+@torch.no_grad()
+def test_a_model_that_answers_otherwise_each_time_is_told_so():
+    said = "two calls of ReadsTheClock on the same input differ in output, so that no plan"
+    with pytest.raises(nhwc.VerificationError, match=said):
+        nhwc.optimize(ReadsTheClock().eval(), image())

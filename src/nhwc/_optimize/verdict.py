@@ -73,15 +73,24 @@ class Judge:
         return None
 
     def check_repeats(self) -> None:
-        """Refuse a model of which two calls differ by what they leave outside of it."""
+        """Refuse a model of which two calls differ, where that is why the check failed."""
         outside = Outside(self.model)
-        answer(self.model, self.example)
+        before, *_ = self._truth.answers
+        once = Answers(self._truth.inputs[:1], (before,), None, self._truth.drawn)
+        worst = verify(once, self.model).worst
         changed = outside.put_back()
         if changed:
             raise VerificationError(
                 f"each call of {type(self.model).__name__} writes {changed}, which lies outside of "
                 "the model, so that two calls may differ and no plan can be held against one. Keep "
                 "it in an attribute of the model, which is put back after each run."
+            )
+        if worst is not None and not worst.passed:
+            raise VerificationError(
+                f"two calls of {type(self.model).__name__} on the same input differ in "
+                f"{worst.output}, so that no plan can be held against one. It may return memory "
+                "that nothing was written to, as torch.empty gives it, or ask for what changes by "
+                "itself, as the time does. Make it from the inputs, or give it as one."
             )
 
     def runs(self, inputs: tuple[Any, ...]) -> None:
@@ -96,7 +105,11 @@ class Judge:
             # Float32 alone may judge too hard.
             self._run(wide=True)
         if self.in_full:
-            verify_or_parts(self._truth, self.model, graph).require()
+            found = verify_or_parts(self._truth, self.model, graph)
+            if found.astray:
+                # Its run in float64 would be as far off if each of its runs were.
+                self.check_repeats()
+            found.require()
         trim()
 
     def check_unfrozen(self, graph: nn.Module) -> None:
