@@ -136,11 +136,13 @@ def test_a_path_that_no_file_can_have_is_refused():
         save_checkpoint("a\0b", {})
 
 
-def test_one_of_a_newer_version_is_refused(written):
+@pytest.mark.parametrize("schema", [2, None, torch.ones(3), torch.ones(1), "1\n" * 99])
+def test_one_of_a_newer_version_is_refused(written, schema):
     path, _ = written
-    torch.save({**torch.load(path, weights_only=True), "schema": 2}, path)
-    with pytest.raises(FileError, match="of schema"):
+    torch.save({**torch.load(path, weights_only=True), "schema": schema}, path)
+    with pytest.raises(FileError, match="of schema") as refused:
         load_checkpoint(path)
+    assert "\n" not in str(refused.value)
 
 
 def test_another_model_cannot_go_on_from_it(written):

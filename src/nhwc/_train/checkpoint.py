@@ -62,9 +62,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{path} is no checkpoint of nhwc train. If it holds weights alone, pass them as "
             "--weights."
         )
-    if content.get("schema") != SCHEMA:
+    schema = content.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
         raise FileError(
-            f"{path} is a checkpoint of schema {content.get('schema')!r}, where this nhwc reads "
+            f"{path} is a checkpoint of schema {shown(repr(schema)[:60])}, where this nhwc reads "
             f"{SCHEMA}. Install the nhwc that wrote it."
         )
     for wrong in _misfits(content):
