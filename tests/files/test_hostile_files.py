@@ -459,6 +459,14 @@ def test_what_takes_more_than_loading_may_is_loaded_and_not_planned(
     assert nhwc.load(tampered(path, tmp_path, change)).recipes == ()
 
 
+def test_an_operator_that_says_no_shapes_is_not_run_to_see_what_it_costs(path, tmp_path):
+    def change(header):
+        insert(header, "torch.histogramdd", {"node": "points"}, [4, 1])
+        insert(header, "torch.ones", 5, 2, name="points")
+
+    assert not nhwc.load(tampered(path, tmp_path, change)).recipes
+
+
 @pytest.mark.parametrize("target", ["torch.div", "torch.divide", "aten.div.Tensor_mode", "div_"])
 @pytest.mark.parametrize(("least", "planned"), [(-(1 << 63), False), (-7.0, True)])
 def test_a_division_of_whole_numbers_that_may_end_the_process_is_not_run(

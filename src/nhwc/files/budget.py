@@ -63,7 +63,9 @@ class Budget:
         # This takes half a second to import.
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with _quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _Meter(self):
+        # Where an operator does not say its shapes, torch would run it to see them.
+        fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        with _quiet(), torch.no_grad(), fake, _Meter(self):
             try:
                 _Trial(graph, self).run(*tree_map_only(Example, Example.shaped, tuple(example)))
             except (Foreign, OverBudget, MemoryError):
