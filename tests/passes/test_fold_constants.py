@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import nhwc
 
@@ -20,6 +21,7 @@ class _Code(nn.Module):
         self.layer = nn.Conv2d(3, 4, 1)
         self.weight = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
         self.pairs = nn.Parameter(torch.rand(4, 8, 5, 2))
+        self.matrix = nn.Parameter(torch.rand(4, 4))
         self.register_buffer("places", torch.arange(8))
 
     def forward(self, x):
@@ -39,6 +41,9 @@ KEPT = {
     "of whole numbers": lambda m, y: y + torch.sin(m.places / 10),
     "complex": _filtered,
     "made by the code": lambda m, y: y + torch.linspace(0, 1, 8),
+    "of a norm": lambda m, y: F.group_norm(y.float(), 2, m.matrix[0].float()).to(y.dtype),
+    "of a layer": lambda m, y: F.conv2d(y.float(), m.matrix.float()[..., None, None]),
+    "of a product": lambda m, y: y.permute(0, 2, 3, 1).float() @ m.matrix.float(),
     "wider than the weights": lambda m, y: y.double() - m.weight.double().exp(),
 }
 CAST = {

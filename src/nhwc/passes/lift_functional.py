@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..graph import add_module, attribute, bound
 from ..graph.modules.layers import BatchNorm
+from ..graph.nodes.names import CONSTANT, is_made
 from ..graph.report import PassReport, Site
 from ._folding_sites import name_of, path_around
 from ._reporting import reported
@@ -114,6 +115,9 @@ def _unfit(gm: fx.GraphModule, arguments: dict[str, Any], kind: type[nn.Module])
         return "it has neither weight nor bias"
     if kind is nn.LayerNorm and arguments.get("weight") is None and arguments.get("bias"):
         return "it has a bias and no weight"
+    made = {is_made(str(node.target)) for node in map(arguments.get, _TENSORS) if node is not None}
+    if len(made) > 1:
+        return "a cast of the model changes some of its weights, and leaves others"
     if kind is not BatchNorm:
         return ""
     if arguments.get("running_mean") is None or arguments.get("running_var") is None:
@@ -133,6 +137,8 @@ def _lift(
     module = layer(kind, tensors, options)
     with gm.graph.inserting_before(node):
         name = path_around(node).replace(".", "_") or node.name
+        kept = any(is_made(str(arguments[one].target)) for one in tensors)
+        name = f"{CONSTANT}_{name}" if kept else name
         called = add_module(gm.graph, name, module, (arguments["input"],))
     called.meta = dict(node.meta)
     node.replace_all_uses_with(called)

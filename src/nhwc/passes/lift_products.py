@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import add_module, attribute, erase
+from ..graph.nodes.names import CONSTANT, is_made
 from ..graph.nodes.ranks import rank_of
 from ..graph.nodes.seen import shape_at
 from ..graph.report import PassReport, Site
@@ -43,7 +44,8 @@ def lift_products(gm: fx.GraphModule) -> PassReport:
         sites.append(Site(name_of(node), "Linear", True))
         with gm.graph.inserting_before(node):
             made = layer(nn.Linear, tensors, {})
-            lifted = add_module(gm.graph, f"{node.name}_layer", made, (factors["input"],))
+            kept = f"{CONSTANT}_" if is_made(str(factors["weight"].target)) else ""
+            lifted = add_module(gm.graph, f"{kept}{node.name}_layer", made, (factors["input"],))
         lifted.meta = dict(node.meta)
         erase(node, lifted)
     return reported(gm, "lift_products", sites)
@@ -69,6 +71,8 @@ def _constant(gm: fx.GraphModule, factors: dict[str, Any]) -> dict[str, Tensor]:
         if not isinstance(node, fx.Node) or node.op != "get_attr":
             return {}
         tensors[name] = attribute(gm, str(node.target))
+    if len({is_made(str(factors[name].target)) for name in tensors}) > 1:
+        return {}
     matrix, bias = tensors["weight"], tensors.get("bias")
     if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
         return {}

@@ -100,9 +100,17 @@ def _fresh(name: str, holder: nn.Module | None, own: Set[str]) -> str:
 
 def is_constant(node: fx.Node) -> bool:
     """Whether this is a tensor that the code made without its inputs."""
-    return node.op == "get_attr" and is_made(str(node.target))
+    return node.op == "get_attr" and _begins_so(str(node.target).rpartition(".")[2])
 
 
 def is_made(path: str) -> bool:
-    """Whether the tensor at `path` is one that the code makes, in a type that no cast changes."""
-    return path.rpartition(".")[2].startswith(CONSTANT)
+    """Whether the tensor at `path` is one that the code makes, in a type that no cast changes.
+
+    >>> is_made("part._tensor_constant0"), is_made("_tensor_constant_layer.weight")
+    (True, True)
+    """
+    return any(map(_begins_so, path.split(".")))
+
+
+def _begins_so(name: str) -> bool:
+    return name.startswith(CONSTANT)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from .edit import filled
 from .names import is_made
@@ -35,17 +35,22 @@ class PickledGraph(fx.GraphModule):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Cast no constant: the code makes it in its own type, whatever type the weights have."""
         made = []
-        for path, value in [*self.named_buffers(remove_duplicate=False)]:
+        for path, value in [*self._tensors()]:
             if is_made(path) and _is_castable(value):
                 holder, _, name = path.rpartition(".")
-                buffers = self.get_submodule(holder)._buffers
-                made.append((buffers, name, value))
-                buffers[name] = _as_whole_numbers(value)
+                part = self.get_submodule(holder)
+                slots: Any = part._buffers if name in part._buffers else part._parameters
+                made.append((slots, name, value))
+                slots[name] = _like(value, _as_whole_numbers(value.detach()))
         try:
             return super()._apply(fn, recurse)
         finally:
-            for buffers, name, value in made:
-                buffers[name] = _as_it_was(buffers[name], value)
+            for slots, name, value in made:
+                slots[name] = _like(value, _as_it_was(slots[name].detach(), value.detach()))
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.named_parameters(remove_duplicate=False)
+        yield from self.named_buffers(remove_duplicate=False)
 
     def __reduce__(self) -> Any:
         state = {name: value for name, value in vars(self).items() if name != "_graph"}
@@ -63,6 +68,12 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _is_castable(value: torch.Tensor) -> bool:
     cast = value.is_floating_point() or value.is_complex()
     return cast and value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+
+
+def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """`made`, as a parameter if `value` is one."""
+    wants = value.requires_grad and made.is_floating_point()
+    return nn.Parameter(made, wants) if isinstance(value, nn.Parameter) else made
 
 
 def _as_whole_numbers(value: torch.Tensor) -> torch.Tensor:
