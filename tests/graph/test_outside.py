@@ -1,5 +1,6 @@
 """What a forward writes outside of its modules: no graph would do it, and no trace may leave it."""
 
+import array
 import contextvars
 import copy
 import dataclasses
@@ -157,6 +158,36 @@ def test_a_deque_of_its_own_is_filled_by_each_call():
     for _ in range(3):
         fused(torch.rand(1, 3, 8, 8))
     assert len(fused.model.window) == 2
+
+
+class CountsInAnArray(Net):
+    def __init__(self):
+        super().__init__()
+        self.counted = array.array("d", [0.0])
+
+    def forward(self, x):
+        self.counted[0] += 1
+        return self.conv(x) * self.counted[0]
+
+
+def counted():
+    counted.calls = getattr(counted, "calls", 0) + 1
+    return counted.calls
+
+
+class CountsInAFunction(Net):
+    def forward(self, x):
+        return self.conv(x) * counted()
+
+
+@pytest.mark.parametrize("kind", [CountsInAnArray, CountsInAFunction])
+def test_a_count_in_an_array_or_a_function_goes_on(kind):
+    vars(counted).clear()
+    net, x = kind().eval(), torch.rand(1, 3, 8, 8)
+    fused = nhwc.fuse(net)
+    assert not vars(counted)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(fused(x), net.conv(x) * count)
 
 
 class Reads(Net):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copy
 import functools
@@ -270,7 +271,7 @@ def _numbers_of(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
-    if isinstance(value, bytearray):
+    if isinstance(value, (bytearray, array.array)):
         return bytes(value)
     if type(value).__module__ == "numpy.random._generator":
         return value.bit_generator.state
@@ -290,6 +291,9 @@ def _set_numbers(value: Any, numbers: Any) -> None:
             value.setstate(numbers)
         case bytearray():
             value[:] = numbers
+        case array.array():
+            del value[:]
+            value.frombytes(numbers)
         case numpy.ndarray():
             value[...] = numbers
         case _:

@@ -74,7 +74,7 @@ class Outside:
     def _note_function(self, function: types.FunctionType) -> None:
         for name in names_in(function.__code__):
             self._note(name, function.__globals__, name)
-        for name in vars(function):
+        for name in {*vars(function)} | self._stored:
             self._note(f"{function.__name__}.{name}", vars(function), name)
         enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in enclosed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ CALLED = (types.FunctionType, types.MethodType, functools.partial)
 """Kinds of values that code calls."""
 
 
-_FILLED = (*CONTAINERS, numpy.ndarray, bytearray)
+_FILLED = (*CONTAINERS, numpy.ndarray, bytearray, array.array)
 """Kinds of values that code fills with others."""
 
 
