@@ -89,16 +89,17 @@ class _Written:
         fields: dict[int, set[str]] = defaultdict(set)
         for owner, field in written:
             fields[owner].add(field)
-        for (owner, field), name in code.read_by(part).items():
-            if _meet({field}, fields[owner]):
-                return name
-        for field in _meet(code.own, fields[id(part)]):
+        read = code.read_by(part).items()
+        names = [name for (owner, field), name in read if _meet({field}, fields[owner])]
+        if names:
+            return min(names)
+        for field in sorted(_meet(code.own, fields[id(part)])):
             # Whoever holds the part, and alone leads to it, shows while it is traced what it sets.
             for writer in self._perhaps[id(part), field] - {part}:
                 if part in _around(writer, self._model):
                     return f"self.{field}"
         for kind in type(part).__mro__:
-            for field in _meet(code.of_classes, fields[id(kind)]):
+            for field in sorted(_meet(code.of_classes, fields[id(kind)])):
                 if self._perhaps[id(kind), field] - {part}:
                     return f"{kind.__name__}.{field}"
         perhaps = {
@@ -108,7 +109,7 @@ class _Written:
             if self._may_read(code, self._objects[place], field)
         }
         reached = {id(one) for one in reached_from([part, *code.values])} if perhaps else ()
-        found = next((field for place, field in perhaps if place in reached), "")
+        found = min((field for place, field in perhaps if place in reached), default="")
         return "fields of an object" if found == ANY else found
 
     @staticmethod
@@ -125,20 +126,22 @@ class _Written:
     def unseen(self, part: nn.Module) -> str:
         """A field that `part` may write where no trace of it looks; '' if there is none."""
         homes = {home_of(one) for one in part.modules()}
-        for (place, field), writers in self._perhaps.items():
-            owner = self._objects.get(place)
-            if part in writers and is_object(owner) and not is_watched(owner, homes):
-                return f"{type(owner).__name__}.{field}"
-        return ""
+        written = [(self._objects.get(place), field) for place, field in self._places(part)]
+        unseen = (one for one in written if is_object(one[0]) and not is_watched(one[0], homes))
+        return min((f"{type(owner).__name__}.{field}" for owner, field in unseen), default="")
 
     def elsewhere(self, part: nn.Module) -> str:
         """A field that `part` may write in modules that are not in it; '' if there is none."""
-        places = [place for place, writers in self._perhaps.items() if part in writers]
+        places = self._places(part)
         if not places:
             return ""
         within = {*map(id, part.modules())}
         modules = {key for key, one in self._objects.items() if isinstance(one, nn.Module)}
-        return next((field for place, field in places if place in modules - within and field), "")
+        fields = (field for place, field in places if place in modules - within and field)
+        return min(fields, default="")
+
+    def _places(self, part: nn.Module) -> list[Place]:
+        return [place for place, writers in self._perhaps.items() if part in writers]
 
 
 def _meet(read: set[str], written: set[str]) -> set[str]:
