@@ -88,3 +88,24 @@ def test_the_type_is_kept_in_a_pickle_and_in_a_file(tmp_path):
     truth = copy.deepcopy(model).to(torch.float64)(x.double())
     for other in (_loaded(nhwc.fuse(model)), nhwc.load(tmp_path / "filtered.nhwc")):
         torch.testing.assert_close(other.to(torch.float64)(x.double()), truth, rtol=1e-5, atol=1e-5)
+
+
+class _Unregistered(nn.Module):
+    """Its grid is neither a parameter nor a buffer: no cast of the model reaches it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.grid = nn.Conv2d(3, 4, 1), torch.rand(1, 4, 8, 8)
+
+    def forward(self, x):
+        return self.conv(x) + self.grid
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+@torch.no_grad()
+def test_an_attribute_that_no_cast_of_the_model_reaches_is_reached_by_none_of_the_graph(kind):
+    model, x = _Unregistered().eval(), torch.randn(1, 3, 8, 8, dtype=kind)
+    truth = copy.deepcopy(model).to(kind)(x)
+    for graph in (nhwc.fuse(model), won_by("graph", model, x.float())):
+        torch.testing.assert_close(graph.to(kind)(x), truth, rtol=0.02, atol=0.04)
+    assert [*vars(model)] == [*vars(_Unregistered())]

@@ -11,6 +11,7 @@ from torch import Tensor, fx, jit, nn
 from ...models.contents import home_of, is_as, is_iterator, itself, put_back, with_contents
 from ...models.preserve import drawn_so_far, place_of
 from ...models.trees import versions_of
+from ..nodes.edit import attribute
 from ..nodes.names import CONSTANT
 from ..nodes.shapes import node_of
 from .kept import Kept
@@ -70,7 +71,7 @@ class State:
             if key.startswith(CONSTANT) or key in _SLOTS:
                 continue
             old = before.get(key, self)
-            if isinstance(itself(old), Tensor) and _is_converted(value, part, key):
+            if isinstance(itself(old), Tensor) and _is_converted(value, itself(old)):
                 vars(part)[key] = itself(old)
             elif not is_as(value, old):
                 found.append(key)
@@ -143,7 +144,7 @@ def _copied(module: nn.Module, homes: set[str]) -> dict[str, Any]:
     return kept | dict.fromkeys(_SLOTS)
 
 
-def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
+def _is_converted(value: Any, old: Tensor) -> bool:
     """Whether it is what `self.mean = self.mean.type_as(x)` leaves: the same, in another type.
 
     Models that restore images begin so. The graph converts the numbers that the model was made of.
@@ -154,8 +155,7 @@ def _is_converted(value: Any, part: nn.Module, key: str) -> bool:
     source: Any = node.args[0]
     if not isinstance(source, fx.Node) or source.op != "get_attr":
         return False
-    path, _, name = str(source.target).rpartition(".")
-    return name == key and value.tracer.root.get_submodule(path) is part
+    return attribute(value.tracer.root, str(source.target)) is old
 
 
 def _changes(key: str, part: str) -> str:

@@ -185,6 +185,7 @@ class Tracer(fx.Tracer):
 
         torch.fx would hand over an argument of `forward` as the `*args` of the decorator.
         """
+        self._forget_attributes()
         inner = inspect.unwrap(root_fn)
         signature = inspect.signature(inner)
         kinds = {one.kind for one in signature.parameters.values()}
@@ -200,6 +201,14 @@ class Tracer(fx.Tracer):
             return root_fn(*given[:first], **dict(zip(names, given[first:], strict=True)))
 
         return forward, args
+
+    def _forget_attributes(self) -> None:
+        """Take tensors that are neither parameters nor buffers for constants: no cast reaches them.
+
+        torch.fx has collected them by now, to read them by the names of buffers.
+        """
+        for value in [one for one in self.tensor_attrs if isinstance(one, Tensor)]:
+            del self.tensor_attrs[value]
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         known = self.ranks.number(obj.node)
