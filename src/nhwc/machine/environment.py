@@ -137,8 +137,9 @@ def _limits(controller: str, file: str) -> list[str]:
     found = []
     with contextlib.suppress(OSError):
         for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and controller not in controllers.split(","):
+            controllers, _, path = line.partition(":")[2].partition(":")
+            others = controllers and controller not in controllers.split(",")
+            if others or not path.startswith("/"):
                 continue
             groups = _ROOT / "sys/fs/cgroup" / (controller if controllers else "")
             for group in (Path(path), *Path(path).parents):
