@@ -210,6 +210,17 @@ python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 -
     -o benchmarks/results/engines-zen4-narrow-batch-4.json
 ```"""
 
+NARROW_4_INTEL = """\
+The same at batch 4, on the Intel of "Every engine", for the largest models, which both tables above
+lack.
+
+```
+python -m benchmarks.narrow python benchmarks/engines.py --batch 4 --threads 2 --seconds 1 \\
+    --variants eager,channels_last,optimized,onnxruntime,openvino,opencv,ncnn,mnn,executorch \\
+    -o benchmarks/results/engines-intel-narrow-batch-4.json \\
+    wide_resnet101_2 vgg19 vgg19_bn resnext101_32x8d
+```"""
+
 ENGINES = """\
 Every engine that installs with pip and runs such models in float32, batch 1, models of both suites.
 Each is set up as its makers advise (`_bench/engines`). ONNX Runtime's offline optimizer knows none
@@ -423,6 +434,12 @@ SECTIONS = (
         "Every engine, without AVX-512, batch 4, on a Zen 4",
         NARROW_4_ZEN4,
         "engines-zen4-narrow-batch-4.json",
+        _suite,
+    ),
+    (
+        "Every engine, without AVX-512, batch 4, on an Intel",
+        NARROW_4_INTEL,
+        "engines-intel-narrow-batch-4.json",
         _suite,
     ),
     ("One thread", THREAD, "icelake-1-thread.json", _suite),
