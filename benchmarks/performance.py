@@ -33,6 +33,10 @@ SUMMED = (
         "the same, AVX-512 hidden, batch 4, a Zen 4",
         "Every engine, without AVX-512, batch 4, on a Zen 4",
     ),
+    (
+        "the same, AVX-512 hidden, batch 4, an Intel",
+        "Every engine, without AVX-512, batch 4, on an Intel",
+    ),
     ("one model of each family that people deploy", "What people deploy"),
     ("the same, batch 4", "What people deploy, batch 4"),
     ("the same, AVX-512 hidden", "What people deploy, without AVX-512"),

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.performance import SECTIONS, SUMMED
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -29,3 +30,9 @@ def test_every_command_exists():
 def test_every_local_link_leads_somewhere():
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text())
     assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_no_race_is_left_out():
+    families = ("Every engine", "What people deploy", "Models of other packages", "Volumes")
+    raced = {title for title, *_ in SECTIONS if title.startswith(families)}
+    assert {title for _, title in SUMMED} == raced
