@@ -55,6 +55,8 @@ def written(root, group, files):
             64,
         ),
         ("", {}, 64),
+        (INSIDE, {"sys/fs/cgroup/cpu.max": ""}, 64),
+        ("processor : 0", {"sys/fs/cgroup/cpu.max": "200000 100000"}, 64),
     ],
 )
 def test_a_container_s_share_of_the_processors_counts(group, files, cores, tmp_path, monkeypatch):
@@ -69,6 +71,8 @@ def test_a_container_s_share_of_the_processors_counts(group, files, cores, tmp_p
     [
         (INSIDE, "memory.max", "1048576", 1 << 20),
         (INSIDE, "memory.max", "max", math.inf),
+        (INSIDE, "memory.max", "", math.inf),
+        (INSIDE, "memory.max", "plenty", math.inf),
         (OUTSIDE, "user.slice/memory.max", "1048576", 1 << 20),
         (OLDER, "memory/memory.limit_in_bytes", "1048576", 1 << 20),
         (OLDER, "memory/memory.limit_in_bytes", "9223372036854771712", math.inf),

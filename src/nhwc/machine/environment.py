@@ -23,7 +23,6 @@ from ..errors import InputError
 from ..shown import first_line
 
 _ROOT = Path("/")
-_NO_LIMIT = ("max", "-1")
 
 
 def usable_device(device: Device | str) -> Device:
@@ -121,15 +120,22 @@ def available_cores() -> int:
 
 def _time_allowed() -> float:
     """How many cores' time the containers around this process leave it; infinite without limit."""
-    limits = [text.split() for text in _limits("cpu", "cpu.max")]
-    quotas, periods = _limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us")
-    limits += map(list, zip(quotas, periods, strict=False))
-    limited = [(int(quota), int(period)) for quota, period in limits if quota not in _NO_LIMIT]
-    return min((quota / period for quota, period in limited), default=math.inf)
+    limits = _limits("cpu", "cpu.max") + _limits("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return min((quota / period for quota, period in limits), default=math.inf)
 
 
-def _limits(controller: str, file: str) -> list[str]:
-    """What the control groups that this process is in say in `file`: its own and those around it.
+def memory_bytes() -> int:
+    """The memory this process may use; in a container it may be less than the machine's."""
+    if not hasattr(os, "sysconf"):
+        return sys.maxsize
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = _limits("memory", "memory.max") + _limits("memory", "memory.limit_in_bytes")
+    return min([machine, *(limit for (limit,) in limits)])
+
+
+def _limits(controller: str, *files: str) -> list[list[int]]:
+    """The numbers in `files` of the control groups that this process is in: its own and those
+    around it. Where they say anything else, such as "max", there is no limit.
 
     A container sees its own group as the root; those of the older layout still have the path that
     the host knows, which leads nowhere in there.
@@ -144,17 +150,11 @@ def _limits(controller: str, file: str) -> list[str]:
             groups = _ROOT / "sys/fs/cgroup" / (controller if controllers else "")
             for group in (Path(path), *Path(path).parents):
                 with contextlib.suppress(OSError):
-                    found.append((groups / group.relative_to("/") / file).read_text().strip())
+                    place = groups / group.relative_to("/")
+                    words = [word for file in files for word in (place / file).read_text().split()]
+                    if words and all(map(str.isdigit, words)):
+                        found.append([*map(int, words)])
     return found
-
-
-def memory_bytes() -> int:
-    """The memory this process may use; in a container it may be less than the machine's."""
-    if not hasattr(os, "sysconf"):
-        return sys.maxsize
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = _limits("memory", "memory.max") + _limits("memory", "memory.limit_in_bytes")
-    return min([machine, *(int(limit) for limit in limits if limit not in _NO_LIMIT)])
 
 
 @cache
