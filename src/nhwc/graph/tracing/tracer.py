@@ -216,11 +216,9 @@ class Tracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         count = self.ranks.sizes(obj.node)
-        return (
+        if count is None:
             self.refuse("it loops over data")
-            if count is None
-            else map(obj.__getitem__, range(count))
-        )
+        return map(obj.__getitem__, range(count))
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         leaf = is_leaf(m) and not is_spelled_out(m)
