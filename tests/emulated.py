@@ -73,7 +73,7 @@ class Processor:
         for page in self.shown:
             self.core.mem_unmap(page, PAGE)
         self.shown = set()
-        given = {"SP": STACK - PAGE, "X30": RETURN, "X0": args, "X1": 0, "X2": 1}
+        given = {"SP": STACK - PAGE, "X30": RETURN, "X0": args, "X1": 0, "X2": 1, "X3": 0}
         for name, value in given.items():
             self.core.reg_write(getattr(registers, f"UC_ARM64_REG_{name}"), value)
         self.core.emu_start(function, RETURN)

@@ -55,8 +55,8 @@ def forget(monkeypatch):
 def works(address):
     x = torch.zeros(5)
     args = (ctypes.c_int64 * 2)(x.data_ptr(), 5)
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
-    function(ctypes.addressof(args), 0, 1)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3)(address)
+    function(ctypes.addressof(args), 0, 1, 0)
     return bool((x == 1).all())
 
 

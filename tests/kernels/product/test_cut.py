@@ -34,8 +34,8 @@ def tiles(name, rows, most):
     firsts = torch.zeros(-(-rows // most) + 1, dtype=torch.int64)
     around = torch.zeros(rows, 2, dtype=torch.int64)
     args = (ctypes.c_int64 * 3)(rows, firsts.data_ptr(), around.data_ptr())
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    function(KERNELS[name].address)(ctypes.addressof(args), 0, 1)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    function(KERNELS[name].address)(ctypes.addressof(args), 0, 1, 0)
     lengths = firsts.diff().tolist()
     by_row = [
         [first, n] for first, n in zip(firsts.tolist(), lengths, strict=False) for _ in range(n)

@@ -13,7 +13,7 @@ import torch
 from nhwc.kernels.language.compiler import Kernel
 from nhwc.kernels.tape import handover
 from nhwc.kernels.tape import threads as regions
-from nhwc.kernels.tape.walk import Tape
+from nhwc.kernels.tape.walk import MOST_PARTS, Tape, parts_each
 
 STEPS = 50
 
@@ -32,19 +32,22 @@ SHIFT = Kernel("shift", ("x", "y", "count"), _shift)
 COUNT = 64
 
 
-def tape_on(x, threads):
-    """A tape that shifts the numbers of `x` round `STEPS` times, by way of another tensor."""
+def tape_on(x, threads, each=1):
+    """A tape that shifts the numbers of `x` round `STEPS` times, by way of another tensor.
+
+    In every second phase each thread has `each` parts.
+    """
     y = torch.zeros(COUNT)
     args = [(ctypes.c_int64 * 3)(a.data_ptr(), b.data_ptr(), COUNT) for a, b in ((x, y), (y, x))]
     phases = [[(SHIFT.address, ctypes.addressof(args[i % 2]))] for i in range(STEPS)]
-    tape = Tape(phases, threads)
+    tape = Tape(phases, threads, [each, 1] * (STEPS // 2))
     tape.used = y, args
     return tape
 
 
-def walk():
+def walk(each=1):
     x = torch.arange(float(COUNT))
-    tape_on(x, torch.get_num_threads()).run()
+    tape_on(x, torch.get_num_threads(), each).run()
     return x
 
 
@@ -53,10 +56,11 @@ def right(walks=1):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_every_step_sees_the_one_before(threads, count):
+@pytest.mark.parametrize("each", [1, 3, MOST_PARTS])
+def test_every_step_sees_the_one_before(threads, count, each):
     threads(count)
     for _ in range(20):
-        assert torch.equal(walk(), right())
+        assert torch.equal(walk(each), right())
 
 
 def test_many_callers_at_once(threads):
@@ -80,15 +84,45 @@ def test_a_thread_that_comes_late_finds_its_work_done(monkeypatch):
 
     def one_after_the_other(function, args, threads):
         call = regions._call(function)
-        return lambda: asked.append([call(args, i, threads) for i in range(threads)])
+        return lambda: asked.append([call(args, i, threads, i) for i in range(threads)])
 
     monkeypatch.setattr(regions, "region", one_after_the_other)
     x = torch.arange(float(COUNT))
-    tape = tape_on(x, 3)
+    tape = tape_on(x, 3, each=4)
     for _ in range(12):
         tape.run()
     assert torch.equal(x, right(walks=12))
     assert len(asked) == 4  # the first time, and after 1, 2 and 4 walks alone
+
+
+def _sign(e, a, part, parts):
+    """Count the part, and note how many there are and who does it."""
+    place = a.y.integers() + part * 3
+    e.write(e.read(place) + 1, place)
+    e.write(parts, place + 1)
+    e.write(a.worker, place + 2)
+
+
+SIGN = Kernel("sign", ("y",), _sign)
+
+
+def test_who_is_done_with_its_own_parts_does_those_of_others(monkeypatch):
+    def second_thread_alone(function, args, threads):
+        return lambda: regions._call(function)(args, 1, threads, 1)
+
+    monkeypatch.setattr(regions, "region", second_thread_alone)
+    signed = torch.zeros(12, 3, dtype=torch.int64)
+    args = (ctypes.c_int64 * 1)(signed.data_ptr())
+    Tape([[(SIGN.address, ctypes.addressof(args))]], 3, each=[4]).run()
+    assert signed.tolist() == [[1, 12, 1]] * 12
+
+
+def test_no_work_is_cut_into_more_parts_than_it_has_pieces_for():
+    for pieces in range(200):
+        for count in range(1, 9):
+            each = parts_each(pieces, count)
+            assert 1 <= each <= MOST_PARTS
+            assert each == 1 or (each - 1) * count < pieces
 
 
 def mapped():

@@ -40,7 +40,7 @@ from ..layers.ending import ENDING, activate_tile, ending
 from ..product import rows
 from ..product.microkernel import ADD, FINAL, TileCall, even, tiles_for, tiles_of
 from ..product.weights import after, pack_convolution
-from ..tape.steps import Scratch, Step, View, step
+from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .parts import run_of, segments_of, split
 from .spec import ConvSpec
 
@@ -89,7 +89,7 @@ class _Later(NamedTuple):
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    packed = a.scratch.floats() + thread * a.scratch_floats
+    packed = a.scratch.floats() + a.worker * a.scratch_floats
     row_floats = a.segments * rows.emit_segment_floats(e, a)
     begin, end = e.share(a.groups * a.row_parts * a.column_parts, thread, threads)
     with e.range(begin, end) as unit:
@@ -104,7 +104,7 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
             into = packed + at * row_floats
             pixels = rows.Pixels(first + at, cut.first(e, tile + 1) - at)
             rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
-        following = e.select((a.flat != 0) & (unit + 1 < end), last - first, e.i64(0))
+        following = e.select((a.flat != 0) & (last < a.pixels), last - first, e.i64(0))
         inner = _Span(
             taps.first * a.row_segments,
             e.select(a.row_segments != 0, taps.last * a.row_segments, a.segments),
@@ -210,6 +210,7 @@ def direct_steps(
     return (
         step(
             DIRECT,
+            pieces_of(spec.groups * parts.rows * parts.columns, spec.products),
             x=x,
             weights=packed,
             bias=after(packed, spec.groups * spec.depth * padded_k),

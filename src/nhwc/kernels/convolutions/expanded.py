@@ -48,7 +48,7 @@ from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TileCall, largest, tiles_for, tiles_of
 from ..product.rows import Lines, copy_rows
 from ..product.weights import depthwise_floats, pack_convolution, pack_depthwise, pad_channels
-from ..tape.steps import Scratch, Step, View, step
+from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
@@ -112,6 +112,7 @@ def expanded_depthwise_step(
     low, high = clamp(expansion.activation, expansion.slope)
     return step(
         expanded_depthwise(size, stride, tile),
+        pieces_of(n * cut.bands * cut.panel_parts, x.pixels * depth * c),
         x=x,
         x_pixel=x.pixel,
         expand_weights=packed,
@@ -214,7 +215,7 @@ class _Ahead(NamedTuple):
 def _emit(
     e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
 ) -> None:
-    packed = a.scratch.floats() + thread * a.scratch_floats
+    packed = a.scratch.floats() + a.worker * a.scratch_floats
     call = TileCall(e, a.tile)
     call.set(segment=a.depth, segments=1, y_row=e.isa.panel_columns, residual=0, mode=FINAL)
     call.set(low=a.inner_low, high=a.inner_high)

@@ -137,7 +137,7 @@ def each_row(e: Emitter, a: Args, strip: Strip) -> Iterator[tuple[Value, Value, 
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, filters: int) -> None:
-    copied = a.scratch.floats() + thread * a.scratch_floats
+    copied = a.scratch.floats() + a.worker * a.scratch_floats
     for strip in each_strip(e, a, thread, threads, _count(e.width, filters)):
         with e.when(~strip.inside):
             _copy(e, a, strip, copied)

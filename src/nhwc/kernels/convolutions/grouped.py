@@ -47,7 +47,7 @@ from ..language.vectors import Emitter, Variable
 from ..layers.ending import ENDING, ending, finish
 from ..product.weights import after, pack_bias
 from ..tape.pages import room, shared
-from ..tape.steps import Step, View, step
+from ..tape.steps import Step, View, pieces_of, step
 from .spec import ConvSpec
 
 _FIELDS = (
@@ -248,9 +248,12 @@ def grouped_steps(
     spec: ConvSpec, x: View, y: View, packed: Tensor | View, residual: View | None = None
 ) -> tuple[Step, ...]:
     """The convolution as one step."""
+    rows = spec.n * spec.out_h
+    by_rows = rows >= _ROWS * torch.get_num_threads()
     return (
         step(
             kernel_of(spec),
+            pieces_of(rows // _ROWS if by_rows else 1, spec.products),
             x=x,
             weights=packed,
             bias=after(packed, isas.host().padded(spec.k) * spec.depth),
@@ -263,7 +266,7 @@ def grouped_steps(
             k=spec.k,
             group_c=spec.c // spec.groups,
             group_k=spec.k // spec.groups,
-            by_rows=int(spec.n * spec.out_h >= _ROWS * torch.get_num_threads()),
+            by_rows=int(by_rows),
             row_by_row=int(4 * spec.k * spec.depth <= _NEAR_BYTES),
             **ending(y, spec.activation, spec.slope, residual),
         ),

@@ -30,6 +30,10 @@ from .spec import ConvSpec
 
 _MOST_ROWS = 112
 """How many rows a block may have: from there on, reading a panel of weights costs little."""
+_PIECES = 6
+"""How many blocks each thread should have at least, so that the faster one can help the slower; but
+none has less than half of those rows.
+"""
 _ROWS_BYTES = 256 << 10
 """What the packed rows of one block may take at least, or a quarter of the second-level cache."""
 _DEEPEST = 2048
@@ -57,7 +61,8 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int, at_once: int) -> 
     depth = isa.padded(min(spec.depth, at_once))
     cached = max(_ROWS_BYTES, second_level_bytes() // 4)
     fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, cached // (4 * depth)))
-    parts = -(-spec.pixels // fitting)
+    fair = -(-spec.pixels // (threads * _PIECES))
+    parts = -(-spec.pixels // min(fitting, max(fair, _MOST_ROWS // 2)))
     if spec.groups >= threads:
         return Parts(parts, 1)
     if outweighs(spec.k, spec.pixels):

@@ -39,7 +39,7 @@ from ..layers.activations import LAST_CLAMP, Activation, Stored, clamp, emit_act
 from ..layers.ending import ENDING, activate_tile, ending
 from ..product.microkernel import FINAL, TileCall, largest, tiles_for
 from ..product.weights import pack_convolution, pad_channels
-from ..tape.steps import Scratch, Step, View, step
+from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .depthwise import OutputRow, TiledRow, Window, emit_row
 
 _FIELDS = (
@@ -91,6 +91,7 @@ def projected_depthwise_step(
     low, high = clamp(activation, slope)
     return step(
         projected_depthwise(size, stride, tile),
+        pieces_of(n * bands, y.pixels * c * k),
         x=x,
         x_pixel=x.pixel,
         weights=pad_channels(depthwise.weight.flatten(1).t(), c),
@@ -138,7 +139,7 @@ def projected_depthwise(size: int, stride: int, tile: int) -> Kernel:
 def _emit(
     e: Emitter, a: Args, thread: Value, threads: Value, *, size: int, stride: int, tile: int
 ) -> None:
-    packed = a.scratch.floats() + thread * a.scratch_floats
+    packed = a.scratch.floats() + a.worker * a.scratch_floats
     call = TileCall(e, a.tile)
     call.set(segment=a.c, segments=1, y_row=a.y_pixel, residual_row=a.residual_pixel, mode=FINAL)
     call.set(low=a.low, high=a.high)

@@ -242,9 +242,14 @@ class ConvSpec:
         return plain if plain and (plain.out_h, plain.out_w) == cut.wanted else cut
 
     @property
+    def products(self) -> int:
+        """The multiplications of the direct sum."""
+        return self.pixels * self.depth * self.k
+
+    @property
     def gflop(self) -> float:
         """Multiplications and additions of the direct sum, in 10^9."""
-        return 2e-9 * self.pixels * self.depth * self.k
+        return 2e-9 * self.products
 
 
 def _seen(length: int, outputs: int, size: int, stride: int, padding: int, dilation: int) -> slice:

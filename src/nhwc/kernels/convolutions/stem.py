@@ -40,7 +40,7 @@ from ..layers.copies import PLANES, in_turns
 from ..layers.ending import ENDING, activated, ending, put
 from ..layers.pooling import emit_larger
 from ..product.weights import after
-from ..tape.steps import Scratch, Step, View, step
+from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .pooled import POOL, emit_pooled
 from .spec import ConvSpec
 
@@ -80,6 +80,7 @@ def stem_steps(
     return (
         step(
             stem_kernel(spec.c * spec.stride[1]),
+            pieces_of(spec.n * blocks, spec.products),
             x=x,
             x_pixel=x.pixel,
             planes=0,
@@ -146,7 +147,7 @@ class _Panel(NamedTuple):
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value, *, step: int) -> None:
-    lines = a.lines.floats() + thread * a.lines_floats
+    lines = a.lines.floats() + a.worker * a.lines_floats
     begin, end = e.share(a.n * a.blocks, thread, threads)
     with e.range(begin, end) as unit:
         image, block = unit // a.blocks, unit % a.blocks

@@ -128,7 +128,7 @@ def _emit(
 ) -> None:
     t, a = form.t, a.but(**{name: e.i64(value) for name, value in fixed.items()})
     # In memory of its own a thread has packed tiles, if it makes them, and behind them the sums.
-    own = a.own.floats() + thread * a.own_floats
+    own = a.own.floats() + a.worker * a.own_floats
     sums = own + e.select(a.phase == ALL, a.block_floats, e.i64(0))
     call = TileCall(e, a.tile)
 

@@ -56,7 +56,7 @@ from ..layers.ending import ending
 from ..product.microkernel import tiles_for
 from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room, shared
-from ..tape.steps import Scratch, Step, View, step
+from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .direct import pack_direct
 from .parts import outweighs
 from .pooled import POOL
@@ -175,9 +175,11 @@ def winograd_steps(
     moves = {name: sides.pop(name) for name in APART}
     neighbours = {*moves.values()} == {1}
     given = moves if not neighbours else {POOL: 0} if form.pools else {}
+    units = cut.blocks * (spec.groups if alone else isa.panels(k))
     make = partial(
         step,
         form.kernel if neighbours else form.apart,
+        pieces_of(units, tiles * t.elements * spec.groups * k * deep),
         x=x,
         weights=packed,
         bias=after(packed, spec.groups * form.numbers * deep * isa.padded(k)),

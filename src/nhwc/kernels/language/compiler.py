@@ -36,10 +36,12 @@ _MARK = b"nhwc-kernel-2"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled function `void (int64 *args, int64 thread, int64 threads)` and how it is made.
+    """A compiled function `void (int64 *args, int64 part, int64 parts, int64 worker)` and how it is
+    made: it does one of `parts` parts of the work.
 
     `fields` name the int64 in `args`, in order; floats travel as their bits. `emit` gets an
-    Emitter, an object with a Value per field, the thread's number and the number of threads.
+    Emitter, an object with a Value per field, the part's number and the number of parts. The
+    worker is the thread that computes; what it needs to work in is `Args.worker`'s own.
     """
 
     name: str
@@ -160,13 +162,13 @@ def module_of(kernel: Kernel, isa: Isa) -> str:
     """The kernel as LLVM assembly, before any optimization."""
 
     module = ir.Module(name=kernel.name)
-    kind = ir.FunctionType(ir.VoidType(), [POINTER, INT, INT])
+    kind = ir.FunctionType(ir.VoidType(), [POINTER, INT, INT, INT])
     function = ir.Function(module, kind, f"nhwc_{kernel.name}")
     emitter = Emitter(isa, module, ir.IRBuilder(function.append_basic_block("entry")))
-    block, thread, threads = (Value(emitter, a) for a in function.args)
+    block, part, parts, worker = (Value(emitter, a) for a in function.args)
     given = block.integers()
     values = {name: emitter.read(given + i) for i, name in enumerate(kernel.fields)}
-    kernel.emit(emitter, Args(values, given), thread, threads)
+    kernel.emit(emitter, Args(values, given, worker), part, parts)
     emitter.builder.ret_void()
     # Without this LLVM turns short loops that copy or clear into calls of memcpy and memset.
     return (
@@ -177,10 +179,10 @@ def module_of(kernel: Kernel, isa: Isa) -> str:
 
 
 class Args:
-    """The arguments of a kernel by name, and the `words` they lie in."""
+    """The arguments of a kernel by name, the `words` they lie in, and the number of the worker."""
 
-    def __init__(self, values: dict[str, Any], words: Any) -> None:
-        self._values, self.words = values, words
+    def __init__(self, values: dict[str, Any], words: Any, worker: Any) -> None:
+        self._values, self.words, self.worker = values, words, worker
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -190,7 +192,7 @@ class Args:
 
     def but(self, **others: Any) -> Args:
         """The same arguments with some replaced: a kernel within a kernel."""
-        return Args({**self._values, **others}, self.words)
+        return Args({**self._values, **others}, self.words, self.worker)
 
 
 def compile_object(kernel: Kernel, isa: Isa) -> bytes:

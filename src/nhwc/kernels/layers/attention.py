@@ -38,7 +38,7 @@ from ..language import isa as isas
 from ..language.isa import Isa
 from ..language.loops import padded
 from ..product.microkernel import tiles_for
-from ..tape.steps import Scratch, Step, View, held, step
+from ..tape.steps import Scratch, Step, View, held, pieces_of, step
 from .heads import APART, ATTENTION, Attended, floats_of
 
 _SCORES = 24 << 10
@@ -128,6 +128,7 @@ def attention_step(
     first, second = (*masks, None, None)[:2]
     return step(
         ATTENTION,
+        pieces_of(size.images * size.heads * parts, size.products),
         x=queries,
         x_head=lies[0].apart,
         x_places=tables[0],

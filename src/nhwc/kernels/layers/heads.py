@@ -38,6 +38,11 @@ class Attended:
     depth: int
     outputs: int
 
+    @property
+    def products(self) -> int:
+        scores = self.images * self.heads * self.queries * self.keys
+        return scores * (self.depth + self.outputs)
+
 
 def floats_of(size: Attended, block: int, isa: Isa) -> int:
     """The floats that a thread needs for itself, for blocks of so many queries; see `_Memory`."""
@@ -78,7 +83,7 @@ def _memory(e: Emitter, a: Args, thread: Value) -> _Memory:
         a.block * outputs,
         emit_whole(e, a.block),
     )
-    places = [a.scratch.floats() + thread * a.scratch_floats]
+    places = [a.scratch.floats() + a.worker * a.scratch_floats]
     for count in floats:
         places.append(places[-1] + count)
     return _Memory(*places)

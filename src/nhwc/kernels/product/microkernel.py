@@ -164,7 +164,7 @@ class TileCall:
         e, zero = self._e, self._e.i64(0)
         columns = e.read(self._block + FIELDS.index("columns"))
         address = e.read(self._table + (columns - 1) // e.isa.least)
-        e.call(address, None, (self._block.address(), zero, zero))
+        e.call(address, None, (self._block.address(), zero, zero, zero))
 
     def ask(self, floats: Any, depth: Value, tiles: Value) -> Value:
         """Let each of `tiles` tiles, `depth` deep, ask for a part of `floats`; return how many."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..layers.copies import PLANES
 from ..tape.steps import View, bind, view_of
-from ..tape.walk import Tape
+from ..tape.walk import Tape, parts_each
 from .pool import result
 from .schedule import Schedule
 
@@ -39,7 +39,8 @@ class Bound:
         self._args = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
         at = iter([ctypes.addressof(self._args) + 8 * begin for begin in begins])
         phases = [[(step.kernel.address, next(at)) for step in phase] for phase in schedule.phases]
-        self._tape = Tape(phases, threads)
+        pieces = [max((step.pieces for step in phase), default=1) for phase in schedule.phases]
+        self._tape = Tape(phases, threads, [parts_each(count, threads) for count in pieces])
         self._inputs = [
             _Input(
                 view,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .steps import Scratch, Step, View, bind
-from .walk import Tape
+from .walk import Tape, parts_each
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,5 @@ class Invocation:
         for step, kernel in zip(self.steps, self._kernels, strict=True):
             phases.append([(kernel, first)])
             first += 8 * len(step.args)
-        Tape(phases, self.threads).run()
+        each = [parts_each(step.pieces, self.threads) for step in self.steps]
+        Tape(phases, self.threads, each).run()

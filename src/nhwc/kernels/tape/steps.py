@@ -188,11 +188,13 @@ class Access:
 class Step:
     """One kernel and what it is given, in the order of its fields.
 
-    Whatever view is given as `y` is written, all others are only read.
+    Whatever view is given as `y` is written, all others are only read. Its work comes in `pieces`,
+    each of which takes long enough to be claimed for itself.
     """
 
     kernel: Kernel
     args: tuple[Argument, ...]
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         if len(self.args) != len(self.kernel.fields):
@@ -228,12 +230,21 @@ class Step:
         return tuple(found)
 
 
-def step(kernel: Kernel, /, **args: Argument) -> Step:
+_LEAST = 1 << 20
+"""The multiply-adds that a piece of work takes at least: some ten microseconds."""
+
+
+def pieces_of(units: int, products: int) -> int:
+    """In how many pieces work comes that is cut into `units`, all in all of `products`."""
+    return max(1, min(units, products // _LEAST))
+
+
+def step(kernel: Kernel, pieces: int = 1, /, **args: Argument) -> Step:
     """A step whose arguments are given by the names of the kernel's fields."""
     if set(args) != set(kernel.fields):
         wrong = ", ".join(sorted(set(args) ^ set(kernel.fields)))
         raise InputError(f"kernel {kernel.name} has the fields {kernel.fields}; check {wrong}.")
-    return Step(kernel, tuple(args[name] for name in kernel.fields))
+    return Step(kernel, tuple(args[name] for name in kernel.fields), pieces)
 
 
 def bits(value: float) -> int:

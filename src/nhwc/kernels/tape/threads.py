@@ -5,7 +5,7 @@ on an OpenMP library that came with it, and that library runs compiled functions
 
     Python --> GOMP_parallel(entry, block, threads)       with the GIL released
                  entry, once on each thread: asks the library for its number and the count,
-                                             then calls function(args, number, count)
+                                             then calls function(args, number, count, number)
 
 `find_openmp` looks among the libraries that the process has loaded, torch's first, and never loads
 another: its threads would be a second pool. Where none is found (macOS, Windows), and in a forked
@@ -45,13 +45,15 @@ class OpenMP:
 
 
 def region(function: int, args: int, threads: int) -> Callable[[], None]:
-    """Make a function that calls the compiled `function(args, thread, threads)` on each thread.
+    """Make a function that calls the compiled `function` on each thread.
 
-    It returns when all are done. The GIL is free meanwhile; several callers may be in it at once.
+    It gets `args`, the thread's number, the number of threads, and its own number once more, as the
+    worker's. The made function returns when all are done. The GIL is free meanwhile; several
+    callers may be in it at once.
     """
     call, openmp = _call(function), find_openmp()
     if threads == 1:
-        return lambda: call(args, 0, 1)
+        return lambda: call(args, 0, 1, 0)
     if openmp is None:
         return lambda: _run_in_python(function, args, threads)
     block = (ctypes.c_int64 * 4)(function, args, openmp.thread_number, openmp.thread_count)
@@ -69,7 +71,7 @@ def region(function: int, args: int, threads: int) -> Callable[[], None]:
 def first(function: int, args: int, threads: int) -> Callable[[], None]:
     """Make a function that makes the first thread's call of a region, and no other."""
     call = _call(function)
-    return lambda: call(args, 0, threads)
+    return lambda: call(args, 0, threads, 0)
 
 
 @cache
@@ -103,12 +105,13 @@ def _address(function: Any) -> int:
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
-def _emit_entry(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+def _emit_entry(e: Emitter, a: Args, part: Value, parts: Value) -> None:
     """OpenMP passes the block alone: ask the library who we are, then call as always."""
-    del thread, threads
+    del part, parts
     number = e.call(a.thread_number, WORD, ())
     count = e.call(a.thread_count, WORD, ())
-    e.call(a.function, None, (a.args, e.widen(number), e.widen(count)))
+    thread = e.widen(number)
+    e.call(a.function, None, (a.args, thread, e.widen(count), thread))
 
 
 ENTRY = Kernel("entry", ("function", "args", "thread_number", "thread_count"), _emit_entry)
@@ -121,7 +124,7 @@ def _entry() -> int:
 
 @cache
 def _call(function: int) -> Any:
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3)
     return kind(function)
 
 
@@ -138,8 +141,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _run_in_python(function: int, args: int, threads: int) -> None:
     pool = _pool(threads)
-    others = [pool.submit(_call(function), args, i, threads) for i in range(1, threads)]
-    _call(function)(args, 0, threads)
+    others = [pool.submit(_call(function), args, i, threads, i) for i in range(1, threads)]
+    _call(function)(args, 0, threads, 0)
     for other in others:
         if not other.cancel():
             other.result()

@@ -10,11 +10,19 @@ and waits for a few hundred nanoseconds where the next step needs what others wr
 
 Steps of one phase are apart: none reads what another writes. A step is called once for each part,
 with the part's number and how many there are, and takes its share of the work by itself
-(`Emitter.share`). Each thread has the part of its own number. It claims it, does the steps of the
-phase, and counts it as done; then it waits until all parts of the phase are done.
+(`Emitter.share`). Each thread has a part of its own, or several where a phase is long. It claims
+one, does the steps of the phase, and counts it as done, until none of its own is left; then it
+waits until all parts of the phase are done.
 
-On a busy machine a thread may not be there: it is asleep, or another program has its core. A thread
-that has waited for a while therefore claims what nobody has begun:
+Cores are not equally fast: one serves other programs, too, or shares its units with a neighbour, or
+is a small one. So who has done its own parts of a long phase claims those of others that nobody has
+begun, the last ones first:
+
+    thread 0   claims 0: conv, 1: conv, 2: conv, 5: conv | ...
+    thread 1   claims 3:  c o n v ,  4:  c o n v         | ...
+
+On a busy machine a thread may not be there at all: it is asleep, or another program has its core. A
+thread that has waited for a while therefore claims what nobody has begun of a short phase, too:
 
     thread 0   claims 0: conv | waits, claims 1: conv | claims 0: add, pool | ...
     thread 1                  (has no core)                     | 1 is taken | claims 1: add ...
@@ -27,9 +35,9 @@ The region ends when all threads have come, be it for nothing. Where the others 
 walk, the first thread therefore walks alone: once, then twice, up to `_MOST_ALONE` times before it
 asks the others again.
 
-All counters only grow during a walk, and are reset before it. The claims of a part are the number
-of phases in which it was begun: who raises it from p to p + 1 does it in phase p. With n parts, all
-of them are done when the one count of what is done reaches n, after the second phase 2 n. Doing a
+All counters only grow during a walk, and are reset before it. The claim of a part is one more than
+the last phase in which it was begun: who raises it to p + 1 does it in phase p. All parts are done
+when the one count of what is done reaches their number, that of the phases before included. Doing a
 part releases what was written, and each look acquires it (`acq_rel`, `acquire`), so that in a phase
 a thread sees all that came before. Waiting threads spin, for steps are short. After `_SPINS` turns
 they give up the core between looks: the thread they wait for may need it.
@@ -48,7 +56,7 @@ from ..language.values import INT, POINTER, WORD, Value
 from ..language.vectors import Emitter
 from . import threads
 
-_FIELDS = ("phases", "entries", "ends", "done", "claims", "late", "patience", "give_way")
+_FIELDS = ("phases", "entries", "ends", "parts", "done", "claims", "late", "patience", "give_way")
 
 _PATIENCE = 1000
 """Turns for which a thread waits before it does the parts of others. Those who have the core need
@@ -62,34 +70,56 @@ _LATE = 0.9
 _LINE = 16
 """The int64 from one counter to the next: two cache lines, as processors fetch these in pairs."""
 
+MOST_PARTS = _LINE
+"""How many parts a thread may have in one phase: their claims lie on its two lines."""
 
-def _emit_walk(e: Emitter, a: Args, thread: Value, parts: Value) -> None:
-    do_part = e.function("do_part", [POINTER, INT, INT, INT], _emit_part)
+
+def _emit_walk(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
+    do_part = e.function("do_part", [POINTER, *[INT] * 5], _emit_part)
     claim = a.claims.integers() + thread * _LINE
-    late = e.variable(0)
+    late, awaited = e.variable(0), e.variable(0)
     with e.range(0, a.phases) as phase:
+        each = e.read(a.parts.integers() + phase)
+        awaited.value = awaited.value + each * threads
+
+        def do(owner: Value, number: Value, phase: Value = phase, each: Value = each) -> None:
+            do_part(a.words, phase, owner, number, each * threads, thread)
+
         with e.when(look(e, claim) > phase):
             late.value = late.value + 1
-        do_part(a.words, phase, thread, parts)
-        with e.when(parts > 1), _waiting(e, a, (phase + 1) * parts), e.range(0, parts) as part:
-            do_part(a.words, phase, part, parts)
+        with e.range(0, each) as number:
+            do(thread, number)
+        further = e.select(each > 1, threads, e.i64(1))
+        with e.range(1, further) as distance, e.range(1, each + 1) as before:
+            do((thread + distance) % threads, each - before)
+        with (
+            e.when(threads > 1),
+            _waiting(e, a, awaited.value),
+            e.range(0, threads) as owner,
+            e.range(0, each) as number,
+        ):
+            do(owner, number)
     with e.when(late.value > 0):
         e.builder.atomic_rmw("add", a.late.integers().llvm, late.value.llvm, "monotonic")
 
 
-def _emit_part(e: Emitter, words: Value, phase: Value, part: Value, parts: Value) -> None:
-    """Do the steps of a phase for one part, unless that was begun."""
+def _emit_part(
+    e: Emitter, words: Value, phase: Value, owner: Value, number: Value, parts: Value, worker: Value
+) -> None:
+    """Do the steps of a phase for one part of those that `owner` has, unless that was begun."""
     given = words.integers()
     named = {name: e.read(given + i).integers() for i, name in enumerate(_FIELDS)}
     entries, ends, done, claims = (named[name] for name in ("entries", "ends", "done", "claims"))
-    claim = claims + part * _LINE
+    claim = claims + (owner * _LINE + number)
+    part = owner * e.read(named["parts"] + phase) + number
     # To look is cheaper than to write what others look at, too.
-    with e.when(look(e, claim) == phase):
-        tried = e.builder.cmpxchg(claim.llvm, phase.llvm, (phase + 1).llvm, "acq_rel", "acquire")
+    seen = look(e, claim)
+    with e.when(seen <= phase):
+        tried = e.builder.cmpxchg(claim.llvm, seen.llvm, (phase + 1).llvm, "acq_rel", "acquire")
         with e.when(Value(e, e.builder.extract_value(tried, 1))):
             with e.range(e.read(ends + phase), e.read(ends + (phase + 1))) as i:
                 function, args = (e.read(entries + (i * 2 + j)) for j in range(2))
-                e.call(function, None, (args, part, parts))
+                e.call(function, None, (args, part, parts, worker))
             e.builder.atomic_rmw("add", done.llvm, e.i64(1).llvm, "acq_rel")
 
 
@@ -123,25 +153,46 @@ def look(e: Emitter, counter: Value) -> Value:
 WALK = Kernel("walk", _FIELDS, _emit_walk)
 
 
+def parts_each(pieces: int, threads: int) -> int:
+    """How many parts each thread has where the work comes in so many pieces.
+
+    >>> parts_each(14, 2), parts_each(40, 2), parts_each(1, 2), parts_each(14, 1)
+    (7, 10, 1, 1)
+    """
+    if threads == 1:
+        return 1
+    together = -(-pieces // (threads * MOST_PARTS))
+    return max(1, -(-pieces // (threads * max(together, 1))))
+
+
 class Tape:
     """Phases of steps, each step (address of the kernel, address of its arguments).
 
-    What the arguments point to, and the tape itself, serve one call of `run` at a time.
+    In each phase a thread has as many parts as `each` says, by default one. What the arguments
+    point to, and the tape itself, serve one call of `run` at a time.
     """
 
-    def __init__(self, phases: Sequence[Sequence[tuple[int, int]]], threads_wanted: int) -> None:
+    def __init__(
+        self,
+        phases: Sequence[Sequence[tuple[int, int]]],
+        threads_wanted: int,
+        each: Sequence[int] = (),
+    ) -> None:
         words = [word for phase in phases for step in phase for word in step]
         ends = [sum(map(len, phases[:count])) for count in range(len(phases) + 1)]
         self._entries = (ctypes.c_int64 * len(words))(*words)
         self._ends = (ctypes.c_int64 * len(ends))(*ends)
+        self._parts = (ctypes.c_int64 * len(phases))(*(each or [1] * len(phases)))
         self._counters = (ctypes.c_int64 * (_LINE * (threads_wanted + 2)))()
-        entries, ends_at, start = map(ctypes.addressof, (self._entries, self._ends, self._counters))
+        arrays = (self._entries, self._ends, self._parts, self._counters)
+        entries, ends_at, parts_at, start = map(ctypes.addressof, arrays)
         done = -(-start // (8 * _LINE)) * 8 * _LINE
         self._late = ctypes.c_int64.from_address(done + 8)
         given = {
             "phases": len(phases),
             "entries": entries,
             "ends": ends_at,
+            "parts": parts_at,
             "done": done,
             "claims": done + 8 * _LINE,
             "late": done + 8,

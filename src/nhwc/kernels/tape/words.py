@@ -40,13 +40,12 @@ class Words:
             places = (at.buffer_info()[0], were.buffer_info()[0], len(at))
             self._groups.append((at, were, array("q", [*places, 0])))
         self._calls = [block.buffer_info()[0] for *_, block in self._groups]
-        self._compare = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
-            COMPARE.address
-        )
+        kind = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+        self._compare = kind(COMPARE.address)
 
     def are_as_they_were(self) -> bool:
         for call, (_, _, block) in zip(self._calls, self._groups, strict=True):
-            self._compare(call, 0, 1)
+            self._compare(call, 0, 1, 0)
             if block[3]:
                 return False
         return True
