@@ -14,8 +14,11 @@ thread packs what the pixels of its unit see, once, and multiplies it panel by p
 Rows of a filter that see nothing but padding from any pixel of a block are left out for it: with
 taps far apart (dilation) those are many.
 
-How the work is cut is told in parts.py. While a block is multiplied, its tiles ask for what comes
-next (`_emit_products`):
+How the work is cut is told in parts.py. Of few pixels there are few blocks, and a thread that is
+done first finds none to take from another: then all blocks are packed into shared memory (`INPUT`),
+and what is shared out behind a barrier is panels of them (`PRODUCTS`, see `packed_apart`).
+
+While a block is multiplied, its tiles ask for what comes next (`_emit_products`):
 
 - the pixels of the next unit, if they are read as they lie (1x1);
 - behind the last unit, what a later linear layer reads (`LATER`, see programs/later.py);
@@ -24,11 +27,14 @@ next (`_emit_products`):
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...machine.environment import second_level_bytes
 from ..language import isa as isas
 from ..language.compiler import Args, Kernel
 from ..language.isa import Isa
@@ -41,14 +47,19 @@ from ..product import rows
 from ..product.microkernel import ADD, FINAL, TileCall, even, tiles_for, tiles_of
 from ..product.weights import after, pack_convolution
 from ..tape.steps import Scratch, Step, View, pieces_of, step
-from .parts import run_of, segments_of, split
+from .parts import ALL, INPUT, PIECES, PRODUCTS, run_of, segments_of, split
 from .spec import ConvSpec
+
+_SIZES = ("pixels", "k", "groups", "segments", "segment")
+"""The fields that make the number of multiply-adds."""
+_WORTH = 1 << 23
+"""The multiply-adds of a thread from which on a barrier more is little: some fifty microseconds."""
 
 LATER = ("later", "later_floats")
 """The fields of a kernel that asks for what a later step reads: the address, and how much."""
 
 _FIELDS = (
-    *("x", "weights", "bias", "scratch", "tile"),
+    *("x", "weights", "bias", "scratch", "tile", "phase"),
     *("pixels", "k", "groups", "row_parts", "column_parts"),
     *("segments", "segments_at_once", "row_segments", "panels"),
     *("scratch_floats", "low", "high"),
@@ -89,7 +100,6 @@ class _Later(NamedTuple):
 
 
 def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
-    packed = a.scratch.floats() + a.worker * a.scratch_floats
     row_floats = a.segments * rows.emit_segment_floats(e, a)
     begin, end = e.share(a.groups * a.row_parts * a.column_parts, thread, threads)
     with e.range(begin, end) as unit:
@@ -97,14 +107,17 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         group = unit // a.column_parts % a.groups
         first, last = _part(unit // (a.column_parts * a.groups), a.row_parts, a.pixels)
         panels = _part(unit % a.column_parts, a.column_parts, a.panels)
+        place = e.select(a.phase == ALL, a.worker * a.scratch_floats, first * row_floats)
+        packed = a.scratch.floats() + place
         cut = even(e, last - first)
         taps = _rows_seen(e, a, _Span(first, last))
-        with e.range(0, tiles_of(e, last - first)) as tile:
+        with e.when(a.phase != PRODUCTS), e.range(0, tiles_of(e, last - first)) as tile:
             at = cut.first(e, tile)
             into = packed + at * row_floats
             pixels = rows.Pixels(first + at, cut.first(e, tile + 1) - at)
             rows.emit_pack(e, a, a.x.floats() + group * a.c, pixels, into, taps)
-        following = e.select((a.flat != 0) & (last < a.pixels), last - first, e.i64(0))
+        packs_more = (a.flat != 0) & (a.phase == ALL) & (last < a.pixels)
+        following = e.select(packs_more, last - first, e.i64(0))
         inner = _Span(
             taps.first * a.row_segments,
             e.select(a.row_segments != 0, taps.last * a.row_segments, a.segments),
@@ -113,7 +126,8 @@ def _emit(e: Emitter, a: Args, thread: Value, threads: Value) -> None:
         asked, asked_to = e.share(a.later_floats, thread, threads)
         floats = e.select(unit + 1 < end, e.i64(0), asked_to - asked)
         later = _Later(a.later.floats() + asked, floats)
-        _emit_products(e, a, TileCall(e, a.tile), work, later)
+        with e.when(a.phase != INPUT):
+            _emit_products(e, a, TileCall(e, a.tile), work, later)
 
 
 def _part(index: Value, parts: Value, count: Value) -> _Span:
@@ -216,6 +230,7 @@ def direct_steps(
             bias=after(packed, spec.groups * spec.depth * padded_k),
             scratch=Scratch(4 * scratch_floats, per_thread=True),
             tile=tiles_for(k),
+            phase=ALL,
             pixels=spec.pixels,
             k=k,
             groups=spec.groups,
@@ -234,6 +249,31 @@ def direct_steps(
             **_row_fields(spec, x, cut.segment, isa),
         ),
     )
+
+
+def products_of(step: Step) -> int:
+    """The multiply-adds of one of these steps."""
+    return math.prod(step.given[name] for name in _SIZES)
+
+
+def packed_apart(step: Step, threads: int) -> tuple[Step, ...]:
+    """The step, or two for it: one packs all blocks of pixels, the other multiplies them by panels.
+
+    Two where blocks are few, and stay in the caches of the threads when all are packed.
+    """
+    given, products = step.given, products_of(step)
+    blocks, pixels = given["row_parts"], given["pixels"]
+    few = 2 <= threads <= blocks < PIECES * threads
+    if not few or max(given["groups"], given["column_parts"]) > 1 or products < threads * _WORTH:
+        return (step,)
+    packed_bytes = 4 * pixels * (given["scratch_floats"] // -(-pixels // blocks))
+    if packed_bytes > threads * second_level_bytes() // 2:
+        return (step,)
+    columns = min(given["panels"], -(-PIECES * threads // blocks))
+    packed = Scratch(packed_bytes)
+    before = replace(step.but(scratch=packed, phase=INPUT), pieces=1)
+    behind = step.but(scratch=packed, phase=PRODUCTS, column_parts=columns)
+    return before, replace(behind, pieces=pieces_of(blocks * columns, products))
 
 
 def _row_fields(spec: ConvSpec, x: View, segment: int, isa: Isa) -> dict[str, int]:

@@ -28,11 +28,14 @@ from ..language.isa import Isa
 from ..tape.steps import View
 from .spec import ConvSpec
 
+ALL, INPUT, PRODUCTS = range(3)
+"""The field `phase`: everything block by block, or only the half before or after a barrier."""
+
 _MOST_ROWS = 112
 """How many rows a block may have: from there on, reading a panel of weights costs little."""
-_PIECES = 6
-"""How many blocks each thread should have at least, so that the faster one can help the slower; but
-none has less than half of those rows.
+PIECES = 6
+"""How many pieces of work each thread should have, so that the faster one can help the slower:
+where there are rows for so many, blocks of half as many rows will do.
 """
 _ROWS_BYTES = 256 << 10
 """What the packed rows of one block may take at least, or a quarter of the second-level cache."""
@@ -61,8 +64,10 @@ def split(spec: ConvSpec, panels: int, isa: Isa, threads: int, at_once: int) -> 
     depth = isa.padded(min(spec.depth, at_once))
     cached = max(_ROWS_BYTES, second_level_bytes() // 4)
     fitting = max(isa.rows, min(_MOST_ROWS // isa.rows * isa.rows, cached // (4 * depth)))
-    fair = -(-spec.pixels // (threads * _PIECES))
-    parts = -(-spec.pixels // min(fitting, max(fair, _MOST_ROWS // 2)))
+    fair = -(-spec.pixels // (threads * PIECES))
+    if fair >= _MOST_ROWS // 2:
+        fitting = min(fitting, fair)
+    parts = -(-spec.pixels // fitting)
     if spec.groups >= threads:
         return Parts(parts, 1)
     if outweighs(spec.k, spec.pixels):

@@ -25,6 +25,11 @@ what comes after the convolution costs no memory traffic of its own.
 The loop over panels is around the products and the way back, so that sums are of one panel alone
 and stay in the second-level cache, as do the packed tiles of the block, which every panel reads.
 See winograd.py for how the work is cut.
+
+Where each thread has blocks of its own it needs nobody, and does everything (`ALL`) in memory of
+its own. Where blocks are fewer, all threads transform tiles into shared memory (`INPUT`), meet, and
+share out the panels (`PRODUCTS`). Several `groups`, of `c` and `k` channels each, are as many
+convolutions, and done in the first way.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ from ..layers.ending import ENDING
 from ..product.microkernel import TileCall, even, tiles_of
 from ..product.rows import emit_frame
 from . import lean
+from .parts import ALL, INPUT, PRODUCTS
 from .pooled import POOL
 from .tile_outputs import Sums, corner_of, emit_output
 from .transforms import Product, Tiling, Transform
@@ -60,15 +66,6 @@ _FIELDS = (
 APART = ("dilation_h", "dilation_w", "stride_h", "stride_w")
 _FIXED = {POOL: 0, **dict.fromkeys(APART, 1)}
 """Fields that only some kernels have, and what they are in the others."""
-
-ALL, INPUT, PRODUCTS = range(3)
-"""The field `phase`: everything block by block, or only the half before or after a barrier.
-
-Where each thread has blocks of its own it needs nobody, and does everything (ALL) in memory of its
-own. Where blocks are fewer, all threads transform tiles into shared memory (INPUT), meet, and share
-out the panels (PRODUCTS). Several `groups`, of `c` and `k` channels each, are as many convolutions,
-and done in the first way.
-"""
 
 
 class _Work(NamedTuple):

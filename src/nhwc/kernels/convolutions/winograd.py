@@ -58,10 +58,10 @@ from ..product.weights import after, fill_panels, pack_bias
 from ..tape.pages import room, shared
 from ..tape.steps import Scratch, Step, View, pieces_of, step
 from .direct import pack_direct
-from .parts import outweighs
+from .parts import ALL, INPUT, PRODUCTS, outweighs
 from .pooled import POOL
 from .spec import IMAGE, ConvSpec, Pair
-from .tiles import ALL, APART, FORMS, INPUT, PRODUCTS, Form
+from .tiles import APART, FORMS, Form
 from .transforms import Tiling
 
 

@@ -7,12 +7,11 @@ it asks for beyond that it would wait for itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..convolutions.direct import LATER
+from ..convolutions.direct import LATER, products_of
 from ..tape.steps import Argument, Step
 
 _NEAR = 3
@@ -21,8 +20,6 @@ _MOST = 1 << 22
 """The most floats to ask for: caches hold no more."""
 _WORK = 32
 """Multiply-adds for each float: memory is about that much slower than the processor."""
-_SIZES = ("pixels", "k", "groups", "segments", "segment")
-"""The fields of a step that make the number of its multiply-adds."""
 
 
 def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -43,9 +40,8 @@ def foreseen(steps: Sequence[Step]) -> tuple[Step, ...]:
 def _asking(step: Step, linear: Step) -> Step:
     weight = linear.given["weights"]
     assert isinstance(weight, Tensor)
-    work = math.prod(step.given[name] for name in _SIZES)
     asked: dict[str, Argument] = {
         LATER[0]: weight,
-        LATER[1]: min(weight.numel(), _MOST, work // _WORK),
+        LATER[1]: min(weight.numel(), _MOST, products_of(step) // _WORK),
     }
     return step.but(**asked)

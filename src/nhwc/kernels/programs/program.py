@@ -7,6 +7,7 @@ From recorded steps to a call:
        |         endings: what computes also adds and activates
        |         prologues: a product normalizes, or gates, the pixels that it packs
        |         foreseen: a product asks for the weights of the linear layer behind it
+       |         packed apart: of few pixels all are packed before any is multiplied
     Schedule     all steps, the inputs' first; where threads must meet; where buffers lie
        |         placed for a number of threads, since scratch memory is of each thread
     Bound        every argument a number: addresses in one block of memory, once per block
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ..convolutions.direct import DIRECT, packed_apart
 from ..language.compiler import Kernel, Kernels
 from ..layers.copies import input_step
 from ..tape import threads
@@ -42,6 +44,13 @@ from .pool import Pool, check_guards, is_from_nothing
 from .pooled import pooled
 from .prologues import with_prologues
 from .schedule import Output, Schedule
+
+
+def _packed_apart(steps: Sequence[Step], threads: int) -> list[Step]:
+    found: list[Step] = []
+    for step in steps:
+        found += packed_apart(step, threads) if step.kernel is DIRECT else (step,)
+    return found
 
 
 class Program:
@@ -62,7 +71,8 @@ class Program:
         entries = [input_step(view) for view in inputs]
         results = [output.view for output in outputs]
         fewer = with_prologues(with_endings(pooled(steps, results), results), results)
-        ordered = (*entries, *foreseen(fewer))
+        count = torch.get_num_threads()
+        ordered = (*entries, *_packed_apart(foreseen(fewer), count))
         self.schedule = Schedule(ordered, tuple(inputs), tuple(outputs))
         self._pool = Pool() if pool is None else pool
         # Compiled here, so that no call has to wait for it.
