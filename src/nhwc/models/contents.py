@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Collection
 from contextvars import Context, ContextVar
@@ -182,7 +183,7 @@ def _how_far(iterator: Any) -> Any:
 
 
 def _fixed_in(value: Any) -> tuple[Any, ...]:
-    """What lies in something that cannot be changed itself: a tuple, or a function with arguments.
+    """What lies in something that cannot be changed itself: a tuple, a function with arguments.
 
     >>> _fixed_in(functools.partial(max, [1], key=len))
     (([1],), {'key': <built-in function len>})
@@ -194,6 +195,8 @@ def _fixed_in(value: Any) -> tuple[Any, ...]:
             return value.args, value.keywords
         case types.MethodType() | types.BuiltinMethodType() | types.MethodWrapperType():
             return (value.__self__,)
+        case weakref.ref():
+            return (value(),)
     return ()
 
 
@@ -270,7 +273,7 @@ def _numbers_of(value: Any) -> Any:
     if type(value) is torch.Generator:
         return value.get_state()
     if isinstance(value, random.Random):
-        return value.getstate()
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
     if isinstance(value, (bytearray, array.array)):
         return bytes(value)
     if type(value).__module__ == "numpy.random._generator":

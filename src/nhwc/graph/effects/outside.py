@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
+import gc
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +29,11 @@ from ...models.contents import Contents, is_as, is_iterator, is_object, put_back
 from ..code.reached import behind, closed_over, codes_in, functions_of, is_of_python, names_in
 
 _ABSENT = object()
+_CACHED = type(functools.cache(max))
+
+_ASKING = {"datetime", "os", "posix", "random", "secrets", "seed", "time", "uuid"}
+"""Modules of Python's that tell the time, or what the system draws; numpy and torch name theirs so.
+"""
 
 
 class Outside:
@@ -53,15 +60,20 @@ class Outside:
         self._stored = {name for code in functions for name in stored_by(code)}
         names = {name for code in functions for name in names_in(code)}
         named: list[Any] = [kind for part in parts for kind in type(part).__mro__]
+        self.asks_the_system = not _ASKING.isdisjoint(names)
         for function in functions.values():
             named += map(function.__globals__.get, names_in(function.__code__))
             named += closed_over(function).values()
             self._note_function(function)
+        self.asks_the_system |= any(map(_asks, named))
         named += (value for part in model.modules() for value in vars(part).values())
         named += [kind for one in named if is_object(one) for kind in type(one).__mro__]
         named += [type(one) for one in named if is_users_class(one)]
         kinds = {id(one): one for one in named if is_users_class(one)}.values()
         methods = [one for kind in kinds for name in names for one in behind(vars(kind).get(name))]
+        for cached in [one for one in (*named, *methods) if isinstance(one, _CACHED)]:
+            for value in _results_of(cached):
+                self._note(f"what {cached.__name__} returned", {0: value}, 0)
         codes = [one.__code__ for one in methods if isinstance(one, types.FunctionType)]
         self._stored.update(name for code in codes for name in stored_by(code))
         for kind in kinds:
@@ -136,6 +148,19 @@ def is_users_class(value: Any) -> bool:
     """Whether it is a class of the user's."""
     home = value.__module__.partition(".")[0] if isinstance(value, type) else "torch"
     return home not in ("torch", "nhwc", "builtins", "typing")
+
+
+def _results_of(cached: Any) -> list[Any]:
+    """What a function under `lru_cache` has returned so far, and may return again."""
+    held = gc.get_referents(cached)
+    return [one for value in held for one in (value.values() if type(value) is dict else [value])]
+
+
+def _asks(value: Any) -> bool:
+    """Whether it is one of the modules that ask the system, or of one."""
+    home = value.__name__ if isinstance(value, types.ModuleType) else None
+    homes = home, getattr(value, "__module__", None), type(value).__module__
+    return any(isinstance(one, str) and one.partition(".")[0] in _ASKING for one in homes)
 
 
 def _get(owner: Any, name: Any) -> Any:

@@ -35,6 +35,7 @@ from ..report import Opaque, PassReport
 from .baked import bake_weights
 from .copies import check_copies, own_copy
 from .explained import explain
+from .repeated import trace_whole
 from .shells import TraceChild, open_shell
 from .tracer import Tracer
 
@@ -171,12 +172,11 @@ def _trace(
     """
     mark_generators()
     state = State(module)
-    tracer = Tracer(state, task.across, believed=not path)
+    inner_reasons: dict[str, str] = {}
     reason = opaque_by_nature(module) or task.across.get(module) or _unlike_forward(module)
     if reason is None:
         try:
-            graph = tracer.trace(module, concrete)
-            tracer.check()
+            graph = trace_whole(state, task.across, inner_reasons, concrete, believed=not path)
         except Exception as error:
             state.restore()
             reason = explain(error)
@@ -186,10 +186,6 @@ def _trace(
             return _trace(child, below, task, {})
         return _as_one_layer(child, below) if task.layers and isinstance(child, _LAYERS) else None
 
-    # fx's wrappers and the tracer refer to one another; uncleared, the cycle would keep weights
-    # alive that passes replace.
-    inner_reasons = tracer.opaque
-    vars(tracer).clear()
     if reason is not None:
         _open(module, path, reason, task.opaque, trace_child)
         return None

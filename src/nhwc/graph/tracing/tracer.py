@@ -143,6 +143,11 @@ class Tracer(fx.Tracer):
         return method
 
     @property
+    def asks_the_system(self) -> bool:
+        """Whether the code may ask for what is another number at each call."""
+        return self._outside.asks_the_system
+
+    @property
     def root(self) -> nn.Module:
         return self._root
 
