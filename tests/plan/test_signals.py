@@ -73,3 +73,17 @@ def test_a_signal_between_images_does_not_break_the_program():
     assert all(kernel.startswith("nhwc") for kernel in chosen), chosen
     assert [step.name for step in program.steps][1:-1] == ["first to last"]
     torch.testing.assert_close(program(x), graph(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [2, 1.7])
+@torch.no_grad()
+def test_infinity_stays_infinite_when_signals_are_resized(factor):
+    (x,) = images((1, 8, 13))
+    x[0, ::2, 5] = float("inf")
+    x[0, 1::2, 8] = -float("inf")
+
+    def resized(y):
+        return F.interpolate(y, scale_factor=factor, mode="linear")
+
+    graph, program, _ = lowered(resized, x)
+    torch.testing.assert_close(program(x), graph(x), equal_nan=True)

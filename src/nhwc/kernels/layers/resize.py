@@ -36,12 +36,24 @@ def nearest_step(
 
 
 def bilinear_step(
-    x: View, y: View, *, align_corners: bool = False, scale: tuple[float, float] | None = None
+    x: View,
+    y: View,
+    *,
+    align_corners: bool = False,
+    scale: tuple[float, float] | None = None,
+    signal: bool = False,
 ) -> Step:
-    """Each output pixel is a mean of the four around its place, weighted by nearness."""
+    """Each output pixel is a mean of the four around its place, weighted by nearness.
+
+    Of a `signal`, the one row is the mean of itself and itself: no infinity is taken 0 times.
+    """
     factors = scale or (None, None)
     sizes = zip(x.shape[2:], y.shape[2:], factors, strict=True)
-    return _step(x, y, [_linear(i, o, s, align_corners) for i, o, s in sizes])
+    rows, columns = (_linear(i, o, s, align_corners) for i, o, s in sizes)
+    if signal:
+        row = torch.zeros(1)
+        rows = _taps(row, row, torch.full_like(row, 0.5))
+    return _step(x, y, [rows, columns])
 
 
 def _step(x: View, y: View, taps: list[Tensor]) -> Step:

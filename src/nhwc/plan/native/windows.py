@@ -42,15 +42,15 @@ def resize(given: Given) -> Make | None:
     if given.get("antialias"):
         return None
     scale = None if factor is None else (float(factors[0]), float(factors[-1]))
-    mode = given.get("mode", "nearest")
+    mode, signal = given.get("mode", "nearest"), bool(given.get("signal"))
     if mode in ("nearest", "nearest-exact"):
         exact = mode == "nearest-exact"
         # torch ignores some factors of images, and none of signals.
-        even = not exact and not given.get("signal")
+        even = not exact and not signal
         return lambda x, y: nearest_step(x, y, scale=scale, exact=exact, even=even)
     align = bool(given.get("align_corners"))
     if mode in ("bilinear", "trilinear"):
-        return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale)
+        return lambda x, y: bilinear_step(x, y, align_corners=align, scale=scale, signal=signal)
     return None
 
 
