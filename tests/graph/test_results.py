@@ -225,3 +225,22 @@ def test_a_program_tells_its_values_apart_from_what_holds_them() -> None:
     assert type(found) is Fields
     assert found is not again
     assert {id(one) for one in parts(found)} == {*map(id, values.values())}
+
+
+class TellsAShape(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        weight = self.conv.weight
+        return {"y": self.conv(x).view(weight.shape), "shapes": [weight.shape]}, weight.shape
+
+
+@torch.no_grad()
+def test_a_shape_that_is_known_is_returned_as_one() -> None:
+    x = torch.ones(1, 3, 1, 3)
+    fused = nhwc.fuse(TellsAShape().eval())
+    held, shape = fused(x)
+    assert [type(one) for one in (shape, *held["shapes"])] == [torch.Size] * 2
+    assert shape == held["shapes"][0] == (8, 3, 1, 1)

@@ -75,6 +75,7 @@ class Tracer(fx.Tracer):
         self._renamed: list[tuple[fx.Proxy, fx.Node]] = []
         self._modes = modes()
         self._refusal: fx.proxy.TraceError | None = None
+        self._ends = False
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         # Torch lists its functions at the first request, which must come before fx wraps some.
@@ -186,11 +187,23 @@ class Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """Call a decorated `forward` by places and names, as callers do.
+        """Call a decorated `forward` by places and names, as callers do; notice when it ends.
 
         torch.fx would hand over an argument of `forward` as the `*args` of the decorator.
         """
         self._forget_attributes()
+        called, args = self._called_by_place(root_fn, is_module, concrete_args)
+
+        def ending(*given: Any) -> Any:
+            result = called(*given)
+            self._ends = True
+            return result
+
+        return ending, args
+
+    def _called_by_place(
+        self, root_fn: Any, is_module: bool, concrete_args: Any
+    ) -> tuple[Any, list[Any]]:
         inner = inspect.unwrap(root_fn)
         signature = inspect.signature(inner)
         kinds = {one.kind for one in signature.parameters.values()}
@@ -387,6 +400,9 @@ class Tracer(fx.Tracer):
             return self.create_node("call_function", type(a), *held)
         if is_lost(a):
             raise fx.proxy.TraceError(f"it returns, or hands on, a {type(a).__name__}")
+        if self._ends and isinstance(a, torch.Size):
+            # Arguments of calls may be plain tuples.
+            return self.create_node("call_function", torch.Size, (tuple(a),), {})
         name = self._names.get(a) if isinstance(a, Tensor) else None
         result = self.create_node("get_attr", name, (), {}) if name else super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(result, fx.Node) and not a.is_inference():
