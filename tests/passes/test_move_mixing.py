@@ -191,6 +191,15 @@ def test_an_average_of_volumes():
     assert moved(net, torch.randn(1, 48, 2, 4, 4)) == (1, [4])
 
 
+@torch.no_grad()
+def test_an_average_of_volumes_is_float32_under_autocast_as_before():
+    net = nn.Sequential(nn.Conv3d(48, 48, 1), nn.AvgPool3d(2)).eval()
+    graph = nhwc.fuse(net, passes=(move_mixing,))
+    assert graph.report.passes[0].applied
+    with torch.autocast("cpu", torch.bfloat16):
+        assert graph(torch.ones(1, 48, 2, 4, 4)).dtype == net(torch.ones(1, 48, 2, 4, 4)).dtype
+
+
 @pytest.mark.parametrize(
     "forward",
     [

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..graph import add_module, bound, erase, erase_unused, module_of
+from ..graph import add_module, bound, erase, erase_unused, module_of, replace_module
 from ..graph.modules.folded import PROMOTED
 from ..graph.modules.leaves import is_leaf, opaque_by_nature
 from ..graph.nodes.seen import note_side, shape_at
@@ -245,6 +245,9 @@ def _swap_back(node: fx.Node, conv: Any, pool: fx.Node) -> None:
     """Let `conv` mix what `pool` gives of its input."""
     image = input_of(node)
     assert image is not None
+    if isinstance(conv, nn.Conv3d) and conv.weight.is_cpu:
+        # Autocast for CPUs averages volumes in float32, and so the model ends in.
+        replace_module(node, promoted(conv))
     with node.graph.inserting_after(pool):
         mixed = node.graph.call_module(str(node.target), (pool,))
     pool.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
