@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import time
+import types
 import uuid
 import weakref
 
@@ -142,3 +143,27 @@ def test_code_that_takes_its_time_is_a_graph():
     fused = nhwc.fuse(model)
     assert not fused.report.opaque
     torch.testing.assert_close(fused(IMAGE), model(IMAGE))
+
+
+class Missing(types.ModuleType):
+    """Stands for a package that is not there, as those of optional dependencies do."""
+
+    def __getattr__(self, name):
+        raise ImportError(f"install it for {name}")
+
+
+OPTIONAL = types.ModuleType("optional")
+
+
+class MayUseAPackage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fast = nn.Conv2d(3, 8, 1), False
+
+    def forward(self, x):
+        return OPTIONAL.conv(self.conv, x) if self.fast else self.conv(x)
+
+
+def test_nothing_is_asked_of_a_package_that_code_names(monkeypatch):
+    monkeypatch.setitem(globals(), "OPTIONAL", Missing("optional"))
+    assert not nhwc.fuse(MayUseAPackage().eval()).report.opaque

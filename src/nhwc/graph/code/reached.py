@@ -202,11 +202,19 @@ def _named(function: types.FunctionType) -> list[Any]:
                 # Pytest puts names that are no identifiers into assertions.
                 last = function.__globals__.get(step.argval)
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, types.ModuleType):
-                last = getattr(last, step.argval, None)
+                last = _of_module(last, step.argval)
             elif step.opname not in ("CACHE", "PUSH_NULL"):
                 last = None
             found.append(last)
     return found
+
+
+def _of_module(module: types.ModuleType, name: str) -> Any:
+    """An attribute of a module; None if there is none, as in a package that is not installed."""
+    # One that is imported when it is asked for something may raise anything.
+    with contextlib.suppress(Exception):
+        return getattr(module, name)
+    return None
 
 
 def closed_over(function: types.FunctionType) -> dict[str, Any]:

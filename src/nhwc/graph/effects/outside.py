@@ -158,9 +158,14 @@ def _results_of(cached: Any) -> list[Any]:
 
 def _asks(value: Any) -> bool:
     """Whether it is one of the modules that ask the system, or of one."""
-    home = value.__name__ if isinstance(value, types.ModuleType) else None
-    homes = home, getattr(value, "__module__", None), type(value).__module__
-    return any(isinstance(one, str) and one.partition(".")[0] in _ASKING for one in homes)
+    if isinstance(value, types.ModuleType):
+        home = value.__name__
+    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        home = str(value.__module__)
+    else:
+        # An object may answer what it is asked in a way of its own.
+        home = type(value).__module__
+    return home.partition(".")[0] in _ASKING
 
 
 def _get(owner: Any, name: Any) -> Any:
