@@ -551,9 +551,9 @@ def test_not_a_module():
 def test_a_model_that_cannot_be_copied_says_so():
     class Locked(nn.Module):
         def __deepcopy__(self, memo):
-            raise TypeError("no copies")
+            raise TypeError("no copies.")
 
-    with pytest.raises(InputError, match="cannot copy the Locked: no copies"):
+    with pytest.raises(InputError, match=r"cannot copy the Locked: no copies\. Take"):
         fuse(Locked())
 
 

@@ -47,6 +47,6 @@ def own_copy(model: nn.Module) -> nn.Module:
         if is_out_of_memory(error):
             raise
         raise InputError(
-            f"cannot copy the {type(model).__name__}: {error}. "
+            f"cannot copy the {type(model).__name__}: {str(error).rstrip('.')}. "
             "Take what copy.deepcopy refuses off the model first."
         ) from error
