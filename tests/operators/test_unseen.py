@@ -31,6 +31,8 @@ def images():
         (1, 2, {"padding": 2, "dilation": 4}, True),
         (3, 3, {"padding": 1}, False),
         (1, 1, {"padding": 1}, False),
+        (2, 3, {}, False),
+        (1, 3, {"padding": 1, "dilation": 2, "stride": 2}, False),
     ],
 )
 def test_whether_a_column_is_seen(width, size, window, none):
@@ -51,6 +53,12 @@ def test_an_audit_refuses_what_it_would_not_survive(made):
             nhwc.audit(other, x)
     with torch.inference_mode(), pytest.raises(ModelFailed, match="all of its taps"):
         nhwc.audit(model, x)
+
+
+def test_an_image_too_small_for_the_kernel_is_said_in_torchs_words():
+    model = nn.Conv2d(3, 4, 5).eval()
+    with pytest.raises(ModelFailed, match="Kernel size can't be greater than actual input size"):
+        nhwc.audit(model, torch.rand(1, 3, 9, 4))
 
 
 def test_a_transposed_convolution_sees_no_padding():

@@ -17,9 +17,11 @@ def sees_no_column(
 
     >>> sees_no_column(1, 1, stride=2, padding=1), sees_no_column(2, 1, stride=2, padding=1)
     (True, False)
+
+    A row that is too short for one window is torch's error.
     """
     windows = places(width, size, stride=stride, padding=padding, dilation=dilation)
-    return not any(
+    return windows > 0 and not any(
         0 <= window * stride - padding + tap * dilation < width
         for window in range(windows)
         for tap in range(size)
