@@ -428,6 +428,31 @@ def test_autocast_takes_the_graphs_and_inference_mode_the_plans(image):
             assert fast(image).dtype == model(image).dtype
 
 
+class Mixed(nn.Module):
+    """Sets autocast itself around two of its parts: the second is given half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = block(3, 8), block(8, 8), block(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.second(self.first(x))
+        return self.last(x.float())
+
+
+@pytest.mark.skipif(not computes(torch.bfloat16), reason="torch does not convolve in bfloat16 here")
+@torch.no_grad()
+def test_parts_that_the_model_calls_under_autocast_have_no_plan(image):
+    model = made(Mixed)
+    fast = force(model, image)
+    assert parts_of(fast).keys() == {"last"}
+    said = reasons(fast.report)
+    assert "under autocast" in said["first"]
+    assert "under autocast" in said["second"]
+    torch.testing.assert_close(fast(image), model(image), atol=0.05, rtol=0.05)
+
+
 @torch.no_grad()
 def test_threads_share_the_parts():
     model = made(Pyramid)
