@@ -453,6 +453,29 @@ def test_parts_that_the_model_calls_under_autocast_have_no_plan(image):
     torch.testing.assert_close(fast(image), model(image), atol=0.05, rtol=0.05)
 
 
+class Guided(nn.Module):
+    """Answers with a gradient of what its parts make of the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = block(3, 8), block(8, 8)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.last(self.first(x)).sum(), x)
+        return slope
+
+
+def test_a_model_that_asks_for_gradients_itself_keeps_its_code(image):
+    model = made(Guided)
+    fast = nhwc.optimize(model, image)
+    assert "with gradients" in fast.report.opaque[0].reason
+    close(fast(image), model(image), 1e-4)
+    with torch.no_grad():
+        close(fast(image), model(image), 1e-4)
+
+
 @torch.no_grad()
 def test_threads_share_the_parts():
     model = made(Pyramid)

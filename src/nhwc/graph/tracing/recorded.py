@@ -233,7 +233,8 @@ class _Recorder(TorchFunctionMode):
             return function(*args, **kwargs)
         name = name_of(function)
         names_its_type = name == "type" and len(args) + len(kwargs) == 1
-        if name in _ANSWERED or names_its_type:
+        # What sets the mode also puts it back: refused there, the code would leave it changed.
+        if name in _ANSWERED or names_its_type or name == "_set_grad_enabled":
             return self._run(function, args, kwargs)
         if modes() != self._modes:
             self.noted.refuse("it runs parts in another precision, or with gradients")
