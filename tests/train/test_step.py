@@ -137,9 +137,29 @@ def test_auxiliary_heads_count_for_a_third():
     torch.testing.assert_close(logits, main.detach())
 
 
+class OfOneSize(nn.Module):
+    """Asserts its size, as vision transformers do."""
+
+    def forward(self, x):
+        assert x.shape[-1] == 224, f"Wrong image height! Expected 224 but got {x.shape[-1]}!"
+
+
+class Named(nn.Conv2d):
+    """Answers with a dict, as models that segment do."""
+
+    def forward(self, x):
+        return {"out": super().forward(x)}
+
+
 @pytest.mark.parametrize(
     ("net", "error", "words"),
     [
+        (Named(3, 4, 3), InputError, "the model returned dict; training needs"),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 1), OfOneSize()),
+            ModelFailed,
+            r"raised AssertionError on a batch of \(8, 3, 12, 12\): Wrong image height",
+        ),
         (nn.Conv2d(3, 4, 3), InputError, r"returned a tensor \(8, 4, 10, 10\)"),
         (
             nn.Linear(5, 2),

@@ -118,7 +118,7 @@ def explained(images: Tensor) -> Iterator[None]:
     """Turn what the model raises into ModelFailed, which names the shape of the batch."""
     try:
         yield
-    except (TypeError, ValueError, IndexError, RuntimeError, MemoryError) as error:
+    except Exception as error:
         if is_out_of_memory(error):
             raise ModelFailed(
                 f"out of memory with a batch of {tuple(images.shape)}. Use a smaller one; "
@@ -136,7 +136,9 @@ def logits_of(output: object) -> Tensor:
     """The classifier's output: a tensor N, classes, or the first of a tuple."""
     first = output[0] if isinstance(output, tuple) and output else output
     if not isinstance(first, Tensor) or first.ndim != 2:
-        what = f"a tensor {tuple(first.shape)}" if isinstance(first, Tensor) else type(first)
+        what = (
+            f"a tensor {tuple(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
+        )
         raise InputError(f"the model returned {what}; training needs logits of shape (N, classes).")
     return first
 
