@@ -448,8 +448,8 @@ def test_parts_that_the_model_calls_under_autocast_have_no_plan(image):
     fast = force(model, image)
     assert parts_of(fast).keys() == {"last"}
     said = reasons(fast.report)
-    assert "under autocast" in said["first"]
-    assert "under autocast" in said["second"]
+    assert "sets autocast" in said["first"]
+    assert "sets autocast" in said["second"]
     torch.testing.assert_close(fast(image), model(image), atol=0.05, rtol=0.05)
 
 
@@ -471,6 +471,7 @@ def test_a_model_that_asks_for_gradients_itself_keeps_its_code(image):
     model = made(Guided)
     fast = nhwc.optimize(model, image)
     assert "with gradients" in fast.report.opaque[0].reason
+    assert "sets autocast or gradients" in reasons(fast.report)["first"]
     close(fast(image), model(image), 1e-4)
     with torch.no_grad():
         close(fast(image), model(image), 1e-4)

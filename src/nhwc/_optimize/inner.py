@@ -107,9 +107,9 @@ def _watch(path: str, graph: fx.GraphModule, found: dict[Any, Use]) -> list[Any]
 
     def enter(_: nn.Module, args: Any, named: Any) -> None:
         given = by_place(graph, args, named) if named else args
-        if torch._C._is_any_autocast_enabled():
-            reason = "the code around it calls it under autocast, where no plan serves"
-            use = found.setdefault("autocast", Use(path, graph, reason=reason))
+        if torch._C._is_any_autocast_enabled() or torch.is_grad_enabled():
+            reason = "the code around it sets autocast or gradients, and no plan serves there"
+            use = found.setdefault("modes", Use(path, graph, reason=reason))
         elif given is None or not is_known(given):
             reason = "it is given more than tensors and numbers"
             use = found.setdefault(None, Use(path, graph, reason=reason))
