@@ -55,6 +55,35 @@ def test_channels_last_weights_move_as_contiguous_ones_do(optimizer, reload_at):
         assert all(state.stride() == found.stride() for state in states)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "name", "value", "words"),
+    [
+        ("sgd", "momentum_buffer", torch.zeros(0), "momentum_buffer"),
+        ("sgd", "momentum_buffer", torch.zeros(1).expand(10**6), "momentum_buffer"),
+        ("sgd", "momentum_buffer", torch.zeros(SHAPES[0]).to_sparse(), "momentum_buffer"),
+        ("sgd", "momentum_buffer", [1.0], "momentum_buffer"),
+        ("sgd", "mean", torch.zeros(SHAPES[0]), "it is no momentum_buffer"),
+        ("adamw", "exp_avg_sq", torch.zeros(3), "exp_avg_sq"),
+        ("adamw", "step", torch.zeros(2), "step"),
+    ],
+)
+def test_what_does_not_fit_a_weight_never_reaches_the_kernels(optimizer, name, value, words):
+    """They would write past its end: torch looks at no shapes."""
+    _, stepper = run(optimizer, Format.CONTIGUOUS)
+    state = stepper.state_dict()
+    state["state"][0][name] = value
+    with pytest.raises(ValueError, match=f"does not fit: {words}"):
+        load_optimizer_(stepper, state)
+
+
+@pytest.mark.parametrize("remembered", [3, torch.ones(2)])
+def test_what_is_no_state_of_a_weight_is_refused(remembered):
+    _, stepper = run("sgd", Format.CONTIGUOUS)
+    for state in ({0: remembered}, {99: {}}):
+        with pytest.raises(ValueError, match="does not fit"):
+            load_optimizer_(stepper, {**stepper.state_dict(), "state": state})
+
+
 def test_torch_itself_goes_wrong_there():
     """Loading contiguous momentum beside a channels-last weight: why load_optimizer_ exists."""
     _, stepper = run("sgd", Format.CHANNELS_LAST)

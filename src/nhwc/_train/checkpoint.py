@@ -22,7 +22,8 @@ from .progress import Point
 SCHEMA = 1
 
 NEEDED = {
-    **dict.fromkeys(("state_dict", "optimizer", "scaler", "meter", "order"), dict[str, Any]),
+    **dict.fromkeys(("state_dict", "optimizer", "scaler", "meter"), dict[str, Any]),
+    "order": dict[str, int],
     "average": dict[str, Any] | None,
     "epoch": int,
     "batch": int,
@@ -77,6 +78,9 @@ def _misfits(content: dict[str, Any]) -> Iterator[str]:
     """Say what in a checkpoint is of another type than training wrote."""
     for name, kind in NEEDED.items():
         yield from misfits(content[name], kind, name)
+    for name in ("epoch", "batch"):
+        if not isinstance(content[name], int) or content[name] < 0:
+            yield f"{name} is {shown(repr(content[name])[:60])}, no count"
     try:
         [Point(**point) for point in content["points"]]
     except TypeError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -25,20 +26,44 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     return SGD(parameters, recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
-_OF_THE_RECIPE = {"weight_decay", "momentum"}
-"""Settings that a run has from its recipe, not from the checkpoint that it goes on from."""
-
-
 def load_optimizer_(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load `state`, whose tensors are contiguous, and give them the strides of the parameters."""
+    """Load what `state` remembers of each parameter, with the strides of that parameter.
+
+    All settings are those of the recipe. What does not fit a parameter is refused: torch's fused
+    kernels would read and write past its end.
+    """
     own = [dict(group) for group in optimizer.param_groups]
     for group, saved in zip(own, state["param_groups"], strict=True):
         if missing := group.keys() - saved.keys():
             raise ValueError(f"it is of an optimizer without {', '.join(sorted(missing))}.")
     optimizer.load_state_dict(state)
     for group, before in zip(optimizer.param_groups, own, strict=True):
-        group |= {name: before[name] for name in _OF_THE_RECIPE & before.keys()}
+        group |= {name: value for name, value in before.items() if name != "params"}
+    names = _OF_ADAMW if isinstance(optimizer, AdamW) else {"momentum_buffer"}
+    for weight, remembered in optimizer.state.items():
+        if misfit := _misfit(weight, remembered, names):
+            raise ValueError(f"what it remembers of a weight does not fit: {misfit}.")
     restride_state_(optimizer)
+
+
+_OF_ADAMW = {"step", "exp_avg", "exp_avg_sq"}
+
+
+def _misfit(weight: Any, remembered: Any, names: set[str]) -> str:
+    """Say what the kernels of an optimizer, which keeps tensors of these names, could not use."""
+    if not isinstance(weight, Tensor):
+        return "the model has no such weight"
+    if not isinstance(remembered, dict) or remembered.keys() not in (set(), names):
+        return f"it is no {', '.join(sorted(names))}"
+    for name, value in remembered.items():
+        if value is None and name == "momentum_buffer":
+            continue
+        # Loading has given all but the count of steps the type of the weight.
+        like = torch.zeros(()) if name == "step" else weight
+        dense = isinstance(value, Tensor) and value.layout is torch.strided
+        if not dense or (value.shape, value.dtype) != (like.shape, like.dtype):
+            return str(name)
+    return ""
 
 
 def learning_rate(update: int, updates: int, recipe: Recipe) -> float:

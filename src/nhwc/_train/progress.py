@@ -136,6 +136,8 @@ class Meter:
 
     def restore(self, state: dict[str, Any], batch: int) -> None:
         """Go on from `state`, as it was after `batch` batches."""
+        if not isinstance(state["sums"], list) or len(state["sums"]) != len(self.sums):
+            raise ValueError(f"the sums of its meter are no {len(self.sums)} numbers.")
         sums = torch.tensor(state["sums"], dtype=self.sums.dtype)
         self.batch, self._seen, self.elapsed_s = batch, float(sums[0]), float(state["elapsed_s"])
         # Only one process may hold the earlier sums, because `point` adds up all processes.
